@@ -59,17 +59,18 @@ chaos: $(READY) ## Kill, freeze and cut off everything, hundreds of times (an ho
 	@$(BIN)/python -m tests.chaos.run --out chaos.json $(ARGS)
 
 docs: $(DOCS)/.ready ## Build the site of docs/ into site/; a link that leads nowhere is an error
-	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 $(DOCS)/.ready: requirements-docs.lock
 	@python3 -m venv --clear $(DOCS)
 	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
 	@touch $@
 
-lint: $(READY) ## Lint, format and types only
+lint: $(READY) ## Lint, format, types and prose only
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/check_prose.py
 
 broker: $(READY) ## Start a broker on tcp://127.0.0.1:5750
 	@$(BIN)/specq broker $(ARGS)

@@ -1,4 +1,4 @@
-"""Runs a module of the repository as a process from any folder: `python bench/__main__.py MODULE [ARGUMENT]...`."""
+"""Run a module of the repository as a process from any folder: `python bench/__main__.py MODULE [ARGUMENT]...`."""
 
 from __future__ import annotations
 

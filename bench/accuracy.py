@@ -1,6 +1,7 @@
-"""Are the answers right? GSM8K's number is read out of the text; HumanEval's function is run with its tests.
+"""Whether the answers are right: GSM8K's number is read from the text; HumanEval's function is run with its tests.
 
-Rule: a text is judged once, whoever said it, so contestants that say the same are right equally often.
+Rule: a text is judged once, for all contestants. So contestants with the same text have the same share of right
+answers.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ _CODE = re.compile(r"\s|$|(?:def|class|import|from)\s|[@#]")  # begins a line of
 
 Decode = Callable[[Sequence[int]], str]
 Judge = Callable[[Reference, str], bool]
-Shares = dict[str, dict[str, list[float]]]  # data set -> contestant -> of each repetition
+Shares = dict[str, dict[str, list[float]]]  # data set -> contestant -> share of each repetition
 
 
 def final_number(text: str) -> Decimal | None:
-    """Return the last number behind `####`, else in a box, else of all, without `$`, commas and units; None: there is
-    none."""
+    """Return the last number after `####`, else in a box, else in the text, without `$`, commas and units.
+
+    None if there is no number.
+    """
     for written, plain in _LATEX.items():
         text = text.replace(written, plain)
     found = next((numbers for place in _PLACES if (numbers := place.findall(text))), [""])[-1]
@@ -39,9 +42,9 @@ def final_number(text: str) -> Decimal | None:
 
 
 def program(reference: Reference, text: str) -> str:
-    """Return the program that says whether HumanEval's task is done: the function as a text has it, and the tests.
+    """Return the program that tests HumanEval's task: the function from a text, and the tests.
 
-    A text defines the function, in a fence or not, or it goes on where the prompt ends.
+    A text defines the function, in a fence or not, or it continues the prompt.
     """
     name, beginning = reference.entry_point, reference.prompt
     defined = re.compile(rf"^[ \t]*def {re.escape(name)}\(", re.MULTILINE)
@@ -49,7 +52,7 @@ def program(reference: Reference, text: str) -> str:
     code = next(filter(defined.search, [*_FENCED.findall(text), bare]), None)
     if code is None:
         code = "\n".join(takewhile(lambda line: not line[:1].strip(), bare.splitlines()))
-    else:  # of the prompt, imports and functions that it calls
+    else:  # from the prompt: imports and functions that it calls
         code, beginning = dedent(code), beginning[: max(beginning.rfind(f"def {name}("), 0)]
     return f"{beginning}{code}\n{reference.test}\ncheck({name})\n"
 
@@ -69,7 +72,7 @@ def is_right(reference: Reference, text: str) -> bool:
 
 
 def check_references(prompts: Sequence[Prompt]) -> None:
-    """Raise ConfigError if no prompt says what a right answer is."""
+    """Raise ConfigError if no prompt has a right answer."""
     if not any(prompt.reference for prompt in prompts):
         raise ConfigError("no prompt has a right answer: --accuracy is for GSM8K and HumanEval, also as published")
 

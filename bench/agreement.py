@@ -1,4 +1,7 @@
-"""Do all contestants say the same? At temperature 0 they must, up to near ties of the target's two best tokens."""
+"""Whether all contestants give the same text.
+
+At temperature 0 they must, except for near ties of the target's two best tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from bench.turns import Turn
 from specq.samples import Prompt
 
-NEAR_TIE = 1e-4  # logits closer than this may fall either way in float32
+NEAR_TIE = 1e-4  # closer logits may fall either way in float32
 PRECISIONS = {"float32": 24, "float16": 11, "bfloat16": 8}  # bits of a significand
 
 Gap = Callable[[Sequence[int], int, int], float]
@@ -17,7 +20,7 @@ Gap = Callable[[Sequence[int], int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a contestant first leaves the reference; `gap`: between the two tokens' logits, None if not known."""
+    """Where a contestant first differs from the reference; `gap`: between the two tokens' logits, None if unknown."""
 
     contestant: str
     prompt: str
@@ -32,14 +35,16 @@ class Difference:
 
 
 def parting(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return at which token two texts part; where one goes on after the other, or both are equal, that is the shorter
-    one's length."""
+    """Return the index of the first token that differs between two texts.
+
+    If one text is a prefix of the other, or both are equal, return the shorter one's length.
+    """
     both = min(len(one), len(other))
     return next((i for i in range(both) if one[i] != other[i]), both)
 
 
 def differences(turns: Sequence[Turn], gap: Gap | None) -> list[Difference]:
-    """Return the first difference of each contestant and prompt from the first contestant's first repetition."""
+    """Return for each contestant and prompt the first difference from the first contestant's first repetition."""
     if not turns:
         return []
     reference = texts_of(turns, turns[0].contestant)
@@ -65,7 +70,7 @@ def summary(turns: Sequence[Turn], found: Sequence[Difference]) -> dict[str, Any
 
 
 def texts_of(turns: Sequence[Turn], name: str) -> dict[Prompt, list[list[int]]]:
-    """Return what a contestant said after each prompt, one text for each repetition."""
+    """Return the texts of a contestant for each prompt, one text for each repetition."""
     texts: dict[Prompt, list[list[int]]] = {}
     for turn in turns:
         for prompt, completion in zip(turn.prompts, turn.completions, strict=True) if turn.contestant == name else ():

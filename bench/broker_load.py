@@ -1,11 +1,11 @@
-"""As many verdicts as a broker takes: run as `python -m bench.broker_load ...` by `specq bench broker-rate`.
+"""The maximum rate of verdicts of a broker: `specq bench broker-rate` runs `python -m bench.broker_load ...`.
 
-One process is a verifier, the clients and, if asked, drafters. The verifier says of all sessions at once that each has
-some more tokens, and goes on as soon as the clients have those of the steps before; a few steps are under way, so that
-the broker never waits.
+One process acts as a verifier, the clients and, on request, drafters. The verifier sends some more tokens for all
+sessions at once. It continues as soon as the clients have the tokens of earlier steps. A few steps are in flight, so
+that the broker never waits.
 
-Rule: this side does as little as it can, but it looks at each token that clients receive: none is missing, doubled or
-out of place.
+Rule: this side does as little as possible, but it checks each token that clients receive. A missing, doubled or
+misplaced token is an error.
 """
 
 from __future__ import annotations
@@ -54,8 +54,12 @@ _BASE_LENS = array_frame(Verdicts, "base_lens")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of a broker; `seconds` of each of `repeats` measurements; `pid`: its process; `cores`: those of
-    the load itself."""
+    """The load on a broker.
+
+    seconds   length of each of `repeats` measurements.
+    pid       the broker's process.
+    cores     the cores of the load itself.
+    """
 
     broker: str
     pid: int
@@ -69,7 +73,7 @@ class Load:
 
 
 class Steps:
-    """The verdicts of steps on all sessions: the same frames each time, but for the positions."""
+    """The verdicts of steps on all sessions: the same frames each time, except for the positions."""
 
     def __init__(self, opened: Sequence[Open], num_tokens: int) -> None:
         count = len(opened)
@@ -100,14 +104,14 @@ class Steps:
 
 
 class Received:
-    """What the clients have of each job; raises EngineError for a token that is not where it should be."""
+    """What the clients have of each job; raises EngineError for a token at the wrong position."""
 
     def __init__(self, num_jobs: int) -> None:
         self.lengths = np.zeros(num_jobs, np.int64)
         self.num_tokens = self.num_messages = 0
 
     def take(self, frames: Frames) -> None:
-        """Take a message in."""
+        """Count a message."""
         self.num_messages += 1
         match decode(frames):
             case JobTokens() as found:
@@ -177,7 +181,7 @@ class Peers:
         return broker, list(found.values())
 
     def receive(self, timeout_s: float) -> None:
-        """Take in what has arrived for clients and drafters; raises EngineError if nothing does for so long."""
+        """Receive messages for clients and drafters; raises EngineError if none arrives within `timeout_s`."""
         ready = self.poller.poll(int(timeout_s * 1e3))
         if not ready:
             raise EngineError(f"no client received anything for {timeout_s:g} s")
@@ -206,7 +210,7 @@ def measure(peers: Peers, load: Load) -> dict[str, float]:
 
 
 def run(load: Load) -> Iterator[dict[str, float]]:
-    """Open the sessions, run a while unmeasured, then measure."""
+    """Open the sessions, run once unmeasured, then measure."""
     apply_cpu(load.cores)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -218,11 +222,11 @@ def run(load: Load) -> Iterator[dict[str, float]]:
 
 
 def arguments(load: Load) -> str:
-    """Return what this module is started with."""
+    """Return the command-line argument for this module."""
     return json.dumps(asdict(load))
 
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
-    print(json.dumps(list(run(Load(**asked | {"cores": tuple(asked["cores"])})))), flush=True)  # noqa: T201 - read by who started it
+    print(json.dumps(list(run(Load(**asked | {"cores": tuple(asked["cores"])})))), flush=True)  # noqa: T201 - output
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Data set by data set: speed, and right answers where they were counted, as a table and as a plot of each."""
+"""Speed by data set, and right answers where they were counted, as a table and a plot for each data set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RATE, RIGHT = "tokens/s", "right"
 
 
 def by_dataset(contestants: Mapping[str, dict[str, Any]], right: Shares) -> ByDataset:
-    """Return speed, as `figures` has it, and the share of right answers of each data set, as far as they are known."""
+    """Return the speed, as in `figures`, and the share of right answers for each data set, where known."""
     found: ByDataset = {}
     for name, figures in contestants.items():
         for dataset, own in figures["by_dataset"].items():
@@ -33,7 +33,7 @@ def by_dataset(contestants: Mapping[str, dict[str, Any]], right: Shares) -> ByDa
 
 
 def dataset_figures(measured: ByDataset) -> dict[str, Figure]:
-    """Return the figures under the names that a report has them by."""
+    """Return the figures under their names in a report."""
     return {
         f"{dataset} {name} {what}": one
         for dataset, known in measured.items()
@@ -58,7 +58,7 @@ def _cells(known: dict[str, dict[str, Figure]], name: str) -> Row:
 
 
 def can_draw() -> bool:
-    """Return whether matplotlib is installed; tell how to install it if it is not."""
+    """Return whether matplotlib is installed; if not, print how to install it."""
     if find_spec("matplotlib") is None:
         tell(f"no plots: {how_to_install('matplotlib')}")
         return False

@@ -1,8 +1,8 @@
-"""Contestants: specq over its own processes, and rivals in processes of theirs. How they take turns: `bench.turns`.
+"""The contestant specq, over its own processes. Rivals have processes of their own. For turns see `bench.turns`.
 
-plain        specq without any speculation: no drafters, and no lookups by the verifier (`mode="plain"`)
-lookup       specq without drafters, whose verifier drafts what the text repeats; on the same processes as `plain`
-and so on    see the suites: what drafts is a matter of the deployment (`bench.deployments`) and of the jobs' options
+plain        specq without any speculation: no drafters, and no lookups by the verifier (`mode="plain"`).
+lookup       specq without drafters, whose verifier drafts what the text repeats. It runs on the processes of `plain`.
+and so on    see the suites: the deployment (`bench.deployments`) and the jobs' options set what drafts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specq.client import Client
 from specq.samples import Prompt
 
 PLAIN, LOOKUP = "plain", "lookup"
-NO_DRAFTS = {"mode": "plain"}  # the jobs of `plain`
+NO_DRAFTS = {"mode": "plain"}  # options of the jobs of `plain`
 
 
 class Specq:
@@ -29,10 +29,11 @@ class Specq:
         self, name: str, client: Client, concurrency: int = 0, options: Mapping[str, Any] | None = None, *,
         pids: Mapping[str, int] | None = None, streams: bool = False,
     ) -> None:  # fmt: skip
-        """`options`: parameters of each job beside those that the settings give, as for `specq.Client.generate`.
+        """Set the parameters of the jobs.
 
-        pids     its processes; cpu_s: what each has taken of the processors in this contestant's turns
-        streams  whether texts are read as they come, and it is noted when
+        options  parameters of each job beside those of the settings, as for `specq.Client.generate`.
+        pids     specq's processes. `cpu_s` counts the processor seconds of each in this contestant's turns.
+        streams  whether to read texts as a stream and note the arrival times.
         """
         self.name, self.client, self.concurrency, self._streams = name, client, concurrency, streams
         self.options, self._pids, self.cpu_s = dict(options or {}), dict(pids or {}), Counter[str]()
@@ -46,7 +47,7 @@ class Specq:
         return found
 
     def _cpu_seconds(self) -> dict[str, float]:
-        """Return what each process has taken so far; nothing where there is no /proc."""
+        """Return the processor seconds of each process so far; empty without /proc."""
         found = {name: cpu_seconds(pid) for name, pid in self._pids.items()}
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 

@@ -1,12 +1,12 @@
-"""A slow network for one machine: it relays the bytes of TCP connections, later.
+"""A slow network for one machine: it relays the bytes of TCP connections with a delay.
 
     python -m bench.delay_proxy --upstream tcp://127.0.0.1:5750 --rtt-ms 20
     specq worker --role draft --broker ADDRESS          # the address that the proxy prints
 
-Each connection to the proxy becomes one to the broker. What an end sends arrives in order, late by the rule of
-`specq.simulate.machine`, half of the round trip each way. The proxy does not look at the bytes, so keys (CURVE) pass
-through it like anything else. TCP does not lose bytes, it loses connections: with --cut-every-s both ends lose theirs
-now and then, with all that is in flight, and the next connection waits until --cut-s are over.
+Each connection to the proxy becomes one to the broker. Bytes arrive in order, delayed by the rule of
+`specq.simulate.machine`, half of the round trip each way. The proxy does not look at the bytes, so keys (CURVE) work
+through it. TCP does not lose bytes, but connections. With --cut-every-s both ends lose their connection now and then,
+with all bytes in flight. The next connection waits until --cut-s are over.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specq.runtime import Number
 from specq.simulate.machine import DelayLine, LineSettings
 
 _PIECE = 1 << 16  # bytes read at once
-_MOST_IN_FLIGHT = 4096  # pieces each way; then the sender waits, as it would for a full socket
+_MOST_IN_FLIGHT = 4096  # pieces each way; then the sender waits, as for a full socket
 
 
 class DelayProxy:
@@ -44,7 +44,7 @@ class DelayProxy:
         self._away_until = 0.0
 
     async def listen(self, address: str) -> str:
-        """Accept connections at `address`, whose port may be *; return where."""
+        """Accept connections at `address`, whose port may be *; return the actual address."""
         self.server = await asyncio.start_server(self._relay, *_endpoint(address))
         return f"{address.rpartition(':')[0]}:{self.server.sockets[0].getsockname()[1]}"
 
@@ -71,7 +71,7 @@ class DelayProxy:
             far_writer.close()
 
     async def _carry(self, reader: StreamReader, writer: StreamWriter, line: DelayLine) -> None:
-        """Send on what one end sends, each piece in its time, up to the end of the stream."""
+        """Relay the bytes of one end, each piece at its time, up to the end of the stream."""
         loop, ended, room = asyncio.get_running_loop(), asyncio.Event(), asyncio.Semaphore(_MOST_IN_FLIGHT)
         in_flight = deque[bytes]()
 
@@ -88,7 +88,7 @@ class DelayProxy:
         while piece:
             await room.acquire()
             piece = b""
-            with suppress(OSError):  # an end that is gone sends and takes nothing more
+            with suppress(OSError):  # a closed end neither sends nor receives
                 await writer.drain()
                 piece = await reader.read(_PIECE)
             (due,) = line.arrivals(loop.time(), len(piece))
@@ -100,7 +100,7 @@ class DelayProxy:
 
 
 def _endpoint(address: str) -> tuple[str | None, int]:
-    """Return host and port of tcp://HOST:PORT as asyncio takes them: None for *, 0 for the port *."""
+    """Return host and port of tcp://HOST:PORT for asyncio: None for *, 0 for the port *."""
     found = parse_address(address)
     if not found.is_tcp:
         raise ConfigError(f"the delay proxy relays TCP, and {address} is not tcp://HOST:PORT")
@@ -108,7 +108,7 @@ def _endpoint(address: str) -> tuple[str | None, int]:
 
 
 async def serve(proxy: DelayProxy, listen: str) -> None:
-    """Print the address, relay until the process is asked to end, and say what was relayed."""
+    """Print the address, relay until the process is asked to stop, and print the counts."""
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
@@ -119,22 +119,22 @@ async def serve(proxy: DelayProxy, listen: str) -> None:
 
 
 @click.command()
-@click.option("--listen", default="tcp://127.0.0.1:*", show_default=True, help="Where peers connect; *: any free port.")
-@click.option("--upstream", default="tcp://127.0.0.1:5750", show_default=True, help="The broker.")
-@click.option("--rtt-ms", type=Number(0), default=20.0, show_default=True, help="Added to a round trip.")
-@click.option("--jitter-ms", type=Number(0), default=0.0, help="Mean of the further delay each way.")
-@click.option("--bandwidth-mbit", type=Number(0), default=0.0, help="Of a connection, each way; 0: no limit.")
-@click.option("--cut-every-s", type=Number(0), default=0.0, help="Mean life of a connection; 0: no cuts.")
-@click.option("--cut-s", type=Number(0), default=0.5, show_default=True, help="How long a cut lasts.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of jitter and cuts.")
+@click.option("--listen", default="tcp://127.0.0.1:*", show_default=True, help="Address for peers; *: any free port.")
+@click.option("--upstream", default="tcp://127.0.0.1:5750", show_default=True, help="Address of the broker.")
+@click.option("--rtt-ms", type=Number(0), default=20.0, show_default=True, help="Delay added to a round trip.")
+@click.option("--jitter-ms", type=Number(0), default=0.0, help="Mean extra delay each way.")
+@click.option("--bandwidth-mbit", type=Number(0), default=0.0, help="Bandwidth of a connection, each way. 0: no limit.")
+@click.option("--cut-every-s", type=Number(0), default=0.0, help="Mean life of a connection. 0: no cuts.")
+@click.option("--cut-s", type=Number(0), default=0.5, show_default=True, help="Seconds that a cut lasts.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of jitter and cuts.")
 def main(listen: str, upstream: str, *, rtt_ms: float, jitter_ms: float, bandwidth_mbit: float, **cuts: Any) -> None:
-    """Delay what peers and a broker send each other; the first line of output is the address to connect to."""
+    """Delay the messages between peers and a broker; the first line of output is the address to connect to."""
     line = LineSettings(delay_s=rtt_ms / 2000, jitter_s=jitter_ms / 1000, bytes_per_s=bandwidth_mbit * 1e6 / 8)
     try:
         check_bind("--listen", listen)
         check_connect("--upstream", upstream)
         proxy = DelayProxy(upstream, line, **cuts)
-        # select() waits for fractions of a millisecond; other selectors round up to the next one.
+        # select() waits for fractions of a millisecond; other selectors round up to the next millisecond.
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
             runner.run(serve(proxy, listen))
     except (ConfigError, OSError) as error:

@@ -1,6 +1,6 @@
-"""specq's own processes for a suite: what a deployment is, and several of them, kept while they are asked for.
+"""specq's own processes for a suite: a deployment, and several of them that run while they are needed.
 
-Rule: they start one by one, since a verifier measures its steps when it starts, and drafters their passes.
+Rule: they start one by one, because a verifier measures its steps when it starts, and drafters their passes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ def deployment(
 
 
 def starter(made: Callable[[str], Config], draft: str = "", made_of: str = MADE_OF) -> Starter:
-    """Return what starts the deployment that `made` says for a draft model, which may be made for the while: see
-    `draft_model`."""
+    """Return a function that starts the deployment that `made` returns for a draft model.
+
+    The draft model may be created temporarily: see `draft_model`.
+    """
 
     @contextmanager
     def start() -> Iterator[Servers]:
@@ -40,10 +42,10 @@ def starter(made: Callable[[str], Config], draft: str = "", made_of: str = MADE_
 
 
 class Deployments:
-    """Those that run, by a name that says what they run."""
+    """The running deployments, by a name for their content."""
 
     def __init__(self, ready_s: float = READY_S) -> None:
-        """`ready_s`: within which each must be ready."""
+        """Start empty. `ready_s`: time within which each must be ready."""
         self._ready_s = ready_s
         self._running: dict[str, tuple[Servers, ExitStack]] = {}
 
@@ -54,7 +56,7 @@ class Deployments:
         self._stop_all_but(())
 
     def serve(self, wanted: Mapping[str, Starter]) -> dict[str, Servers]:
-        """Stop the groups that are not wanted, start those that are missing, and return all by name, ready."""
+        """Stop the groups that are not wanted, start missing ones, and return all by name, ready."""
         self._stop_all_but(wanted)
         for name, start in wanted.items():
             if name not in self._running:

@@ -1,4 +1,4 @@
-"""The device of a measurement: whether it is here, and what its kernels took."""
+"""The device of a measurement: whether it is available, and the time of its kernels."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.profiler import ProfilerActivity
 from specq.engines.torch import pick_device
 from specq.protocol import ConfigError
 
-MOST = 16  # kernels that are reported
+MOST = 16  # maximum kernels in a report
 
 
 def check_device(device: str = "cuda") -> None:
-    """Raise ConfigError if the device is a GPU and none is here, or none that torch has here."""
+    """Raise ConfigError if the device is a GPU that this machine, or its torch, does not have."""
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"no device {device} is here; this needs a CUDA device, and --device cpu only tries it out")
+        raise ConfigError(f"device {device} is not available; this suite needs a CUDA device (--device cpu: a trial)")
     pick_device(device)
 
 
 def kernels(work: Callable[[], object], repeats: int = 3) -> list[dict[str, Any]]:
-    """Return the kernels of `work` by total time: count and microseconds each, and of all a step."""
+    """Return the kernels of `work` by total time: count, microseconds each, and microseconds a step."""
     work()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:

@@ -1,6 +1,6 @@
-"""What a verify step takes with an engine.
+"""The time of a verify step with an engine.
 
-Steps go through the engine's interface: sessions with contexts of random tokens, each with a chain of random drafts.
+Steps use the engine's interface: sessions with contexts of random tokens, each with a chain of random drafts.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def measure(
 def greedy_steps(
     engine: Engine, sessions: Sequence[int], drafts: Sequence[int], context: int
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield each kind of greedy step, warmed up, and what runs it once more: before the next one is asked for."""
+    """Yield each kind of greedy step, warmed up, and a function that runs it once more.
+
+    Call the function before the next kind is requested.
+    """
     for count in sessions:
         texts = Texts(engine, count, context, GREEDY)
         for num_drafts in drafts:

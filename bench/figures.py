@@ -1,7 +1,7 @@
-"""Turns to figures: medians over repetitions, paired ratios, what speculation did.
+"""From turns to figures: medians over repetitions, paired ratios, speculation figures.
 
-Rule: a repetition's rate is all its tokens over all its seconds; ratios are taken within a repetition, where both sides
-met the same noise, and then the median is taken.
+Rule: a repetition's rate is all its tokens over all its seconds. Ratios are computed within a repetition, where both
+sides had the same noise, and then the median is taken.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _rate(turns: Sequence[Turn]) -> float:
 
 
 def figures(turns: Sequence[Turn], concurrency: dict[str, int]) -> dict[str, dict[str, Any]]:
-    """Return each contestant's figures, ratios to the others included; `concurrency` by contestant."""
+    """Return each contestant's figures, including ratios to the others; `concurrency` by contestant."""
     by_name = {name: [turn for turn in turns if turn.contestant == name] for name in concurrency}
     result = {name: _figures(own, concurrency[name]) for name, own in by_name.items()}
     for name, own in result.items():
@@ -72,7 +72,7 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _of_dataset(turns: Sequence[Turn], dataset: str) -> dict[str, Any]:
-    """Return what can be told of one data set: its rate only where its prompts had turns of their own."""
+    """Return the figures of one data set. It has a rate only if its prompts had turns of their own."""
     pure = [turn for turn in turns if {prompt.dataset for prompt in turn.prompts} == {dataset}]
     completions = [
         completion
@@ -85,12 +85,12 @@ def _of_dataset(turns: Sequence[Turn], dataset: str) -> dict[str, Any]:
 
 
 def ratios(ours: Sequence[Turn], others: Sequence[Turn]) -> list[float]:
-    """Return our rate as a multiple of the other's, of each repetition."""
+    """Return our rate divided by the other's, for each repetition."""
     return [own / other if other else 0.0 for own, other in zip(rates(ours), rates(others), strict=True)]
 
 
 def _ratio(ours: Sequence[Turn], others: Sequence[Turn]) -> float:
-    """Return the median over repetitions of our rate as a multiple of the other's."""
+    """Return the median over repetitions of our rate divided by the other's."""
     return round(median(ratios(ours, others)), 3)
 
 
@@ -98,12 +98,15 @@ def _ratio(ours: Sequence[Turn], others: Sequence[Turn]) -> float:
 
 
 def speculation(completions: Sequence[Completion]) -> dict[str, Any]:
-    """Return what was drafted and accepted over all completions; None where it is not known.
+    """Return the drafted and accepted counts over all completions; None where unknown.
 
-    accepted_lengths   [i] = rounds in which i drafted tokens were accepted
-    acceptance_by_depth  [d] = share accepted of the nodes verified at depth d + 1
-    wasted_rows  nodes verified in vain; hit_rate  rounds that began with live nodes; min_accept_prob  mean over rounds
-    nodes_per_round    verified; leaves, depth: of the trees of rounds that verified any
+    accepted_lengths   [i] = rounds in which i drafted tokens were accepted.
+    acceptance_by_depth  [d] = accepted share of the nodes verified at depth d + 1.
+    wasted_rows        verified nodes that were not accepted.
+    hit_rate           share of rounds that began with live nodes.
+    min_accept_prob    mean over rounds.
+    nodes_per_round    verified nodes.
+    leaves, depth      of the trees of rounds that verified any node.
     """
     stats = [completion.stats for completion in completions]
     rounds, num_tokens = _sum(stats, "rounds"), sum(len(completion.token_ids) for completion in completions)
@@ -153,7 +156,7 @@ def _by_depth(stats: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def table(result: dict[str, dict[str, Any]]) -> list[Row]:
-    """Return the figures as rows for the screen, a header first; a dash where there is nothing to tell."""
+    """Return the figures as rows for the screen, a header first; a dash for missing values."""
     return [HEADER, *(_row(name, own) for name, own in result.items())]
 
 
@@ -181,7 +184,7 @@ def of_contestants(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
 
 
 def interval_text(found: dict[str, Any] | None, digits: int = 2) -> str:
-    """Return what `paired` found: the median and its interval; a dash for nothing."""
+    """Return the result of `paired` as text: the median and its interval; a dash for None."""
     if found is None:
         return "-"
     low, high = found["interval"]

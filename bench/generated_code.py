@@ -1,10 +1,10 @@
-"""Runs generated code with its tests, in a process of its own with limits; never in ours.
+"""Run generated code with its tests, in a separate process with limits; never in this one.
 
-    processor time, memory, wall-clock time   bounded; its process group is killed in any case
+    processor time, memory, wall-clock time   bounded. The process group is killed in any case
     files, sockets, processes                 Python's audit hook refuses to write, delete, connect and start any, as
                                               far as Python announces it
 
-Rule: this keeps the mistakes of a model from harm. It is no boundary for code that wants to break out.
+Rule: this prevents damage by a model's mistakes. It is not a sandbox against hostile code.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 
 CPU_S, WALL_S = 5, 20
 MEMORY_BYTES = 1 << 30
-PASSED = 86  # no status that code ends with by chance, as by `exit()`
+PASSED = 86  # a status that code does not end with by chance, as by `exit()`
 _LIMITS = {"CPU": CPU_S, "AS": MEMORY_BYTES, "FSIZE": 0, "CORE": 0}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _REFUSED = ("os.", "shutil.", "socket.", "subprocess.", "pty.", "signal.", "resource.")
-# Imports need these, walking through folders, and loops of asyncio, which connect to nobody.
+# Imports need these, listing folders, and loops of asyncio, which make no connection.
 _HARMLESS = ("os.listdir", "os.scandir", "os.walk", "os.putenv", "os.unsetenv", "socket.__new__")
 
 
@@ -55,7 +55,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _run(program: str) -> None:
-    """Run the program in this process, and end it."""
+    """Run the program in this process, and end the process."""
     for name, most in _LIMITS.items():
         with suppress(ValueError, OSError):  # macOS has no limit of memory
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))

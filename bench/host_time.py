@@ -1,7 +1,7 @@
-"""What a step costs the host: a verifier and the torch engine's own work, around a forward pass that takes no time.
+"""The cost of a step on the host: a verifier and the torch engine's own work, around a free forward pass.
 
-The forward looks its logits up, so that a token says which one follows; the source of drafts knows that, too.
-Everything else is what a verifier's process runs, but for the sockets: drafts hung onto the trees, the plan, packed
+The forward pass looks its logits up, so that a token determines the next one. The draft source knows this table, too.
+All the rest is what a verifier's process runs, except for the sockets. This includes grafted drafts, the plan, packed
 rows, KV slots, judging on the CPU, commits, verdicts and their frames.
 """
 
@@ -31,12 +31,12 @@ UNLIMITED = 1 << 30
 STEP_S, ROW_S = (
     0.02,
     1e-6,
-)  # what the plan is told that a step takes, and each row: so little that all drafts are verified
+)  # assumed time of a step, and of each row: so small that all drafts are verified
 PHASES = "begin", "propose and plan", "engine", "commit and verdicts", "frames"
 
 
 class Lookup:
-    """A forward pass of no layers: a token's logits stand in a table."""
+    """A forward pass without layers: a token's logits come from a table."""
 
     ARITHMETIC: ClassVar[str] = "table"
     num_tap_layers = 0
@@ -58,12 +58,12 @@ class Lookup:
 
 
 def following(token_ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the token that the table says after each."""
+    """Return the next token of each token in the table."""
     return (token_ids * 5 + 3) % VOCAB
 
 
 class Known(DraftSource):
-    """Hangs a chain onto each session: what follows, but for a wrong last token."""
+    """Grafts a chain onto each session: the right tokens, with a wrong last one."""
 
     name = "known"
 
@@ -88,7 +88,7 @@ class Known(DraftSource):
 
 
 class Stopwatch:
-    """An engine, and when its steps begin and end."""
+    """Records when the steps of an engine begin and end."""
 
     def __init__(self, engine: Engine) -> None:
         self._step = engine.step
@@ -141,7 +141,7 @@ class HostService:
         self.verifier.handle(message, time.monotonic())
 
     def turn(self) -> tuple[list[float], int]:
-        """Run a step; return the seconds of each phase, without the forward pass, and the committed tokens."""
+        """Run a step; return the seconds of each phase without the forward pass, and the committed tokens."""
         before, waited = self._num_tokens(), self.forward.seconds
         started = time.perf_counter()
         self.verifier.begin(started)
@@ -162,13 +162,16 @@ class HostService:
 def measure(
     sessions: Sequence[int], drafts: Sequence[int], repeats: int
 ) -> Iterator[tuple[int, int, dict[str, list[float]], float]]:
-    """Yield, for each number of sessions and of drafted tokens, the milliseconds of each phase and in all, of each
-    step; and the tokens that a session's step committed in the mean."""
+    """Yield results for each number of sessions and of drafted tokens.
+
+    A result has the milliseconds of each phase and in all, for each step. It also has the mean number of tokens that a
+    session's step committed.
+    """
     for num_drafts, num_sessions in product(drafts, sessions):
         served = HostService(num_sessions, num_drafts)
         for _ in range(WARM_UP):
             served.turn()
-        calm_collector()  # as a verifier's process does
+        calm_collector()  # as in a verifier's process
         turns = [served.turn() for _ in range(repeats)]
         times = 1e3 * np.array([times for times, _ in turns])  # [repeats, phases]
         found = {phase: times[:, i].tolist() for i, phase in enumerate(PHASES)} | {"in all": times.sum(1).tolist()}

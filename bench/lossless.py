@@ -1,17 +1,17 @@
 """Drafts change speed and never text: the same jobs served in many ways, over real sockets.
 
-What drafts varies: what the verifier finds in the text alone, and in ended jobs, lookahead decoding, one drafter,
-three, one of random weights, the verifier's colocated drafter; so do the jobs in flight: 1 and 16.
+The source of drafts varies: text lookup, also in ended jobs, lookahead decoding, one drafter, three, one with random
+weights, and the verifier's colocated drafter. The number of jobs in flight is 1 or 16.
 
-A text is read by transformers in one forward pass, in float32 on the values that the file has; at each position
-specq's rule (the best logit; the best perturbed one if T > 0) says which token follows what is there. If that is the
-text's own everywhere, the text is what transformers would have written. Where it is not, the two tokens' scores are
-compared: near ties fall either way.
+transformers reads each text in one forward pass, in float32 on the values in the file. At each position specq's rule
+(the best logit, or the best perturbed one if T > 0) gives the right next token. If these are the text's own tokens
+everywhere, the text is what transformers would write. Where a token differs, the two tokens' scores are compared: near
+ties fall either way.
 
-Texts of the `vllm` engine are held against those of vLLM itself, which completes each prompt alone, in a process of
-its own, and tells the logits of its two best tokens at each place. Where a text leaves vLLM's, their distance says
-why: arithmetic of that precision cannot tell two logits apart that are a few of its steps from each other, and vLLM's
-own text changes there with the size of its batches.
+Texts of the `vllm` engine are compared with those of vLLM itself. It completes each prompt alone, in a separate
+process, and returns the logits of its two best tokens at each position. Where a text differs from vLLM's, the distance
+of these logits shows why. Arithmetic of that precision cannot separate two logits that are a few of its steps apart.
+There vLLM's own text changes with its batch size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from specq.processes.servers import Servers
 from specq.protocol import SamplingParams
 from specq.verification.sampling import perturbed_scores
 
-STEPS = 4  # of the precision at the best logit, within which two logits of vLLM count as a near tie
+STEPS = 4  # two logits of vLLM within this many steps of the precision at the best one are a near tie
 COUNTED = ("draft_tokens", "accepted_tokens")
 
 Prompt = list[int]
@@ -49,7 +49,7 @@ class Variant:
     drafters: int
     in_flight: int
     random_draft: bool = False
-    colocated: bool = False  # the verifier drafts for itself
+    colocated: bool = False  # the verifier drafts by itself
     target: Mapping[str, Any] = field(default_factory=dict)  # further options of the verifier
     mode: str = "async"
 
@@ -81,7 +81,7 @@ SAMPLED = (
 )
 
 
-VARIANTS = (  # of another pair than `tiny`
+VARIANTS = (  # for other pairs than `tiny`
     SAMPLED[0],
     Variant("lookup alone, 4 in flight", 0, 4),
     Variant("1 drafter, 4 in flight", 1, 4),
@@ -111,16 +111,16 @@ def _run(client: Client, in_flight: int, prompts: Sequence[Prompt], params: dict
 
 
 def passed(variant: Variant, found: dict[str, Any]) -> bool:
-    """Is every difference a near-tie, and did the drafters do what the check is about?"""
+    """Return whether every difference is a near tie, and the drafters worked as this variant requires."""
     same = all(case["near_tie"] for case in found["differing"])
     has_drafts = (variant.drafters or variant.colocated) and not variant.random_draft
-    if not has_drafts:  # then only the verifier's lookups help, if any
+    if not has_drafts:  # then only the verifier's lookups may help
         return same
     return same and 0 < found["accepted_tokens"] < found["draft_tokens"]
 
 
 class Reader:
-    """The target in transformers, and the texts that it has read already."""
+    """The target in transformers, with a cache of the texts that it has read."""
 
     def __init__(self, model: str) -> None:
         self._network = load_network(Path(resolve_model(model, "target")), torch.device("cpu"), "auto").float()
@@ -129,7 +129,7 @@ class Reader:
         self._endings = {*(ending if isinstance(ending, list) else [ending])} - {None}
 
     def ends_well(self, token_ids: Sequence[int], max_tokens: int) -> bool:
-        """Return whether a text ends where `generate` would: with the first end of text, else after so many tokens."""
+        """Return whether a text ends as in `generate`: at the first end of text, else after `max_tokens` tokens."""
         is_ended = bool(token_ids) and token_ids[-1] in self._endings
         return not self._endings & {*token_ids[:-1]} and (is_ended or len(token_ids) == max_tokens)
 
@@ -169,8 +169,10 @@ def check(
 
 
 def _tally(results: Sequence[Result], differing: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return how many texts are equal, what differs, and what drafts did; `passed`: where each difference is a near
-    tie."""
+    """Return how many texts are equal, the differences, and the draft counts.
+
+    `passed` is true if each difference is a near tie.
+    """
     equal = len(results) - len({one["prompt"] for one in differing})
     counts = {name: sum(result.stats[name] for result in results) for name in COUNTED}
     is_passed = all(one["near_tie"] for one in differing)
@@ -181,19 +183,22 @@ def _tally(results: Sequence[Result], differing: list[dict[str, Any]]) -> dict[s
 
 
 def vllm_variants(dtype: str, options: Mapping[str, Any]) -> tuple[Variant, ...]:
-    """Return the ways to serve with the vllm engine, all drafts in use; `options` are further ones of the verifier."""
+    """Return the ways to serve with the vllm engine, with all drafts in use; `options`: further verifier options."""
     target = {"engine": "vllm", "dtype": dtype, "drafts": "always", **options}
     return tuple(replace(variant, target=target) for variant in VARIANTS)
 
 
 def step_of(logit: float, dtype: str) -> float:
-    """Return the distance of a logit to the next larger one that a precision can tell."""
+    """Return the distance of a logit to the next larger one in a precision."""
     return math.ldexp(1.0, math.frexp(logit)[1] - PRECISIONS[dtype])
 
 
 def first_difference(said: Sequence[int], wanted: Sequence[int], best: Sequence[Best], dtype: str) -> dict[str, Any]:
-    """Return where a text first leaves vLLM's: the place, both tokens, the gap of vLLM's two best logits there, that
-    gap in steps of the precision, and whether it is a near tie of just these two; {} where the texts are equal."""
+    """Return where a text first differs from vLLM's; {} for equal texts.
+
+    The result has the position, both tokens, and the gap of vLLM's two best logits there. It has that gap in steps of
+    the precision, and whether it is a near tie of just these two tokens.
+    """
     at = parting(said, wanted)
     if at == len(said) == len(wanted):
         return {}
@@ -209,8 +214,10 @@ def first_difference(said: Sequence[int], wanted: Sequence[int], best: Sequence[
 def check_vllm(
     prompts: Sequence[Prompt], theirs: Sequence[Mapping[str, Any]], results: Sequence[Result], dtype: str
 ) -> dict[str, Any]:
-    """Return how many texts are vLLM's, and the first difference of each that is not; `theirs` as of
-    `rivals.vllm.Vllm.complete`."""
+    """Return how many texts are vLLM's, and the first difference of each other text.
+
+    theirs: as from `rivals.vllm.Vllm.complete`.
+    """
     differing = [
         {"prompt": number, **found}
         for number, (_, own, result) in enumerate(zip(prompts, theirs, results, strict=True))

@@ -1,5 +1,7 @@
-"""What the turns of drafting methods amount to: speed and its ratios, what was accepted, what drafts cost, whether
-texts are the same. Pure."""
+"""Figures of drafting methods from their turns: speed and ratios, acceptance, draft costs, equality of texts.
+
+No I/O.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,11 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMethod:
-    """The turns of all methods at one temperature; of each method its steps (`StepSplit`), and the processor seconds
-    of its draft worker."""
+    """The turns of all methods at one temperature.
+
+    steps      by method, from `StepSplit`.
+    worker_s   by method, the processor seconds of its draft worker.
+    """
 
     turns: list[Turn]
     steps: dict[str, dict[str, Any]]
@@ -43,7 +48,7 @@ class MeasuredMethod:
 
 
 def cells_of(methods: Sequence[ServedMethod], measured: MeasuredMethod, concurrency: int) -> dict[str, dict[str, Any]]:
-    """Return what was found of each method, by name, as JSON-able values."""
+    """Return the results of each method, by name, as JSON-able values."""
     by_name = of_contestants(measured.turns)
     found = figures(measured.turns, dict.fromkeys(by_name, concurrency))
     plain = measured.steps[PLAIN]
@@ -76,15 +81,17 @@ def cells_of(methods: Sequence[ServedMethod], measured: MeasuredMethod, concurre
 
 
 def accepted_by_depth(accepted_lengths: Sequence[int]) -> list[float]:
-    """Return [d] = share of rounds that accepted at least d + 1 drafted tokens, given [i] = rounds in which i were
-    accepted."""
+    """Return [d] = share of rounds that accepted at least d + 1 drafted tokens.
+
+    accepted_lengths: [i] = rounds in which i were accepted.
+    """
     rounds = sum(accepted_lengths)
     at_least = list(accumulate(reversed(accepted_lengths[1:])))[::-1]
     return [round(count / rounds, 4) for count in at_least]
 
 
 def costs_of(own: Mapping[str, Any], plain: Mapping[str, Any], worker_s: float | None) -> dict[str, float | None]:
-    """Return the milliseconds of a method's steps, see NOTES; None for what it does not have."""
+    """Return the milliseconds of a method's steps, see NOTES; None for parts that it does not have."""
     between, of_plain = (one["phases_ms"]["wait"] + one["phases_ms"]["host"] for one in (own, plain))
     return {
         "forward_ms": round(own["phases_ms"]["forward"], 3),
@@ -94,8 +101,10 @@ def costs_of(own: Mapping[str, Any], plain: Mapping[str, Any], worker_s: float |
 
 
 def to_best(turns: Sequence[Turn]) -> tuple[str, Figure] | None:
-    """Return the best single method by its median rate, and the ratios of everything at once to it; None where not
-    both were measured."""
+    """Return the single method with the best median rate, and the ratios of all methods at once to it.
+
+    None if one of the two was not measured.
+    """
     own = of_contestants(turns)
     everything = own.pop(EVERYTHING, None)
     if not everything:
@@ -105,7 +114,7 @@ def to_best(turns: Sequence[Turn]) -> tuple[str, Figure] | None:
 
 
 def figures_of(temperature: str, cells: Mapping[str, dict[str, Any]]) -> dict[str, Figure]:
-    """Return what two reports are compared by."""
+    """Return the figures by which two reports are compared."""
     found = {}
     for name, cell in cells.items():
         found[f"{temperature} {name} tokens/s"] = figure("tokens/s", cell["tokens_per_second"]["repeats"])
@@ -145,8 +154,10 @@ def ratio_text(found: Figure | None) -> str:
 
 
 def dataset_table(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Return tokens a round by data set, and where each had turns of its own the ratio to plain decoding; a header
-    first."""
+    """Return tokens a round by data set, with a header first.
+
+    A data set with turns of its own also has the ratio to plain decoding.
+    """
     cells = [(at, name, cell, one["methods"]) for at, one in results.items() for name, cell in one["methods"].items()]
     datasets = list(dict.fromkeys(dataset for _, _, cell, _ in cells for dataset in cell["by_dataset"]))
     rows: list[Row] = [("", "METHOD", *(dataset.upper() for dataset in datasets))]

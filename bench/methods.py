@@ -1,18 +1,18 @@
-"""Every way to draft, each as a verifier of its own has it, beside plain decoding. All in one process group: nothing
-is shared but the machine.
+"""Every way to draft, each with a verifier of its own, beside plain decoding. All verifiers share one machine.
 
     plain               no speculation of any kind
     lookup              suffix decoding over the text itself
     suffix              the same, over the texts of ended jobs too
-    lookahead           n-grams that the target gives in scratch rows
-    draft-colocated     a draft model in the verifier's process; draft-worker: the same one in a draft worker
-    parallel-colocated  a draft model that foresees several tokens in one pass, likewise; parallel-worker
+    lookahead           n-grams from the target's scratch rows
+    draft-colocated     a draft model in the verifier's process
+    draft-worker        the same draft model in a draft worker
+    parallel-colocated, parallel-worker   likewise, with a draft model that predicts several tokens in one pass
     medusa, eagle3      heads in the verifier's process
     eagle3-suffix       an EAGLE-3 head and suffix decoding, in one tree
-    everything          all of these at once
+    everything          all methods at once
 
-Rule: a method's drafts are always used and nothing else drafts, so that the method is measured; of `everything` those
-are used that pay (`drafts = "measured"`), as in service.
+Rule: a method's drafts are always used, and no other source drafts, so that the method alone is measured. With
+`everything` the drafts that pay off are used (`drafts = "measured"`), as in service.
 
 To add one: its name in KINDS, and a line in `_all`.
 """
@@ -55,9 +55,9 @@ ALONE: Mapping[str, Any] = {"drafts": "always", "prompt_lookup": "none"}
 
 @dataclass(frozen=True, slots=True)
 class DraftFiles:
-    """What there is to draft with: names or directories, as a verifier takes them; "" and () for what there is not.
+    """The files to draft with: names or directories, as a verifier accepts them; "" and () if missing.
 
-    shared_tokens   tokens of ended jobs that `suffix` and `everything` keep
+    shared_tokens   tokens of ended jobs that `suffix` and `everything` keep.
     """
 
     draft: str = ""
@@ -70,10 +70,11 @@ class DraftFiles:
 class ServedMethod:
     """One way to draft.
 
-    kind      one of KINDS; `name` says also which heads, where several are of that kind
-    target    options of its verifier
-    worker    the model of its one draft worker; "" for none
-    weights   what it drafts with: directories or files
+    kind      one of KINDS.
+    name      the kind, with the heads' name if several are of that kind.
+    target    options of its verifier.
+    worker    the model of its one draft worker. "" for none.
+    weights   the directories or files of its draft weights.
     """
 
     kind: str
@@ -89,19 +90,21 @@ class ServedMethod:
 
     @property
     def is_measured(self) -> bool:
-        """Whether its verifier measures which drafts pay."""
+        """Whether its verifier measures which drafts pay off."""
         return self.target.get("drafts") != "always"
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the weights that it drafts with, in their files."""
+        """The size of its draft weights in their files, in bytes."""
         return sum(map(weight_bytes, self.weights))
 
 
 def choose(files: DraftFiles, kinds: Sequence[str]) -> list[ServedMethod]:
-    """Return plain decoding and the methods of these kinds, in the order of KINDS; of all kinds where none is named
-    and there is what they need. Raises ConfigError for a kind without what it needs, and for files that are something
-    else."""
+    """Return plain decoding and the methods of these kinds, in the order of KINDS.
+
+    Without kinds, return all methods whose files are given. Raises ConfigError for a kind without its files, and for
+    files of another kind.
+    """
     found = _named(list(_all(files)))
     for kind in kinds:
         if kind not in {method.kind for method in found}:
@@ -115,7 +118,7 @@ def config_of(method: ServedMethod, target: str) -> Config:
 
 
 def _all(files: DraftFiles) -> Iterator[ServedMethod]:
-    """Yield all methods that there are files for."""
+    """Yield all methods whose files are given."""
     yield ServedMethod(PLAIN)
     yield ServedMethod(LOOKUP, {"drafts": "always"})
     yield ServedMethod("suffix", {"drafts": "always", "shared_tokens": files.shared_tokens})
@@ -136,8 +139,11 @@ def _all(files: DraftFiles) -> Iterator[ServedMethod]:
 
 
 def _everything(files: DraftFiles) -> ServedMethod:
-    """Return all methods in one deployment: the draft model and the first heads in the verifier's process, and a draft
-    worker of the parallel model if there is one."""
+    """Return all methods in one deployment.
+
+    The draft model and the first heads are in the verifier's process. If there is a parallel model, it has a draft
+    worker.
+    """
     target = {
         "shared_tokens": files.shared_tokens,
         "lookahead": True,
@@ -150,7 +156,7 @@ def _everything(files: DraftFiles) -> ServedMethod:
 
 
 def _named(methods: list[ServedMethod]) -> list[ServedMethod]:
-    """Return the methods with their names. Raises ConfigError where two would have one."""
+    """Return the methods with their names. Raises ConfigError if two would have the same name."""
     kinds = [method.kind for method in methods]
     named = [
         replace(one, name=one.kind if kinds.count(one.kind) == 1 else f"{one.kind} {one.weights[0].name}")
@@ -164,7 +170,7 @@ def _named(methods: list[ServedMethod]) -> list[ServedMethod]:
 
 
 def _kind_of(heads: Path) -> str:
-    """Return which heads a directory holds; raises ConfigError for what is of no use as either."""
+    """Return the kind of heads in a directory; raises ConfigError for unusable heads."""
     if eagle_form.is_eagle(heads):
         eagle_form.eagle_shape(heads)
         return EAGLE
@@ -173,8 +179,10 @@ def _kind_of(heads: Path) -> str:
 
 
 def _checked_parallel(model: str) -> str:
-    """Return the name of a parallel draft model, "" for none; raises ConfigError for one that foresees a single
-    token."""
+    """Return the name of a parallel draft model, "" for none.
+
+    Raises ConfigError for a model that predicts only one token.
+    """
     if model and draft_form.num_places(Path(resolve_model(model, "draft"))) == 1:
         raise ConfigError(
             f"{model} is not a parallel draft model: its config.json has no num_places of 2 or more; give it by "

@@ -1,11 +1,11 @@
-"""How often text depends on how a step was batched, and how close the two best scores were where it did.
+"""How often text depends on how a step was batched, and how close the two best scores were there.
 
 The reference decodes one session at a time, one row a step. It is compared with 16 sessions a step that verify drafts
-of up to 8 tokens, most of them right (so that both acceptance and rejection occur), after a prefill in chunks. A
-kernel may compute a row differently in another batch; a text then differs where the two best (perturbed) scores nearly
-tie.
+of up to 8 tokens, after a prefill in chunks. Most drafted tokens are right, so that both acceptance and rejection
+occur. A kernel may compute a row differently in another batch. Then a text differs where the two best (perturbed)
+scores nearly tie.
 
-Prompts come 16 at a time until the time is over; those that did not fit in the time are not counted.
+Prompts run 16 at a time until the time is over. Those that did not fit in the time are not counted.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ RIGHT = 0.85  # share of drafted tokens that are the reference's own
 
 @dataclass
 class Decoding:
-    """One session on its way: committed tokens, how many have KV, and the gaps seen at each new token (with
-    logprobs)."""
+    """One session in progress: committed tokens, how many have KV, and the gap at each new token (with logprobs)."""
 
     session_id: int
     token_ids: list[int]
@@ -60,7 +59,7 @@ class Decoding:
         return SessionStep(self.session_id, self.kv_len, np.array(pending, np.int32), self.params, tree, judged)
 
     def commit(self, step: SessionStep, judgement: Judgement | None) -> None:
-        """Take what a step brought."""
+        """Apply the result of a step."""
         self.kv_len += len(step.token_ids)
         if judgement is None:
             return
@@ -70,7 +69,7 @@ class Decoding:
 
 
 def _gaps(judgement: Judgement, params: SamplingParams, position: int) -> list[float]:
-    """Return the gap of the two best scores at each token, from the likeliest that were asked for, if any were."""
+    """Return the gap of the two best scores at each token, from the likeliest tokens; empty without logprobs."""
     if judgement.logprobs is None:
         return []
     found = []
@@ -110,7 +109,7 @@ def _draft(job: Decoding, texts: dict[int, list[int]] | None, rng: random.Random
 
 @dataclass
 class Tally:
-    """What is known of one number format and temperature: texts compared, those that differ, gaps at all tokens."""
+    """The counts of one number format and temperature: texts compared, texts that differ, gaps at all tokens."""
 
     texts: int = 0
     tokens: int = 0
@@ -151,7 +150,7 @@ class Tally:
 
 
 def _first_difference(alone: Decoding, other: Decoding) -> list[dict[str, Any]]:
-    """Return where two texts part, if they do: the token, the gap there, and how many tokens come after it."""
+    """Return where two texts differ, if they do: the token, the gap there, and how many tokens come after it."""
     at = parting(alone.generated, other.generated)
     if at == min(len(alone.generated), len(other.generated)):
         return []
@@ -159,9 +158,9 @@ def _first_difference(alone: Decoding, other: Decoding) -> list[dict[str, Any]]:
 
 
 def compare(engine: Engine, prompts: list[list[int]], params: SamplingParams, seconds: float) -> Iterator[Tally]:
-    """Decode prompts both ways, in blocks, until the time is over; yield what is known after each block.
+    """Decode prompts both ways, in blocks, until the time is over; yield the counts after each block.
 
-    Decoding one by one takes nearly all of the time; a block is cut short when the time is over.
+    Decoding one by one takes nearly all of the time. A block is cut short when the time is over.
     """
     started, tally = time.monotonic(), Tally()
     for first in range(0, len(prompts), IN_FLIGHT):
@@ -184,7 +183,7 @@ def _job(number: int, prompt: list[int], params: SamplingParams) -> Decoding:
 
 
 def warm_up(engine: Engine, prompts: list[list[int]]) -> None:
-    """Have everything compiled, captured and allocated before the time counts."""
+    """Compile, capture and allocate everything before the time counts."""
     params = SamplingParams(temperature=0.8, max_tokens=4, logprobs=20)
     for _ in compare(engine, prompts[:2], params, 1e9):
         pass
@@ -193,11 +192,11 @@ def warm_up(engine: Engine, prompts: list[list[int]]) -> None:
 def forbid_split_k() -> None:
     """Ask torch and cuBLAS for sums in one piece; call before the first product on the device.
 
-    A part of what vLLM's batch-invariant mode does on Hopper (vllm/model_executor/layers/batch_invariant.py): without a
-    workspace there is nowhere to keep parts. The second value of the switches is that of torch 2.10 and later.
+    This is a part of vLLM's batch-invariant mode on Hopper (vllm/model_executor/layers/batch_invariant.py): without a
+    workspace there is no memory for partial sums. The second value of the switches is that of torch 2.10 and later.
     """
     os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
-    torch.backends.cuda.preferred_blas_library("cublaslt")  # the only one that can be told so
+    torch.backends.cuda.preferred_blas_library("cublaslt")  # the only library with this switch
     matmul: Any = torch.backends.cuda.matmul
     for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
         try:

@@ -1,4 +1,4 @@
-"""Processes for measuring: started with the same Python, listened to, and always stopped."""
+"""Processes for measuring: started with the same Python, read from, and always stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PYTHON = (sys.executable, str(Path(__file__).parent / "__main__.py"))  # before 
 
 @contextmanager
 def process(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a module with these arguments, its output open to be read, until the block ends."""
+    """Run a module with these arguments until the block ends; its output can be read."""
     started = subprocess.Popen([*PYTHON, module, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         yield started
@@ -35,7 +35,7 @@ def first_line(started: subprocess.Popen[str]) -> str:
 
 
 def output(started: subprocess.Popen[str], timeout_s: float) -> str:
-    """Return what a process prints until its end; raises EngineError if that fails or takes longer."""
+    """Return the whole output of a process; raises EngineError if it fails or takes longer than `timeout_s`."""
     try:
         printed, _ = started.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -46,7 +46,7 @@ def output(started: subprocess.Popen[str], timeout_s: float) -> str:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Return the processor seconds that a process has taken so far; None where there is no /proc."""
+    """Return the processor seconds that a process has used so far; None without /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
-"""Two reports of one suite side by side: the ratio of each figure that both have, B over A.
+"""Two reports of one suite side by side: the ratio B over A of each figure that both have.
 
-Rule: a ratio is of medians over repetitions; each side's spread stands beside it, since a ratio within the spread says
-nothing.
+Rule: a ratio is of medians over repetitions, and each side's spread is beside it. A ratio within the spread is not
+significant.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specq.protocol import ConfigError
 
 Row = tuple[object, ...]
 HEADER: Row = ("FIGURE", "UNIT", "A", "SPREAD", "B", "SPREAD", "B/A")
-_SAME = ("settings", "machine", "versions", "commit")  # parts whose difference a reader should know of
+_SAME = ("settings", "machine", "versions", "commit")  # parts whose difference a reader should know
 
 
 def compare_reports(a: dict[str, Any], b: dict[str, Any]) -> tuple[list[Row], list[str]]:

@@ -1,12 +1,12 @@
-"""The report of a suite: one JSON format for all of them.
+"""The report of a suite: one JSON format for all suites.
 
     suite, command, date, commit, machine, versions   what was measured, where, and with which code
-    settings   what the suite was asked to do
+    settings   the options of the suite
     figures    what `specq bench --compare` compares: by name, the unit, the median and all repetitions
-    results    everything else that the suite found, in the suite's own form
+    results    all other results, in the suite's own form
 
-Rule: a report is written anew after each part, so that a run that is cut short leaves what it has. Where that fails,
-the run goes on, since its tables are printed in any case, and the next part tries it again.
+Rule: a report is rewritten after each part, so that an interrupted run leaves its results. If writing fails, the run
+continues, because it also prints its tables. The next part tries to write again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def figure(unit: str, repeats: Iterable[float]) -> Figure:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Return a report of `specq bench`; raises ConfigError for a file that is not one."""
+    """Return a report of `specq bench`; raises ConfigError for a file that is not a report."""
     try:
         report = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
@@ -50,17 +50,20 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 class Report:
-    """What a suite has measured so far."""
+    """The results of a suite so far."""
 
     def __init__(self, suite: str, out: Path | None = None, commit: str = "") -> None:
-        """`out`: the file to write, if any; `commit`: of the code that is measured, where git does not know it."""
-        self.out, self._unwritten = out, ""  # the latter: why, if the file lacks what is known
+        """Begin a report.
+
+        out      the file to write, if any.
+        commit   the commit of the measured code, if git does not know it.
+        """
+        self.out, self._unwritten = out, ""  # the latter: why the file is incomplete, if it is
         about = describe(shlex.join(["specq", *sys.argv[1:]]), commit)
         self.content: dict[str, Any] = {"suite": suite, **about, "settings": {}, "figures": {}, "results": {}}
 
     def resume(self) -> None:
-        """Take over figures and results of the file, if it is there; raises ConfigError if it is no report of this
-        suite."""
+        """Load figures and results from the file, if it exists; raises ConfigError for another suite's report."""
         if self.out is None or not self.out.exists():
             return
         earlier = read_report(self.out)
@@ -76,7 +79,7 @@ class Report:
         figures: Mapping[str, Figure] | None = None,
         results: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add what is known now, and write the file."""
+        """Add new results, and write the file."""
         for part, values in (("settings", settings), ("figures", figures), ("results", results)):
             self.content[part].update(values or {})
         if self.out is not None:
@@ -92,13 +95,13 @@ class Report:
                 tell(f"{self._unwritten}; it is tried again after each part")
 
     def check_written(self) -> None:
-        """Raise ConfigError if the file lacks what was measured."""
+        """Raise ConfigError if the file lacks results."""
         if self._unwritten:
             raise ConfigError(f"{self._unwritten}; what was measured is printed, and in no file")
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file anew; what it had stays where that fails."""
+    """Replace a file; its old content stays if that fails."""
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return
@@ -107,8 +110,10 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def attempt(name: str, measure: Callable[[], Any]) -> Any:
-    """Return what is measured, or {"error": why} if that fails, so that one failure does not hide the others; tell how
-    long it took."""
+    """Return the result of `measure`, or {"error": why} if it fails, so that one failure does not hide other results.
+
+    This prints how long it took.
+    """
     started = time.perf_counter()
     try:
         found = measure()

@@ -1,6 +1,6 @@
-"""What is asked: models, prompts, sessions, temperature and lengths; and what one completion of it gives.
+"""The request (models, prompts, sessions, temperature and lengths), and the result of one completion.
 
-A pair is named NAME=TARGET,DRAFT; DRAFT may also be `random`, or `weak` (`weak:NOISE`): see `bench.drafts`.
+A pair is named NAME=TARGET,DRAFT. DRAFT may also be `random`, or `weak` (`weak:NOISE`): see `bench.drafts`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from specq.protocol import ConfigError
 from specq.samples import Prompt, codec_of, load_prompts
 from specq.text import TextCodec
 
-MADE_OF = "tiny"  # the draft model that the made ones are made of
+MADE_OF = "tiny"  # the model that random and weak drafts are made from
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """One run's settings.
 
-    num_prompts   of each data set; output_len: most tokens for each; ignore_eos: always that many
-    k             tokens that the assistant of transformers drafts a round; specq decides by itself
-    concurrency   specq's sessions in flight; rivals on a CPU run one by one
-    repeats       repetitions of everything, interleaved
-    keys          as of `specq up`; "": no encryption
+    num_prompts   of each data set.
+    output_len    maximum tokens for each prompt.
+    ignore_eos    always generate `output_len` tokens.
+    k             tokens that the assistant of transformers drafts a round. specq chooses by itself.
+    concurrency   specq's sessions in flight. Rivals on a CPU run one by one.
+    repeats       repetitions of everything, interleaved.
+    keys          as in `specq up`. "": no encryption.
     """
 
     datasets: tuple[str, ...] = ()
@@ -58,9 +60,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a contestant made of one prompt; `stats` has all counts of `specq.client.Result` as far as it knows them.
+    """A contestant's result for one prompt; `stats` has all counts of `specq.client.Result` that it knows.
 
-    num_first, seconds   tokens that came first, and until the last one; 0 where that was not noted
+    num_first   tokens that came first. 0 if not noted.
+    seconds     time until the last token. 0 if not noted.
     """
 
     token_ids: list[int]
@@ -75,7 +78,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and a draft model, under the name that the figures have."""
+    """A target and a draft model, with their name in the figures."""
 
     name: str
     target: str
@@ -86,7 +89,7 @@ DEFAULT_PAIRS = (Pair("tiny", "tiny", "tiny"), Pair("weak", "tiny", "weak"))
 
 
 def parse_pairs(texts: tuple[str, ...]) -> tuple[Pair, ...]:
-    """Return the pairs that are named, or the default ones; raises ConfigError for what is none, or a name twice."""
+    """Return the named pairs, or the default ones; raises ConfigError for invalid pairs and duplicate names."""
     pairs = tuple(_parse(text) for text in texts)
     names = [pair.name for pair in pairs]
     twice = [name for name in names if names.count(name) > 1]
@@ -99,13 +102,15 @@ def _parse(text: str) -> Pair:
     name, _, models = text.partition("=")
     target, _, draft = models.partition(",")
     if not (name and target and draft):
-        raise ConfigError(f"pair {text!r} is no NAME=TARGET,DRAFT such as tiny=tiny,tiny or weak=tiny,weak")
+        raise ConfigError(
+            f"pair {text!r} is not valid; expected NAME=TARGET,DRAFT, such as tiny=tiny,tiny or weak=tiny,weak"
+        )
     _noise(draft)
     return Pair(name, target, draft)
 
 
 def _noise(draft: str) -> float | None:
-    """Return the noise that `weak:NOISE` asks for; None where it names none."""
+    """Return the noise of `weak:NOISE`; None without a number."""
     kind, colon, noise = draft.partition(":")
     if kind != "weak" or not colon:
         return None
@@ -120,7 +125,7 @@ def _noise(draft: str) -> float | None:
 
 @contextmanager
 def draft_model(draft: str, made_of: str = MADE_OF) -> Iterator[str]:
-    """Yield what the draft workers shall load: the model itself, or a directory with one that is made for the while."""
+    """Yield what the draft workers load: the model itself, or a temporary directory with a made one."""
     kind = draft.partition(":")[0]
     if kind not in ("random", "weak"):
         yield draft

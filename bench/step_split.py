@@ -1,7 +1,7 @@
-"""Where the time of a verifier's steps goes, as its heartbeats say it (`specq.protocol.stats`).
+"""How the time of a verifier's steps is spent, from its heartbeats (`specq.protocol.stats`).
 
-Rule: what was counted between two moments is the difference of two reports, each taken when the verifier, idle, has
-beaten since its last step.
+Rule: a count between two moments is the difference of two reports. Each report is taken when the verifier is idle and
+has sent a heartbeat since its last step.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ class StepSplit:
         self._before: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Count from here on; no job runs now."""
+        """Start counting; no job may run."""
         self._before = self._settled()
 
     def figures(self) -> dict[str, Any]:
-        """Return what steps took in the mean since `begin`, in milliseconds, and which sources of drafts are used; no
-        job runs now.
+        """Return the mean milliseconds of steps since `begin`, and which draft sources are used; no job may run.
 
-        phases_ms   of each phase; `wait` is for what the verifier's own process drafts
-        host_ms     all of them but `forward`; wait_ms: the part of it that is `wait`
-        choices     by sources: [whether they are used, tokens a second that are expected of them]
+        phases_ms   of each phase. `wait` is the time for drafts of the verifier's own process.
+        host_ms     all phases except `forward`.
+        wait_ms     the part of host_ms that is `wait`.
+        choices     by sources: [whether they are used, expected tokens a second].
         """
         after = self._settled()
         return split(self._before["metrics"], after["metrics"]) | {"choices": after["metrics"].get("choices", {})}
 
     def _settled(self) -> dict[str, Any]:
-        """Return what the broker knows of the verifier when two reports, more than a heartbeat apart, say the same
-        number of steps."""
+        """Return the verifier's state when two reports, more than a heartbeat apart, have the same number of steps."""
         last = self._verifier()
         for _ in range(PATIENCE_BEATS):
             time.sleep(2 * self._beat_s)
@@ -56,8 +55,10 @@ class StepSplit:
 
 
 def split(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return `phases_ms`, `host_ms` and `wait_ms` of the steps between two states of a verifier's metrics, and
-    `num_steps`."""
+    """Return the figures of the steps between two states of a verifier's metrics.
+
+    They are `num_steps`, `phases_ms`, `host_ms` and `wait_ms`.
+    """
     num_steps = _grown(before, after, FORWARD, slice(1, None))
     phases = {name: round(_grown(before, after, name, slice(1)) / max(num_steps, 1) / 1e3, 4) for name in PHASES}
     host = sum(ms for name, ms in phases.items() if name != FORWARD)
@@ -65,6 +66,6 @@ def split(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grown(before: dict[str, Any], after: dict[str, Any], phase: str, part: slice) -> int:
-    """Return by how much a part of a phase's histogram (the sum; then the counts) has grown."""
+    """Return by how much a part of a phase's histogram (the sum, then the counts) has grown."""
     old, new = (sum(one.get("step_us", {}).get(phase, [])[part]) for one in (before, after))
     return int(new - old)

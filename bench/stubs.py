@@ -1,9 +1,10 @@
-"""Workers without a model, for measuring the broker alone; run as `python -m bench.stubs verifier|drafter ...`.
+"""Workers without a model, to measure the broker alone; run as `python -m bench.stubs verifier|drafter ...`.
 
-The verifier answers each draft at once with a verdict that accepts all of it. The drafter measures: drafts sent and
-verdicts received, straight to the verifier and through the broker, with one and with many outstanding.
+The verifier answers each draft at once with a verdict that accepts all its nodes. The drafter measures the round trip
+from draft to verdict, directly to the verifier and through the broker. It does this with one outstanding draft, and
+with many.
 
-Rule: both sides do as little as they can (frames are made beforehand), so that the difference is the broker.
+Rule: both sides do as little as possible (frames are made in advance), so that the difference is the broker.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from specq.transport import AllowList, Curve, Zap, bind_router, connect_dealer, 
 
 CHAIN = 8
 NUM_SESSIONS = 64
-NUM_VERIFIERS = 4  # at one endpoint: to each, the broker takes no more than 7,600 of these drafts a second
-DIRECT_SESSIONS = range(1, NUM_SESSIONS + 1)  # ids that the broker knows nothing of
+NUM_VERIFIERS = 4  # at one endpoint: the broker forwards at most 7,600 of these drafts a second to each
+DIRECT_SESSIONS = range(1, NUM_SESSIONS + 1)  # ids that the broker does not know
 _PATIENCE_MS = 30_000
-_MARK = 4_000_000_000_000_000  # stands where a number will be filled in
+_MARK = 4_000_000_000_000_000  # placeholder for a number
 
 INFO = ModelInfo(
     name="stub",
@@ -78,7 +79,7 @@ def draft_frames(session_id: int, epoch: int, lane: int) -> Frames:
 
 
 class VerdictCounter:
-    """Verdicts of one session: the same frames each time, but for the position."""
+    """Verdicts of one session: the same frames each time, except for the position."""
 
     def __init__(self, session_id: int, epoch: int, length: int) -> None:
         ids = np.arange(CHAIN, dtype=np.int32)
@@ -110,7 +111,7 @@ class VerdictCounter:
 
 
 def run_verifier(broker: str, keys: str) -> None:
-    """Answer drafts until killed; with keys, those of the broker and of the drafter that measures."""
+    """Answer drafts until killed; with keys, those of the broker and of the measuring drafter."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     curve = curve_to_broker(keys, "target")
     if curve is not None:
@@ -132,8 +133,11 @@ def run_verifier(broker: str, keys: str) -> None:
 
 
 def open_session(sessions: dict[bytes, VerdictCounter], message: Open) -> None:
-    """Open a session, unless it was opened later elsewhere: where the broker moves one, what it says over several
-    connections may come in any order, and here all of them are one process."""
+    """Open a session, unless a newer epoch is open.
+
+    When the broker moves a session, its messages over several connections may arrive in any order. Here one process
+    receives them all.
+    """
     key = encode_key(message.session_id)
     known = sessions.get(key)
     if known is None or known.epoch < message.epoch:
@@ -141,7 +145,7 @@ def open_session(sessions: dict[bytes, VerdictCounter], message: Open) -> None:
 
 
 def _admit(context: zmq.Context[zmq.Socket[bytes]], keys: str) -> None:
-    """Let all keys of the directory in, from a thread, so that what is measured does not wait for it."""
+    """Admit all keys of the directory, from a thread, so that the measurement does not wait for it."""
     zap = Zap(context, AllowList(directory_of(keys)))
 
     def answer() -> None:
@@ -157,7 +161,7 @@ def encode_key(session_id: int) -> bytes:
 
 
 def hello(role: str, endpoint: str = "", fingerprint: str = "stub") -> Message:
-    """Return what a stub registers with."""
+    """Return the registration message of a stub."""
     model = replace(INFO, fingerprint=fingerprint)
     name, known = f"stub-{role}", CAPABILITIES
     return Hello(role=role, name=name, incarnation=1, model=model, endpoint=endpoint, capabilities=known)
@@ -173,7 +177,7 @@ class Path:
         self.socket, self.drafts = socket, drafts
 
     def one_by_one(self, count: int) -> list[float]:
-        """Send drafts with one outstanding, of each session in turn; return each round trip in microseconds."""
+        """Send drafts with one outstanding, for each session in turn; return each round trip in microseconds."""
         times = []
         for draft in islice(cycle(self.drafts.values()), count):
             started = time.perf_counter()
@@ -239,7 +243,7 @@ def _messages(socket: zmq.Socket[bytes]) -> Iterator[Message]:
 
 
 def _measure(ways: dict[str, Path], count: int, seconds: float, *, turned: bool) -> dict[str, dict[str, float]]:
-    """Return both ways' figures; `turned`: in the other order."""
+    """Return both ways' figures; `turned`: in reverse order."""
     order = sorted(ways, reverse=turned)
     times = {name: ways[name].one_by_one(count) for name in order}
     rates = {name: ways[name].all_at_once(seconds) for name in order}

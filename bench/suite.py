@@ -1,4 +1,4 @@
-"""What all suites of `specq bench` have in common: `--out`, `--commit`, and the end by SIGTERM."""
+"""What all suites of `specq bench` share: `--out`, `--commit`, and the end by SIGTERM."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ COUNT = click.IntRange(1)
 Function = Callable[..., Any]
 
 
-_OUT = click.option("--out", type=OutFile(), help="File for all figures, JSON.")
-_COMMIT = click.option("--commit", default="", help="Commit of the code that runs.  [default: what git says]")
+_OUT = click.option("--out", type=OutFile(), help="JSON file for all figures.")
+_COMMIT = click.option("--commit", default="", help="Commit of the measured code.  [default: from git]")
 
 
 def suite(name: str) -> Callable[[Function], click.Command]:
-    """Make a function whose first argument is a `Report` the command of a suite."""
+    """Turn a function whose first argument is a `Report` into the command of a suite."""
 
     def decorate(measure: Function) -> click.Command:
         @wraps(measure)
         def call(*, out: Path | None, commit: str, **options: Any) -> None:
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that no process is left behind
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that all child processes stop
             report = Report(name, out, commit)
             measure(report, **options)
             report.check_written()
@@ -39,7 +39,7 @@ def suite(name: str) -> Callable[[Function], click.Command]:
 
 
 def options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """Join options that several suites have; in `--help` they stand in the order given."""
+    """Join options that several suites share; `--help` lists them in the given order."""
 
     def decorate(function: Function) -> Function:
         for add in reversed(decorators):
@@ -50,8 +50,11 @@ def options(*decorators: Callable[[Function], Function]) -> Callable[[Function],
 
 
 def option(names: str, kind: Any, default: Any, text: str, **more: Any) -> Callable[[Function], Function]:
-    """Return an option with a default that its help shows; `names`: those of `click.option`, with blanks between;
-    `show_default`: what the help says of a default that is found out later."""
+    """Return an option whose help shows its default.
+
+    names          those of `click.option`, separated by spaces.
+    show_default   the help text for a default that is only known later.
+    """
     shown = more.pop("show_default", default not in ("", ()))
     if isinstance(shown, str) and not callable(default):
         text, shown = f"{text}  [default: {shown}]", False
@@ -65,13 +68,13 @@ def repeatable(names: str, kind: Any, default: Any, text: str, **more: Any) -> C
 
 
 serving_options = options(
-    repeatable("--dataset", str, (), "gsm8k, humaneval, or a JSONL file.", show_default="both"),
-    option("--numseqs", COUNT, 20, "Prompts of each data set."),
-    option("--output-len", COUNT, 128, "Most tokens for each prompt."),
-    click.option("--ignore-eos", is_flag=True, help="Always that many tokens, past the end of the text."),
-    option("--concurrency", COUNT, 1, "Sessions of specq in flight."),
+    repeatable("--dataset", str, (), "Prompts: gsm8k, humaneval, or a JSONL file.", show_default="both"),
+    option("--numseqs", COUNT, 20, "Number of prompts from each data set."),
+    option("--output-len", COUNT, 128, "Maximum tokens for each prompt."),
+    click.option("--ignore-eos", is_flag=True, help="Always generate the maximum, past the end of the text."),
+    option("--concurrency", COUNT, 1, "Number of specq's sessions in flight."),
     option("--seed", click.IntRange(0), 0, "Seed of all sampling."),
-    option("--repeats", COUNT, 3, "Interleaved repetitions of everything."),
-    option("--drafters", COUNT, 1, "Draft workers of specq."),
-    option("--keys", str, "", "Directory of CURVE keys (specq keys) for all of specq; none: no encryption."),
+    option("--repeats", COUNT, 3, "Number of interleaved repetitions."),
+    option("--drafters", COUNT, 1, "Number of specq's draft workers."),
+    option("--keys", str, "", "Directory of CURVE keys (specq keys). Default: no encryption."),
 )

@@ -1,5 +1,8 @@
-"""Weights & Biases: a report as a run of the project `specq` there. The only file that imports wandb, whose own
-environment variables say more: the account (`WANDB_API_KEY`), and whether runs stay here (`WANDB_MODE=offline`)."""
+"""Weights & Biases: a report as a run of the project `specq` there.
+
+This is the only file that imports wandb. Environment variables of wandb set the account (`WANDB_API_KEY`), and whether
+runs stay on this machine (`WANDB_MODE=offline`).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from specq.protocol import ConfigError
 
 @contextmanager
 def tracked(report: Report, group: str) -> Iterator[list[Path]]:
-    """Yield a list for plots; log them and the report when the block ends: repetitions as steps, medians as summary.
+    """Yield a list for plots; when the block ends, log them and the report.
 
-    The run begins before anything is measured, so that a missing package or login is an error at once.
+    Repetitions are steps, medians are the summary. The run begins before the measurement, so that a missing package or
+    login is an error at once.
     """
     import wandb
 

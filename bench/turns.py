@@ -1,6 +1,6 @@
-"""Taking turns: everybody completes the same small block of prompts, block after block, in rotating order.
+"""Taking turns: all contestants complete the same small block of prompts, block after block, in rotating order.
 
-Rule: machines are noisy and drift, so contestants that are compared run within seconds of each other.
+Rule: machines are noisy and drift, so compared contestants run within seconds of each other.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from specq.samples import Prompt
 
 BLOCK = 5  # prompts of one turn where sessions run one by one
 WARM_UP = 2
-Block = tuple[int, Sequence[Prompt]]  # of a repetition
+Block = tuple[int, Sequence[Prompt]]  # with the number of the repetition
 
 
 class Contestant(Protocol):
-    """Somebody who completes prompts, `concurrency` at a time; 0: as many as the settings say."""
+    """A system that completes prompts, `concurrency` at a time; 0: the concurrency of the settings."""
 
     name: str
     concurrency: int
@@ -37,7 +37,7 @@ C = TypeVar("C", bound=Contestant)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One contestant's completions of one block, and how long they took together."""
+    """One contestant's completions of one block, and their time together."""
 
     contestant: str
     repeat: int
@@ -58,20 +58,20 @@ def take_turn(
     contestant: Contestant, block: Sequence[Prompt], settings: Settings, repeat: int = -1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Turn:  # fmt: skip
-    """Let one contestant complete some prompts; `repeat` -1: it does not count."""
+    """Let one contestant complete some prompts; `repeat` -1: the turn does not count."""
     started = clock()
     completions = contestant.run(block, settings)
     return Turn(contestant.name, repeat, tuple(block), completions, clock() - started)
 
 
 def rotated(everybody: Sequence[T], number: int) -> list[T]:
-    """Return everybody, another one first each time."""
+    """Return all contestants, with another one first each time."""
     start = number % max(len(everybody), 1)
     return [*everybody[start:], *everybody[:start]]
 
 
 def schedule(contestants: Sequence[C], blocks: Iterable[Block]) -> Iterator[tuple[int, Sequence[Prompt], C]]:
-    """Yield (repeat, block, contestant): for each block everybody, each time beginning with the next one."""
+    """Yield (repeat, block, contestant): for each block all contestants, each time beginning with the next one."""
     for number, (repeat, block) in enumerate(blocks):
         for contestant in rotated(contestants, number):
             yield repeat, block, contestant
@@ -92,7 +92,7 @@ def measure(
 
 
 def _progress(turns: Sequence[Turn], num_planned: int, settings: Settings) -> str:
-    """Return what the last turn gave, and what is left: so many turns, which take about as long as those before."""
+    """Return the result of the last turn, and the number and estimated time of the turns left."""
     turn, num_left = turns[-1], num_planned - len(turns)
     left_s = num_left * sum(each.seconds for each in turns) / len(turns)
     return (
@@ -102,7 +102,7 @@ def _progress(turns: Sequence[Turn], num_planned: int, settings: Settings) -> st
 
 
 def warm_up(contestants: Sequence[Contestant], prompts: Sequence[Prompt], settings: Settings, tell: Tell) -> None:
-    """Let everybody complete a few prompts."""
+    """Let all contestants complete a few prompts."""
     for contestant in contestants:
         tell(f"warming up {contestant.name}")
         contestant.run(prompts[:WARM_UP], settings)
@@ -111,7 +111,7 @@ def warm_up(contestants: Sequence[Contestant], prompts: Sequence[Prompt], settin
 def settle(
     contestant: Contestant, portions: Iterable[Sequence[Prompt]], settings: Settings, seconds: float
 ) -> list[Turn]:
-    """Let one serve these portions, which do not end, until the seconds are over, so that it learns what pays."""
+    """Let a contestant serve these endless portions for `seconds`, so that it learns which drafts pay off."""
     end, found = time.perf_counter() + seconds, list[Turn]()
     for portion in portions:
         if time.perf_counter() >= end:
@@ -128,7 +128,8 @@ def blocks_of(portions: Iterable[Sequence[Prompt]], concurrency: int) -> list[Bl
 def blocks(prompts: Sequence[Prompt], concurrency: int) -> list[tuple[Prompt, ...]]:
     """Cut the prompts into blocks of one data set each; with several sessions at a time, one block of all.
 
-    A block ends with fewer and fewer sessions in flight, so that with many sessions few, large blocks are right.
+    Towards its end, a block has fewer and fewer sessions in flight. So with many sessions a few large blocks are
+    better.
     """
     if concurrency > 1:
         return [tuple(prompts)]

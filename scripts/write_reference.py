@@ -1,8 +1,8 @@
-"""Write the generated parts of docs/reference: messages, configuration, commands.
+"""Write the generated pages of docs/reference: messages, configuration, commands.
+
+`--check` only lists stale pages.
 
 .venv/bin/python scripts/write_reference.py
-
-`--check` only reports the files that are out of date.
 """
 
 from __future__ import annotations
@@ -37,34 +37,37 @@ OWN: dict[type[Section], tuple[Any, str]] = {TargetConfig: (ENGINES, "engine"), 
 FOLDERS = {
     to_broker: "To the broker",
     to_worker: "From the broker to workers",
-    hot_path: "Of each round",
+    hot_path: "In each round",
     to_client: "To clients",
 }
 MADE = "<!-- Written by scripts/write_reference.py: change the code instead. -->\n\n"
 
 PROTOCOL = """# Protocol
 
-What clients, broker, verifiers and drafters say to each other over ZeroMQ: DEALER sockets of clients and workers to
-the broker's ROUTER, and the broker's DEALERs to each verifier's ROUTER. [Architecture](../architecture.md) says who
-sends what when.
+Clients, broker, verifiers and drafters exchange these messages over ZeroMQ. Clients and workers connect DEALER sockets
+to the broker's ROUTER. The broker connects one DEALER to each verifier's ROUTER. [Architecture](../architecture.md)
+describes the order of messages.
 
-A message is a list of frames: **key** (8 bytes, little-endian: the message's `session_id` or `job_id`, else 0),
-**header** (a JSON object with `v`, the version, `type`, and the scalar fields that differ from their defaults), then
-one frame for **each array**, little-endian, in the order below; empty ones at the end are left out. Every value has a
-bound; whatever is outside is refused with a message that says what would be right. `x` in a table's last column means
-that the field must be given.
+A message is a list of frames:
 
-The version is {version}; {oldest} is read, too. `v` is the oldest of them that has all that the message says: "since
-{version}" in the last column marks what {oldest} lacks. A peer refuses, with the versions that it reads, what it does
-not know. What it can do beyond {oldest}, a worker lists in its `Hello`, and the broker in `Welcome` ([decision
-17](../decisions/0017-versions-on-the-wire.md)); today that is: {capabilities}.
+1. **key**: 8 bytes, little-endian: the message's `session_id` or `job_id`, else 0.
+2. **header**: a JSON object with the version `v`, the `type`, and the scalar fields that differ from their defaults.
+3. One frame for **each array**, little-endian, in the order below. Empty arrays at the end are left out.
 
-Positions are counted from the start of the context, the prompt included.
+Every value has a bound. A peer refuses a value out of bounds with a message that names the allowed values. `x` in the
+last column marks a required field.
+
+The current version is {version}. Version {oldest} is also valid. `v` is the oldest version with all fields of the
+message: "since {version}" in the last column marks a field that {oldest} does not have. A peer refuses other versions,
+and replies with the versions that it supports. A worker lists its capabilities beyond version {oldest} in `Hello`, and
+the broker in `Welcome` ([decision 17](../decisions/0017-versions-on-the-wire.md)). Today these are: {capabilities}.
+
+Positions count from the start of the context, which includes the prompt.
 """
 STATES = """
 ## States of a job
 
-Drawn from the table in `specq/broker/state/lifecycle.py`, the only place that changes a state.
+Generated from the table in `specq/broker/state/lifecycle.py`, the only place that changes a state.
 
 ```mermaid
 {}
@@ -72,23 +75,26 @@ Drawn from the table in `specq/broker/state/lifecycle.py`, the only place that c
 """
 CONFIGURATION = """# Configuration
 
-A TOML file has the sections below; every key is also an option of the section's own command (`kv_slots` of
-`[target]`: `specq worker --role target --kv-slots`); `specq up` has few of them, and takes the others from a file.
-The command line wins over the environment, the environment over the file. What only one engine or proposer knows
-stands in a section of its own, as in `[target.vllm]`. Files to start from are in [configs/](../../configs).
+A TOML file has the sections below. Each key is also an option of the section's command: `kv_slots` of `[target]` is
+`specq worker --role target --kv-slots`. `specq up` has only the common options, and reads the others from a file.
 
-| variable | |
+The command line overrides the environment, and the environment overrides the file. Options of one engine or proposer
+are in a separate section, such as `[target.vllm]`. [configs/](../../configs) has example files.
+
+| variable | meaning |
 |---|---|
-| `SPECQ_CONFIG` | the file to read where no `--config` is given |
-| `SPECQ_BROKER` | the broker that workers and clients connect to |
-| `SPECQ_STATE` | where brokers keep their journals (default: `~/.local/state/specq`) |
-| `SPECQ_CACHE` | where tokenizers, models, compiled kernels and step times are kept (default: `~/.cache/specq`) |
+| `SPECQ_CONFIG` | Configuration file if `--config` is not given. |
+| `SPECQ_BROKER` | Broker that workers and clients connect to. |
+| `SPECQ_STATE` | Directory of the brokers' journals. Default: `~/.local/state/specq`. |
+| `SPECQ_CACHE` | Directory of tokenizers, models, compiled kernels and step times. Default: `~/.cache/specq`. |
 """
 COMMANDS = """# Commands
 
-Each command says the same with `--help`. The exit status is 0 for success, 2 where options, files or input are wrong,
-1 for other failures. Where the output cannot be written it is 2, with one line on standard error; where nobody reads
-the pipe any more it is 1, without one.
+This page has the `--help` text of each command. The exit status is:
+
+- 0 for success;
+- 2 for wrong options, files or input, and for output that cannot be written, with one line on standard error;
+- 1 for other failures. If the reader of a pipe is gone, there is no message.
 """
 
 
@@ -115,7 +121,7 @@ def _protocol() -> Iterator[str]:
         for cls in MESSAGES.values():
             if cls.__module__ == module.__name__:
                 yield _message(cls)
-    yield "\n## What they carry\n"
+    yield "\n## Values in messages\n"
     for values in (SamplingParams, Speculation, ModelInfo):
         yield f"\n### {values.__name__}\n\n{_doc(values)}\n\n{_table(values)}"
 
@@ -127,17 +133,17 @@ def _message(cls: type[Message]) -> str:
 def _table(cls: type[Any]) -> str:
     hints = typing.get_type_hints(cls, include_extras=True)
     rows = [f"| `{f.name}` | {_kind(hints[f.name], f.name)} | {_since(f)} |" for f in fields(cls)]
-    return "\n".join(("| field | is | |", "|---|---|---|", *rows)) + "\n"
+    return "\n".join(("| field | type | |", "|---|---|---|", *rows)) + "\n"
 
 
 def _since(f: Field[Any]) -> str:
-    """Return "x" for a required field, and the version that introduced a newer field."""
+    """Return "x" for a required field, or the version that added a newer field."""
     is_required = f.default is MISSING and f.default_factory is MISSING
     return "x" if is_required else f"since {since_of(f)}" if since_of(f) > OLDEST_VERSION else ""
 
 
 def _kind(hint: Any, name: str) -> str:
-    """Return a field's type and bound in words."""
+    """Return the type and the bound of a field in words."""
     if typing.get_origin(hint) is not typing.Annotated:
         return f"`{getattr(hint, '__name__', hint)}`{_own_bound(name)}"
     first, *rest = hint.__metadata__
@@ -154,7 +160,7 @@ def _own_bound(name: str) -> str:
 
 
 def _doc(cls: type[Any]) -> str:
-    """Return a docstring; its aligned lists stay unchanged."""
+    """Return a docstring, with aligned lists unchanged."""
     said = inspect.cleandoc(cls.__doc__ or "")
     head, _, rest = said.partition("\n\n")
     return head if not rest else f"{head}\n\n```text\n{rest}\n```"
@@ -168,14 +174,14 @@ def _cell(text: str) -> str:
 
 
 def _sections(cls: type[Section]) -> Iterator[str]:
-    """Yield the text of a section, and of the sections that belong to a single engine or proposer."""
+    """Yield the text of a section, and of the sections of its engines or proposers."""
     yield _section(cls, section_name(cls), (cls.__doc__ or "").strip())
     table, what = OWN.get(cls, ({}, ""))
     for name in table:
         own = table.resolve(name).options
         if any(not f.metadata["is_hidden"] for f in fields(own)):
-            further = " Any other key is an argument of vLLM's `EngineArgs`." if "further" in kinds(own) else ""
-            yield _section(own, f"{section_name(cls)}.{name}", f"What only the {what} `{name}` knows.{further}")
+            further = " Other keys are arguments of vLLM's `EngineArgs`." if "further" in kinds(own) else ""
+            yield _section(own, f"{section_name(cls)}.{name}", f"Options of the {what} `{name}`.{further}")
 
 
 def _section(cls: type[Section], name: str, about: str) -> str:
@@ -184,7 +190,7 @@ def _section(cls: type[Section], name: str, about: str) -> str:
         for f in fields(cls)
         if not f.metadata["is_hidden"]
     ]
-    return "\n".join((f"\n## [{name}]\n\n{about}\n", "| key | default | |", "|---|---|---|", *rows)) + "\n"
+    return "\n".join((f"\n## [{name}]\n\n{about}\n", "| key | default | meaning |", "|---|---|---|", *rows)) + "\n"
 
 
 def _default(f: Field[Any]) -> str:
@@ -195,11 +201,10 @@ def _default(f: Field[Any]) -> str:
 
 def _choices(f: Field[Any]) -> str:
     choices = f.metadata["choices"]
-    return f" (one of {', '.join(choices)})" if choices else ""
+    return f" One of {', '.join(choices)}." if choices else ""
 
 
-# --- commands
-# -----------------------------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 def _commands(command: click.Command, name: str) -> Iterator[str]:
@@ -222,7 +227,7 @@ def _help(command: click.Command, context: click.Context, name: str) -> str:
 
 
 def main() -> int:
-    """Write the pages, or return 1 if one is out of date."""
+    """Write the pages. With `--check`, return 1 if a page is stale."""
     stale = [name for name, text in pages().items() if not _is_written(name, text)]
     if "--check" in sys.argv[1:]:
         sys.stdout.write(

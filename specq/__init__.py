@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from specq.client import AsyncClient, Client
     from specq.protocol import SamplingParams
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["AsyncClient", "Client", "SamplingParams", "__version__"]
 

@@ -26,7 +26,7 @@ from tests.verifier.test_verifier import PROMPT, chain, open_session, step
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 BLOCKS = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
-EXAMPLES = ("bigram", "doubling", "memory_journal", "plausible")
+EXAMPLES = ("bigram", "doubling", "memory_journal", "plausible", "repeat")
 (TOML,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""What the simulator predicts for a setting, beside what was measured."""
+"""The simulator's prediction for a setting, beside the measurement."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from specq.simulate.settings import TrafficSettings
 from specq.simulate.stub_text import Choices, Texts
 
 COMPARED = ("tokens_per_second", "mean_accepted_length", "hit_rate")
-WARM_LEN = 4  # tokens of the jobs that compute all prompts, before those that are timed
+WARM_LEN = 4  # tokens of the jobs that compute all prompts before the timed jobs
 
 
 def predict(
     tables: dict[str, Any], texts: Texts, choices: Choices, rtt_ms: float, modes: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Simulate what the real processes did, in the same order: the jobs whose texts these are, with the drafters
-    `rtt_ms` further away, in one mode after the other. Return for each mode what is compared.
+    """Simulate the run of the real processes in the same order, one mode after the other.
 
-    choices   what the drafter thought of the texts; none: as the tables say
+    The simulation runs the jobs of `texts`, with the drafters `rtt_ms` further away. It returns the compared figures
+    for each mode.
+
+    choices   the drafter's probabilities for the texts. None: as in the tables.
     """
     network = tables["network"]
     far = {**network, "rtt_ms": network["rtt_ms"] + rtt_ms}

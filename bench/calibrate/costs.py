@@ -1,9 +1,8 @@
-"""What the processes take besides their models: in service, where caches are cold and sockets have threads of their
-own.
+"""The costs of processes besides their models, in service, where caches are cold and sockets have their own threads.
 
-The processes that are measured serve other jobs than those that are predicted, drafts always in use: in mode `plain`,
-so that only verdicts travel; with lookups alone; and with drafters. What a verdict takes is known from the first; what
-the second takes beyond that is for what was looked up, and what the third takes beyond both for the drafters' drafts.
+The measured processes serve other jobs than the predicted ones, with drafts always in use. They run in three ways: in
+mode `plain`, so that only verdicts are sent, with lookups alone, and with drafters. The first run gives the cost of a
+verdict. The extra cost of the second is that of lookups. The extra cost of the third is that of the drafters' drafts.
 """
 
 from __future__ import annotations
@@ -22,11 +21,15 @@ FAN_OUT = DraftConfig().fan_out
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What some processes did in one mode.
+    """The counts of some processes in one mode.
 
-    verdicts, looked_up   rounds of sessions, nodes that the verifier looked up
-    drafts, passes, nodes   drafts that were sent, passes of all drafters, nodes of the drafts
-    host_s    of the verifier, besides its engine; broker_s, drafter_s, client_s: all that these computed
+    verdicts    rounds of sessions.
+    looked_up   nodes that the verifier looked up.
+    drafts      sent drafts.
+    passes      passes of all drafters.
+    nodes       nodes of the drafts.
+    host_s      processor seconds of the verifier, besides its engine.
+    broker_s, drafter_s, client_s   all processor seconds of these processes.
     """
 
     verdicts: int
@@ -41,8 +44,10 @@ class Served:
 
 
 def profile(setting: Setting, prompts: Sequence[Prompt], pass_ms: Points) -> dict[str, float]:
-    """Serve these prompts; return the keys of HostSettings, in microseconds. `pass_ms`: what passes of a drafter's
-    model take."""
+    """Serve these prompts; return the keys of HostSettings, in microseconds.
+
+    pass_ms: the time of passes of a drafter's model.
+    """
     with serving(replace(setting, drafters=0), drafts="always") as service:
         plain, looked_up = (_served(observed(service, prompts, setting, mode)) for mode in ("plain", "async"))
     with serving(setting, drafts="always") as service:
@@ -66,8 +71,10 @@ def _served(found: Observed) -> Served:
 
 
 def costs(plain: Served, looked_up: Served, drafted: Served, pass_ms: Points) -> dict[str, float]:
-    """Return what each message and pass takes; a drafter's verdicts and drafts are in what a pass takes besides its
-    model."""
+    """Return the cost of each message and pass.
+
+    A drafter's verdicts and drafts are part of the cost of a pass besides its model.
+    """
     every = (plain, looked_up, drafted)
     verdicts, drafts = (sum(getattr(one, name) for one in every) for name in ("verdicts", "drafts"))
     verdict_s = plain.host_s / max(plain.verdicts, 1)
@@ -86,6 +93,5 @@ def costs(plain: Served, looked_up: Served, drafted: Served, pass_ms: Points) ->
 
 
 def _rows(drafted: Served) -> float:
-    """Return about how many rows a pass has: nodes of which the children were sent, and a committed token for each
-    verdict."""
+    """Return about how many rows a pass has: nodes whose children were sent, and a committed token for each verdict."""
     return (drafted.nodes / FAN_OUT + drafted.verdicts) / max(drafted.passes, 1)

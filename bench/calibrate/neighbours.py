@@ -1,7 +1,8 @@
-"""What the pair's processes take from each other on this machine: each is timed alone, and while the other computes.
+"""How much the pair's processes slow each other down on this machine: each is timed alone, and beside the other.
 
-The neighbour is a process of its own, `python -m bench.calibrate.neighbours step|pass MODEL CORE...`, which computes
-without a pause until its input ends. It is stopped and let go on by turns, so that both times meet the same machine.
+The neighbour is a separate process, `python -m bench.calibrate.neighbours step|pass MODEL CORE...`, which computes
+without a pause until its input ends. It is stopped and continued in turns, so that both times come from the same state
+of the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Times = Callable[[], list[float]]
 
 
 def stretch(times: Times, kind: str, model: str, cores: Sequence[int], repeats: int) -> float:
-    """Return how many times as long what is timed takes while a neighbour computes; at least 1."""
+    """Return the factor by which a running neighbour lengthens the timed work; at least 1."""
     alone, beside = [], []
     with _neighbour(kind, model, cores) as neighbour:
         for _ in range(repeats):
@@ -72,7 +73,7 @@ def _await_end(ended: threading.Event) -> None:
 
 
 def timed(kind: str, model: str, threads: int = 1) -> Times:
-    """Return what makes some steps (or passes) and returns their milliseconds."""
+    """Return a function that runs some steps (or passes) and returns their milliseconds."""
     if kind == "step":
         engine = load_engine(model, threads)
         return lambda: step_times(engine, 1, SOME_ROWS, SOME, busy_s=0)

@@ -1,5 +1,4 @@
-"""Real processes on this machine, the drafters behind a delay proxy: what they do with the prompts, and what it takes
-them."""
+"""Real processes on this machine, with the drafters behind a delay proxy: their results and costs for the prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from specq.runtime.usage import Usage
 
 PROXY = "bench.delay_proxy"
 READY_S = 240.0
-JOB_S = 120.0  # patience with one job
+JOB_S = 120.0  # time limit for one job
 POLL_S = 0.05
 COUNTS = ("rounds", "drafted", "draft_tokens", "accepted_tokens", "hits", "misses", "stale", "forward_us")
 
@@ -30,8 +29,12 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is served, and how: `in_flight` jobs at a time, of `output_len` tokens each; `line`: more options of the
-    proxy."""
+    """What is served, and how.
+
+    in_flight    jobs at a time.
+    output_len   tokens of each job.
+    line         more options of the proxy.
+    """
 
     model: str
     draft_model: str
@@ -43,10 +46,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Observed:
-    """What some processes did with some jobs.
+    """The results of some processes for some jobs.
 
-    steps    what the first verifier's steps were like; drafted: passes, drafts and nodes of all drafters
-    used     what each process computed, and what others did
+    steps    the figures of the first verifier's steps.
+    drafted  passes, drafts and nodes of all drafters.
+    used     the processor time of each process, and of others.
     """
 
     results: list[Result]
@@ -63,10 +67,12 @@ class Service:
         self.client, self._pids = client, pids
 
     def counts(self) -> tuple[dict[str, Any], Counter[str]]:
-        """Return what the first verifier counts, and all drafters together, when they have said so since this was
-        asked for."""
+        """Return the counts of the first verifier, and those of all drafters together.
+
+        All workers have reported since this call began.
+        """
         asked, workers = time.monotonic(), self._workers()
-        seconds = 0.0  # until the report was asked for
+        seconds = 0.0  # until the report was requested
         while any(worker["heard_s_ago"] >= seconds for worker in workers):
             time.sleep(POLL_S)
             seconds = time.monotonic() - asked
@@ -83,13 +89,13 @@ class Service:
         return workers
 
     def usage(self) -> Usage:
-        """Return what they have computed so far."""
+        """Return the processor time of the processes so far."""
         return Usage.of(self._pids)
 
 
 @contextmanager
 def serving(setting: Setting, rtt_ms: float = 0.0, drafts: str = "measured") -> Iterator[Service]:
-    """Start everything, the drafters `rtt_ms` away; stop it all at the end. `drafts` as of `TargetConfig`."""
+    """Start everything, the drafters `rtt_ms` away; stop it all at the end. `drafts` as in `TargetConfig`."""
     config = deployment(setting.model, setting.draft_model, setting.drafters, drafts=drafts)
     with ExitStack() as stack:
         is_far = rtt_ms or setting.line
@@ -109,15 +115,15 @@ def proxy(upstream: str, rtt_ms: float, line: Sequence[str] = ()) -> Iterator[st
 def measure(
     service: Service, prompts: Sequence[Prompt], setting: Setting, mode: str
 ) -> tuple[dict[str, Any], list[Result]]:
-    """Complete all prompts, so many at a time; return the figures and the results, in the prompts' order."""
+    """Complete all prompts, `in_flight` at a time; return the figures and the results, in the prompts' order."""
     found = observed(service, prompts, setting, mode)
     return figures(found.results, found.seconds) | {"steps": found.steps, "load": found.used.to_dict()}, found.results
 
 
 def observed(service: Service, prompts: Sequence[Prompt], setting: Setting, mode: str) -> Observed:
-    """Complete all prompts, so many at a time.
+    """Complete all prompts, `in_flight` at a time.
 
-    The prompts have been computed before, in every mode alike, so that what is timed is decoding.
+    The prompts are computed before, in every mode alike, so that the timed part is decoding.
     """
     client = service.client
     for prompt in prompts:
@@ -137,8 +143,7 @@ def _complete(client: Client, prompt: Prompt, setting: Setting, mode: str) -> Re
 
 
 def figures(results: Sequence[Result], seconds: float) -> dict[str, Any]:
-    """Return the rate and the sums of the jobs' counts; `step_ms` is the mean step as the verifier timed it in
-    service."""
+    """Return the rate and the sums of the jobs' counts; `step_ms`: the mean step as timed by the verifier."""
     sums = {name: sum(int((result.stats | result.internal).get(name, 0)) for result in results) for name in COUNTS}
     num_tokens = sum(len(result.token_ids) for result in results)
     return {

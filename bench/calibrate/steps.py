@@ -1,5 +1,4 @@
-"""What a verifier's steps were like in some service: means of what it counts itself, in a simulation as in a real
-process."""
+"""The figures of a verifier's steps in service: means of its own counts, in a simulation as in a real process."""
 
 from __future__ import annotations
 
@@ -13,10 +12,12 @@ ENGINE = ("forward", "judge")  # the phases in which the engine computes; the ot
 
 
 def since(before: Metrics, after: Metrics) -> dict[str, Any]:
-    """Return what the steps between two states were like, in milliseconds and counts for a step.
+    """Return the figures of the steps between two states, in milliseconds and counts a step.
 
-    step_ms   in the engine; host_ms: between, with what drafts, messages and book-keeping take
-    used      the sources that are in use afterwards; sent, judged: nodes in all, by source
+    step_ms       time in the engine.
+    host_ms       time between, for drafts, messages and bookkeeping.
+    used          the sources that are in use afterwards.
+    sent, judged  nodes in all, by source.
     """
     num_steps = after["steps"] - before["steps"]
     sums = {name: _less(after["step_us"], before["step_us"], name)[0] / 1e3 for name in PHASES}
@@ -34,7 +35,7 @@ def since(before: Metrics, after: Metrics) -> dict[str, Any]:
 
 
 def _less(after: Metrics, before: Metrics, name: str) -> list[int]:
-    """Return the numbers of a name without those that were there before; lists may lack what is 0 at their ends."""
+    """Return the numbers of a name minus those before; lists may lack zeros at their ends."""
     new, old = _numbers(after, name), _numbers(before, name)
     old += [0] * (len(new) - len(old))
     return [a - b for a, b in zip(new, old, strict=False)] or [0]

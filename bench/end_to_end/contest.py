@@ -1,4 +1,4 @@
-"""One contestant after the other on the same workload, since each fills the GPU; and the options that say which."""
+"""One contestant after the other on the same workload, because each fills the GPU; and the options that choose them."""
 
 from __future__ import annotations
 
@@ -20,57 +20,56 @@ from bench.suite import COUNT, option, options, repeatable
 from specq.protocol import ConfigError
 from specq.runtime import Number
 
-DRAFT_SHAPE = "vocab=152064"  # the target's, since rivals want vocabularies of one size
+DRAFT_SHAPE = "vocab=152064"  # the target's, because rivals need vocabularies of one size
 SHAPES = ("target", "draft", "target_shape", "draft_shape")  # options of `specq models inflate`
-SOURCES = ("parallel", "heads")  # likewise: what is inflated besides the pair
+SOURCES = ("parallel", "heads")  # likewise: inflated besides the pair
 
 workload_options = options(
-    option("--pair", click.Path(file_okay=False, path_type=Path), "pair", "Has target/ and draft/; made if it is not "
-        "there."),
-    option("--target", str, "qwen2.5-7b", "Shape of the target, if it is to be made."),
+    option("--pair", click.Path(file_okay=False, path_type=Path), "pair", "Directory with target/ and draft/. "
+        "Created if missing."),
+    option("--target", str, "qwen2.5-7b", "Shape of the target, if the pair is created."),
     option("--draft", str, "qwen2.5-0.5b", "Shape of the draft model, likewise."),
-    option("--draft-shape", str, DRAFT_SHAPE, "Changes to it."),
-    option("--target-shape", str, "", "Changes to that of the target."),
-    option("--model", str, "tiny", "The small pair that is inflated."),
-    option("--parallel", str, "", "A parallel draft model for it, inflated as the draft model.", metavar="DIR"),
-    repeatable("--heads", str, (), "Medusa heads or an EAGLE-3 head for it, inflated likewise.", metavar="DIR"),
+    option("--draft-shape", str, DRAFT_SHAPE, "Changes to the draft model's shape."),
+    option("--target-shape", str, "", "Changes to the target's shape."),
+    option("--model", str, "tiny", "The small pair to inflate."),
+    option("--parallel", str, "", "A parallel draft model for the pair, inflated too.", metavar="DIR"),
+    repeatable("--heads", str, (), "Medusa heads or an EAGLE-3 head, inflated too.", metavar="DIR"),
     click.option(
-        "--fresh-prompts", is_flag=True, help="No prompt comes twice: each has a few tokens of its own, so nobody has "
-            "its KV."
+        "--fresh-prompts", is_flag=True, help="Make every prompt unique, so that prefix caching has "
+            "no effect."
     ),
-    repeatable("--sessions", COUNT, (1, 8, 32, 64), "Jobs at a time."),
-    repeatable("--temperature temperatures", Number(0), (0.0,), ""),
+    repeatable("--sessions", COUNT, (1, 8, 32, 64), "Number of jobs at a time."),
+    repeatable("--temperature temperatures", Number(0), (0.0,), "Sampling temperature."),
     repeatable(
-        "--sampled-sessions", COUNT, (), "Jobs at a time at each --temperature but the "
-            "first.", show_default="those of --sessions"
+        "--sampled-sessions", COUNT, (), "Number of jobs at a time for every --temperature "
+            "but the first.", show_default="those of --sessions"
     ),
     option("--output-len", COUNT, 128, "Tokens of each completion."),
     option(
         "--length-spread", Number(0, 0.9), 0.0,
-        "How far completions are longer or shorter than that, as a share of it: 0.3 is 0.7 to 1.3 times as many "
-        "tokens.",
+        "Relative spread of completion lengths: 0.3 means 0.7 to 1.3 times --output-len.",
     ),
-    option("--jobs-each", COUNT, JOBS_EACH, "Jobs of each session, one after the other. The end of a run, when fewer "
-        "run, weighs the less the more there are."),
-    option("--repeats", COUNT, 3, "Repetitions; the median counts."),
-    option("--settle-s", Number(0), 3.0, "Seconds of service at each load before those who learn what pays are timed."),
-    option("--engine", click.Choice(["torch", "vllm"]), "torch", "Of specq's verifiers."),
+    option("--jobs-each", COUNT, JOBS_EACH, "Jobs of each session, one after the other. With more jobs, the end of "
+        "a run, when fewer run, weighs less."),
+    option("--repeats", COUNT, 3, "Number of repetitions. The median is reported."),
+    option("--settle-s", Number(0), 3.0, "Warm-up seconds at each load, if a contestant learns which drafts pay off."),
+    option("--engine", click.Choice(["torch", "vllm"]), "torch", "Engine of specq's verifiers."),
     repeatable(
         "--mode modes", click.Choice(["plain", "sync", "async"]), (),
-        "Of own, one, two, two-own and ssd, which has two ways of its own besides.", show_default="all of each",
+        "Mode of own, one, two, two-own and ssd (ssd also has two ways of its own).", show_default="all of each",
     ),
-    repeatable("--engine-option engine_options", str, (), "Handed on to their engine.", metavar="NAME=VALUE"),
-    option("--tensor-parallel-size", COUNT, None, "GPUs for each layer, in vLLM.", show_default="1"),
+    repeatable("--engine-option engine_options", str, (), "Option of the verifiers' engine.", metavar="NAME=VALUE"),
+    option("--tensor-parallel-size", COUNT, None, "GPUs among which vLLM divides each layer.", show_default="1"),
     click.option("--tensor-parallel", type=COUNT, hidden=True),  # its old name
-    option("--device", str, "cuda", "cuda, or cpu to try the suite out."),
+    option("--device", str, "cuda", "cuda, or cpu to try the suite."),
 )  # fmt: skip
 Contestant = Callable[[Workload], dict[str, Any]]
 
 
 def prepare(report: Report, *, pair: Path, device: str, **given: Any) -> Workload:
-    """Make the pair if it is not there; return and report the workload.
+    """Make the pair if it does not exist; return and report the workload.
 
-    Raises ConfigError if the device is not here, and for options that the engine does not take.
+    Raises ConfigError if the device is not available, or the engine does not know an option.
     """
     from bench.device import check_device
 
@@ -96,8 +95,7 @@ def _build(pair: Path, device: str, made_of: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A contestant, or one variant of it that is measured by itself; what the parts of one name find is put
-    together."""
+    """A contestant, or one variant that is measured separately; a contestant's variants form one result."""
 
     name: str
     measure: Contestant
@@ -108,15 +106,17 @@ class Part:
         return f"{self.name} {self.variant}".strip()
 
     def is_in(self, results: Mapping[str, Any]) -> bool:
-        """Has it been measured?"""
+        """Return whether it has been measured."""
         found = results.get(self.name, {})
         return self.variant in found if self.variant else bool(found) and "error" not in found
 
 
 def run(report: Report, work: Workload, parts: Sequence[Part]) -> list[str]:
-    """Measure in turn what the report does not have yet, and show each part when it is done; one that fails is
-    reported, and the others go on. Return which failed. Of one that is interrupted the loads before that are reported,
-    and `--resume` measures it again."""
+    """Measure the parts that the report lacks, one after the other, and show each when it is done; return failed ones.
+
+    A failed part is reported, and the others continue. For an interrupted part the loads before the interruption are
+    reported, and `--resume` measures it again.
+    """
     results, failed = report.content["results"], list[str]()
     for part in parts:
         if part.is_in(results):

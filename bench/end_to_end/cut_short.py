@@ -1,5 +1,7 @@
-"""What was measured before a run was cut short, by Ctrl-C or SIGTERM (as of `timeout`): it goes to the report with
-what ends the run."""
+"""The results before a run was interrupted by Ctrl-C or SIGTERM (as sent by `timeout`).
+
+An exception carries them to the report, together with the cause of the end.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 
 class CutShortError(BaseException):
-    """`found`: what was measured until then; `stop`: what ended the run."""
+    """`found`: the results so far; `stop`: the exception that ended the run."""
 
     def __init__(self, found: dict[str, Any], stop: BaseException) -> None:
         super().__init__("cut short")
@@ -18,7 +20,7 @@ class CutShortError(BaseException):
 
 @contextmanager
 def keeping(found: dict[str, Any]) -> Iterator[None]:
-    """Let what was found by then go with the end of the run; a dict that is filled within."""
+    """Attach the results so far, a dict that the body fills, to an exception that ends the run."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stop:

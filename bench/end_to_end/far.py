@@ -1,11 +1,11 @@
-"""Draft workers far from the verifier: small drafters on this machine's CPU cores, behind a delay proxy, and the large
-target on its device.
+"""Draft workers far from the verifier: small drafters on CPU cores behind a delay proxy, and the large target.
 
-far       draft workers as processes, each on a core of its own; all of them `rtt_ms` away, one delay after the other
+The target is on its device. `far` runs draft workers as processes, each on a core of its own. All are `rtt_ms` away,
+one delay after the other.
 
 Rule: plain decoding and drafting take turns on the same processes, seconds apart, and a ratio is of two such turns.
-Turns are about as long at each load, so that one session is told as well as many. A broker and a verifier are started
-once; draft workers and the proxy are started anew for each delay.
+Turns are about as long at each load, so that one session is measured as precisely as many. A broker and a verifier
+start once. Draft workers and the proxy start again for each delay.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ VERIFIER_CORES, OTHER_CORES = 2, 2  # OTHER_CORES: for the broker, and for this 
 GONE_S, POLL_S = 30.0, 0.1
 
 far_options = options(
-    option("--far-drafters", COUNT, 12, "Draft workers of `far`."),
-    option("--far-model", str, "tiny", "Their draft model, which is not inflated; it has the pair's tokenizer."),
+    option("--far-drafters", COUNT, 12, "Number of draft workers of `far`."),
+    option("--far-model", str, "tiny", "Draft model of `far`. It has the pair's tokenizer and is not inflated."),
     repeatable(
-        "--rtt-ms", Number(0), (1.0, 20.0, 50.0), "Round trip between `far` draft workers and broker; 0: no proxy."
+        "--rtt-ms", Number(0), (1.0, 20.0, 50.0), "Round trip of `far` draft workers to the broker in ms (0: no proxy)."
     ),
-    option("--turn-s", Number(0), 0.6, "A turn of `far`: its jobs, as often as until so many seconds are over."),
+    option("--turn-s", Number(0), 0.6, "Minimum seconds of a turn of `far`. Its jobs repeat until then."),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class FarSettings:
-    """How many draft workers with which model, how far away, and how long a turn is at least."""
+    """The number and model of draft workers, how far away they are, and the minimum length of a turn."""
 
     drafters: int
     model: str
@@ -58,7 +58,7 @@ class FarSettings:
 
 
 def measure_far(settings: FarSettings, work: Workload) -> dict[str, Any]:
-    """Return {"plain 20 ms", "async 20 ms" and so on: {load: figures}}; a delay that fails leaves the others."""
+    """Return {"plain 20 ms", "async 20 ms" and so on: {load: figures}}; if a delay fails, the others continue."""
     cores = Cores.of(available_cores(), settings.drafters)
     found: dict[str, Any] = {}
     config = cores.given(verifier_config(work, ""))
@@ -74,7 +74,7 @@ def measure_far(settings: FarSettings, work: Workload) -> dict[str, Any]:
 
 
 def _add(runs: Iterable[tuple[StreamLoad, Mapping[str, Any]]], found: dict[str, Any], suffix: str = "") -> None:
-    """Add the figures of each load, by variant, as they come."""
+    """Add the figures of each load, by variant, as they arrive."""
     for load, by_variant in runs:
         for variant, one in by_variant.items():
             found.setdefault(f"{variant}{suffix}", {})[load.key] = one
@@ -86,7 +86,7 @@ def _add(runs: Iterable[tuple[StreamLoad, Mapping[str, Any]]], found: dict[str, 
 def _at(
     rtt_ms: float, settings: FarSettings, work: Workload, servers: Servers, client: ListeningClient, cores: Cores
 ) -> Iterator[tuple[StreamLoad, dict[str, Any]]]:
-    """Start draft workers so far away, and yield {variant: figures} of each load."""
+    """Start draft workers `rtt_ms` away, and yield {variant: figures} of each load."""
     with ExitStack() as stack:
         address = stack.enter_context(proxy(servers.address, rtt_ms)) if rtt_ms else servers.address
         stack.callback(_wait_until_gone, servers)
@@ -114,13 +114,13 @@ def _members(config: Config, address: str, settings: FarSettings, cores: Cores) 
             nice=0,
         )
         arguments = ("worker", "--role", "draft", *to_arguments(section), "--log-level", "warning")
-        # `about` of the first one is where the group asks who is ready: at the broker itself
+        # the first one's `about` is the address where the group asks for readiness: the broker itself
         found.append(Member(name, arguments, (core,), config.broker.bind))
     return found
 
 
 def _wait_until_gone(servers: Servers) -> None:
-    """Wait until the broker knows no draft workers, so that those of the next delay are the only ones."""
+    """Wait until the broker knows no draft workers, so that the next delay starts without old ones."""
     deadline = time.monotonic() + GONE_S
     while any(worker["role"] == "draft" for worker in servers.client.status()["workers"]):
         if time.monotonic() > deadline:
@@ -136,9 +136,9 @@ def _in_turns(
 ) -> dict[str, dict[str, Any]]:
     """Return the figures of plain decoding and of drafting, which take turns.
 
-    drafted_per_second   nodes that all draft workers made, while drafting had its turns
-    stale_share          of the nodes that reached the verifier, those that the transcript contradicted or that were cut
-    to_plain, interval   median of the ratios of two turns, and its bootstrap confidence interval
+    drafted_per_second   nodes that all draft workers made, while drafting had its turns.
+    stale_share          share of the nodes at the verifier that the text contradicted or that were cut.
+    to_plain, interval   median of the ratios of two turns, and its bootstrap confidence interval.
     """
     prompts = work.prompts_for(load.sessions)[: work.jobs_each * load.sessions]
     modes = {mode: Completer(client, load, work, mode) for mode in (PLAIN, DRAFTED)}
@@ -182,7 +182,7 @@ def _to_plain(drafted: Repetitions, plain: Repetitions) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Which cores verifier and broker stay on, and the core of each draft worker."""
+    """The cores of the verifier and of the broker, and the core of each draft worker."""
 
     verifier: tuple[int, ...]
     broker: tuple[int, ...]
@@ -190,8 +190,7 @@ class Cores:
 
     @staticmethod
     def of(here: tuple[int, ...], drafters: int) -> Cores:
-        """Divide the cores: a core for each draft worker; where that leaves too few for the others, draft workers
-        share theirs."""
+        """Divide the cores: one for each draft worker, if enough are left for the others; else workers share cores."""
         num_others = min(VERIFIER_CORES + OTHER_CORES, max(len(here) // 2, 1))
         verifier = here[: max(num_others - OTHER_CORES, 1)]
         rest = here[num_others:] or here
@@ -202,6 +201,6 @@ class Cores:
         )
 
     def given(self, config: Config) -> Config:
-        """Return a configuration whose broker and verifier stay on their cores."""
+        """Return a configuration that pins the broker and the verifier to their cores."""
         broker, target = replace(config.broker, cores=self.broker), replace(config.target, cores=self.verifier)
         return replace(config, broker=broker, target=target)

@@ -1,6 +1,7 @@
-"""A client that notes when tokens arrive and jobs end, in its I/O thread, so that a run of many jobs costs them next
-to nothing: one thread asks for all of them, where as many threads as jobs would take turns of milliseconds with the
-one that reads."""
+"""A client that notes in its I/O thread when tokens arrive and jobs end, so that many jobs cost almost nothing.
+
+One thread requests all jobs. One thread for each job would compete with the reading thread, in turns of milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from specq.client import Client, Event, Job, NewTokens, Request, Result, ServedM
 
 
 class _ListeningJob(Job):
-    """A job that knows when it was submitted and when tokens of it arrived, and says when it has ended."""
+    """A job that notes when it was submitted and when its tokens arrived, and reports its end."""
 
     def __init__(self, client: ListeningClient, request: Request, served: ServedModel) -> None:
         self.started, self.arrivals, self._all_ended = time.perf_counter(), list[float](), client.ended
@@ -29,7 +30,7 @@ class _ListeningJob(Job):
 
 
 class ListeningClient(Client):
-    """A client whose jobs note when their tokens arrive. `ended`: the jobs that have ended, in that order."""
+    """A client whose jobs note when their tokens arrive. `ended`: the ended jobs, in that order."""
 
     def __init__(self, broker: str) -> None:
         self.ended: queue.SimpleQueue[_ListeningJob] = queue.SimpleQueue()
@@ -38,10 +39,9 @@ class ListeningClient(Client):
     def complete(
         self, requests: Iterable[Mapping[str, Any]], num_at_once: int, patience_s: float
     ) -> list[tuple[Stream, Result]]:
-        """Complete prompts, so many at a time, and return what came of each, in order; arguments of a request as of
-        `submit`.
+        """Complete prompts, `num_at_once` at a time, and return the results in order; request arguments as in `submit`.
 
-        Raises JobError if one failed, and TimeoutError if none ended for `patience_s` seconds.
+        Raises JobError if a job failed, and TimeoutError if none ended for `patience_s` seconds.
         """
         running, found = dict[int | str, int](), dict[int, tuple[Stream, Result]]()
         for place, arguments in enumerate(requests):
@@ -56,7 +56,7 @@ class ListeningClient(Client):
     def _take_ended(
         self, running: dict[int | str, int], found: dict[int, tuple[Stream, Result]], patience_s: float
     ) -> None:
-        """Wait for the end of a job, and note what came of it if it is one of these."""
+        """Wait for the end of a job, and store its result if it is one of these."""
         try:
             job = self.ended.get(timeout=patience_s)
         except queue.Empty:

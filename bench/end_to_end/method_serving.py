@@ -1,11 +1,10 @@
-"""Ways to draft in the verifier's process, each on a verifier of its own: those of `bench.methods` that need no draft
-worker.
+"""Ways to draft in the verifier's process, each on a verifier of its own: methods of `bench.methods` without workers.
 
-They find what they draft with beside the target, as `specq models inflate` writes it. Plain decoding is measured on
-each verifier, too.
+Their weights are beside the target, as `specq models inflate` writes them. Plain decoding is measured on each verifier,
+too.
 
-Rule: a method's drafts are always used (`drafts` says otherwise) and nothing else drafts; no text is drafted from an
-earlier text of the same prompt.
+Rule: a method's drafts are always used (unless `drafts` changes this) and no other source drafts. No text is drafted
+from an earlier text of the same prompt.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ DRAFTS = ("always", "measured")
 
 
 def measure(kind: str, work: Workload, drafts: str = "always") -> dict[str, Any]:
-    """Return {"drafts" and "plain": {load: figures}} of a method. Raises ConfigError where what it drafts with is not
-    there."""
+    """Return {"drafts" and "plain": {load: figures}} of a method. Raises ConfigError if its weights are missing."""
     config = method_config(kind, work, drafts)
     with Servers(config) as servers, ListeningClient(servers.address) as client:
         servers.wait_ready(READY_S)
@@ -48,7 +46,7 @@ def measure(kind: str, work: Workload, drafts: str = "always") -> dict[str, Any]
 
 
 def method_config(kind: str, work: Workload, drafts: str = "always") -> Config:
-    """Return the configuration of a broker and a verifier that drafts in this way."""
+    """Return the configuration of a broker and a verifier that drafts with this method."""
     method = next(one for one in choose(_files(Path(work.pair)), [kind]) if one.kind == kind)
     config = verifier_config(work, "")
     lookup = config_of(method, config.target.model).target.prompt_lookup

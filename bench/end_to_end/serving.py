@@ -1,4 +1,4 @@
-"""specq's deployments: a broker, a verifier, and a drafter that lives somewhere."""
+"""specq's deployments: a broker, a verifier, and a drafter in various places."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from specq.processes.servers import Servers, pair_config
 
 READY_S = 400.0
 JOB_S = 60.0
-MOST_SESSIONS = 128  # unless more are asked for
-BRISK_MS = 100  # between heartbeats where no draft workers are: the split of steps waits for some at each load
+MOST_SESSIONS = 128  # unless more are requested
+BRISK_MS = 100  # between heartbeats without draft workers: the split of steps waits for some at each load
 
-# Where the drafter is, and what is measured: modes, and ways of `WAYS`.
+# The place of the drafter, and what is measured: modes, and keys of `WAYS`.
 DEPLOYMENTS = {
     "own": ("plain", "sync", "async"),
     "one": ("sync", "async"),
@@ -33,8 +33,8 @@ DEPLOYMENTS = {
     "ssd": ("plain", "async", "ssd", "ssd jit"),
 }
 WAYS: dict[str, tuple[str, Mapping[str, Any]]] = {"ssd": ("async", SSD), "ssd jit": ("jit", SSD)}  # modes and shapes
-OWN = ("own", "two-own")  # who drafts in the verifier's process
-BESIDE = ("two", "two-own", "ssd")  # who drafts on a GPU beside the verifier's
+OWN = ("own", "two-own")  # deployments that draft in the verifier's process
+BESIDE = ("two", "two-own", "ssd")  # deployments that draft on a GPU beside the verifier's
 
 
 def measure(name: str, work: Workload) -> dict[str, Any]:
@@ -50,9 +50,11 @@ def measure(name: str, work: Workload) -> dict[str, Any]:
 
 
 def until_one_fails(runs: Iterable[tuple[str, str, Callable[[], Any]]]) -> dict[str, Any]:
-    """Return {variant: {load: figures}} of runs (variant, load, what measures it) on one verifier. After one that
-    fails, whose reason stands in place of its figures, there are no more: the verifier may be lost. Raises
-    CutShortError with those before it if a run is interrupted."""
+    """Return {variant: {load: figures}} of runs (variant, load, measuring function) on one verifier.
+
+    After a failed run, which has its reason instead of figures, the others do not start: the verifier may be lost.
+    Raises CutShortError with the earlier figures if a run is interrupted.
+    """
     found: dict[str, Any] = {}
     with keeping(found):
         for variant, key, measured in runs:
@@ -64,7 +66,7 @@ def until_one_fails(runs: Iterable[tuple[str, str, Callable[[], Any]]]) -> dict[
 
 
 def modes(name: str, work: Workload) -> list[str]:
-    """Return the modes, and the ways of `WAYS`, in which a deployment is measured."""
+    """Return the modes, and the keys of `WAYS`, in which a deployment is measured."""
     return [way for way in DEPLOYMENTS[name] if way in WAYS or way in (work.modes or DEPLOYMENTS[name])]
 
 
@@ -87,8 +89,10 @@ def _config(name: str, work: Workload) -> Config:
 
 
 def verifier_config(work: Workload, draft_model: str) -> Config:
-    """Return the configuration of a broker and a verifier that drafts with a model itself ("": with none), without
-    draft workers."""
+    """Return the configuration of a broker and a verifier, without draft workers.
+
+    draft_model: the model that drafts in the verifier's process. "": none.
+    """
     config = pair_config(f"{work.pair}/target", "", 0)
     device, dtype = ("cuda:0", "bfloat16") if is_gpu(work) else ("cpu", "float32")
     return replace(
@@ -104,25 +108,25 @@ def verifier_config(work: Workload, draft_model: str) -> Config:
 
 
 def _vllm_options(work: Workload) -> tuple[str, ...]:
-    """Return what vLLM as an engine has of what vLLM as a rival has; its KV slots are those of the other engines."""
+    """Return the options of vLLM as a rival that also apply to the engine; its KV slots are those of other engines."""
     return (f"max_model_len={MAX_LEN}", f"tensor_parallel_size={work.tensor_parallel_size}")
 
 
 def run(completer: Completer, split: StepSplit, work: Workload, load: StreamLoad, variant: int = 0) -> dict[str, Any]:
-    """Return the figures of a load, completed by one way to draft; `variant` as of `Workload.timed`."""
+    """Return the figures of a load, completed by one way to draft; `variant` as in `Workload.timed`."""
     found = work.timed(load, completer.complete, learns=completer.mode != "plain", warmed=split.begin, variant=variant)
     tell(f"{completer.name}, {load.key}: {found['tokens_per_second']:.0f} tokens/s")
     return found | speculation(completer.results) | split.figures()
 
 
 class Completer:
-    """Completes prompts through a client, as many at a time as a load says, of which a workload says how long they
-    get; `results`: of the last ones.
+    """Completes prompts through a client, as many at a time as the load says, with the workload's lengths.
 
-    name    of the way to draft; the mode where it has none
-    shape   options of the jobs that say in which shape is drafted
-    wave    0, or after how many jobs prompts come again: no text is then drafted from an earlier one of the same
-            prompt, as their tenants differ
+    results   of the last prompts.
+    name      of the way to draft, or the mode.
+    shape     job options that set the shape of drafts.
+    wave      the number of jobs after which prompts repeat, or 0. Each wave gets its own tenant, so no text is drafted
+              from an earlier one of the same prompt.
     """
 
     def __init__(
@@ -156,7 +160,7 @@ class Completer:
 
 
 def speculation(results: list[Result]) -> dict[str, Any]:
-    """Return what the statistics of some jobs say of drafts and steps."""
+    """Return the draft and step figures from the statistics of some jobs."""
     stats = [result.stats | result.internal for result in results]
     rounds = sum(s["rounds"] for s in stats)
     sums = {name: sum(int(s.get(name, 0)) for s in stats) for name in ("drafted", "draft_tokens", "stale", "hits")}

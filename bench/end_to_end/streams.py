@@ -1,19 +1,18 @@
-"""What users see of completions, and how fast: tokens a second, the first token, and the time between tokens.
+"""What users see of completions: tokens a second, the first token, and the time between tokens.
 
 The definitions are those of `vllm bench serve`:
 
-first_token_ms   median time from the request to the arrival of the first token
-itl_ms, itl_p99_ms   inter-token latency, median and 99th percentile: the time between two arrivals of tokens of one
-                     completion. Tokens
-                 that arrive together (those of one verdict, of one step of vLLM) count as one arrival
-tpot_ms          median over completions of the time from the first arrival to the last one, for each token after the
-                 first
+    first_token_ms   median time from the request to the arrival of the first token
+    itl_ms, itl_p99_ms   inter-token latency, median and 99th percentile: the time between two arrivals of tokens of
+                     one completion. Tokens that arrive together (of one verdict, or one step of vLLM) are one arrival
+    tpot_ms          median over completions of the time from the first arrival to the last one, for each token after
+                     the first
 
-Besides, `busy_tokens_per_second` is the rate until the last job of a run was asked for: while as many run as the load
-says. Behind that the run thins out, and the more so, the more the jobs' times differ, as they do with drafts.
+In addition, `busy_tokens_per_second` is the rate until the last job of a run was requested, while the full number of
+jobs runs. After that the run thins out. It thins out more if the jobs' times differ, as they do with drafts.
 
-Rule: an arrival is noted where a user's program gets the tokens: at specq's client behind its sockets, and at what
-`LLMEngine.step` returns.
+Rule: an arrival is noted where a user's program gets the tokens: at specq's client behind its sockets, and at the
+output of `LLMEngine.step`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class StreamLoad:
-    """How many jobs run at a time, and at which temperature they sample; its key names it in a report."""
+    """How many jobs run at a time, and their sampling temperature; the key is its name in a report."""
 
     sessions: int
     temperature: float = 0.0
@@ -41,8 +40,10 @@ class StreamLoad:
 
 @dataclass(slots=True)
 class Stream:
-    """A completion: its tokens, when it was asked for, and when some of them arrived (seconds of one clock; empty: not
-    noted)."""
+    """A completion: its tokens, when it was requested, and when some tokens arrived.
+
+    Times are seconds of one clock. Empty: not noted.
+    """
 
     token_ids: list[int]
     started: float = 0.0
@@ -55,7 +56,7 @@ class Repetitions:
     def __init__(self, load: StreamLoad) -> None:
         self._load, self._rates, self._streams = load, list[float](), list[Stream]()
         self._busy_rates = list[float]()
-        self.seconds = 0.0  # of all of them
+        self.seconds = 0.0  # of all repetitions
 
     @property
     def rates(self) -> list[float]:
@@ -73,7 +74,7 @@ class Repetitions:
         self._busy_rates += busy_rate(streams)
 
     def figures(self) -> dict[str, Any]:
-        """Return the load, the rates, what users saw in all repetitions, and the beginnings of the last texts."""
+        """Return the load, the rates, the users' figures of all repetitions, and the beginnings of the last texts."""
         rate = statistics.median(self._rates)
         return {
             "sessions": self._load.sessions,
@@ -88,8 +89,10 @@ class Repetitions:
 
 
 def busy_rate(streams: Sequence[Stream]) -> list[float]:
-    """Return the tokens a second until the last completion of a run was asked for; none where nothing arrived by then.
-    Each arrival counts as as many tokens as the others of its completion."""
+    """Return the tokens a second until the last completion of a run was requested; empty if no token arrived by then.
+
+    All arrivals of a completion count as the same number of tokens.
+    """
     began, until = min(stream.started for stream in streams), max(stream.started for stream in streams)
     noted = [(len(one.token_ids) / len(one.arrivals), one.arrivals) for one in streams if one.arrivals]
     num_tokens = sum(each * bisect_right(arrivals, until) for each, arrivals in noted)
@@ -97,7 +100,7 @@ def busy_rate(streams: Sequence[Stream]) -> list[float]:
 
 
 def latencies(streams: Sequence[Stream]) -> dict[str, float]:
-    """Return the latencies (see above) of completions, in milliseconds; those that nothing is known of are left out."""
+    """Return the latencies (see above) of completions, in milliseconds; unknown ones are left out."""
     noted = [stream for stream in streams if stream.arrivals]
     gaps = sorted(later - earlier for stream in noted for earlier, later in pairwise(stream.arrivals))
     longer = [stream for stream in noted if len(stream.token_ids) > 1]

@@ -1,4 +1,4 @@
-"""What contestants found, {variant: {load: figures}}, as rows for the screen and as figures for the report."""
+"""The results of contestants, {variant: {load: figures}}, as rows for the screen and as figures for the report."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ RATE, PLAIN = "tokens_per_second", "plain"
 VLLM, SPECULATION = (
     "vllm",
     {"vllm-spec": "draft model", "vllm-eagle3": "EAGLE-3", "vllm-ngram": "n-grams"},
-)  # vLLM's own
-ENGINE = "engine "  # begins the key of what a variant ran with
+)  # vLLM's own speculation
+ENGINE = "engine "  # prefix of the key with a variant's engine settings
 # Columns of the table: a heading, and the figure under it.
 COLUMNS = {
     "T": "temperature",
@@ -38,8 +38,7 @@ COLUMNS = {
 
 
 def table(name: str, found: Found) -> list[Row]:
-    """Return a row for each variant and load that was measured, a header first; columns without anything are left
-    out."""
+    """Return a row for each measured variant and load, a header first; empty columns are left out."""
     rows = [_row(name, variant, found, key, one) for variant, key, one in _measured(found)]
     used = [i for i in range(len(COLUMNS) + 1) if any(row[i] != "" for row in rows)]
     header: Row = ("CONTESTANT", *COLUMNS)
@@ -54,7 +53,7 @@ def _row(name: str, variant: str, found: Found, key: str, one: Found) -> Row:
 
 
 def notes(name: str, found: Found) -> list[str]:
-    """Return a line for each variant of which it is known what it ran with."""
+    """Return a line for each variant with known engine settings."""
     return [
         f"{name}, {key}: {', '.join(f'{option} {value}' for option, value in about.items())}"
         for key, about in found.items()
@@ -63,8 +62,11 @@ def notes(name: str, found: Found) -> list[str]:
 
 
 def summary(results: Mapping[str, Found]) -> list[Row]:
-    """Return a row for each load that vLLM was measured with: its rates, its best way to draft and the depth of that,
-    and the ratios of all others to vLLM plain and to the best of vLLM's."""
+    """Return a row for each load that vLLM was measured with.
+
+    It has vLLM's rates, and its best way to draft with the depth. It has the ratios of all others to vLLM plain and to
+    vLLM's best.
+    """
     plain = {key: one[RATE] for variant, key, one in _measured(results.get(VLLM, {})) if variant == PLAIN}
     others = {
         f"{name} {variant}": {key: one[RATE] for of, key, one in _measured(found) if of == variant}
@@ -97,7 +99,7 @@ def figures(name: str, found: Found) -> dict[str, Figure]:
 
 
 def _measured(found: Found) -> Iterator[tuple[str, str, Found]]:
-    """Yield (variant, load, figures) of what completed prompts; a contestant that failed has none."""
+    """Yield (variant, load, figures) of completed runs; a failed contestant has none."""
     for variant, by_load in found.items():
         if isinstance(by_load, dict):
             yield from ((variant, key, one) for key, one in by_load.items() if isinstance(one, dict) and RATE in one)

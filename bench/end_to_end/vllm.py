@@ -1,11 +1,12 @@
-"""vLLM, plain or with its own speculation (a draft model, an EAGLE-3 head, or n-grams of the text), driven as `vllm
-bench throughput` drives it: requests in, `LLMEngine.step`, tokens out.
+"""vLLM, plain or with its own speculation: a draft model, an EAGLE-3 head, or n-grams of the text.
 
-Rule: vLLM is measured at its best. It has as many seats as the largest load has sessions, its own choice of CUDA
-graphs, and, on a GPU, asynchronous scheduling, which is asked for since some versions leave it off beside a draft
-model: a step is launched while the device runs the last one, in one process (its `step_with_batch_queue`) as in two.
-It samples with the engine's seed: with a seed for each request its sampler would handle the requests one by one. What
-it really ran with stands in the report (`engine plain`, `engine K=3`). It runs in a process of its own, so that the
+It is driven as in `vllm bench throughput`: requests in, `LLMEngine.step`, tokens out.
+
+Rule: vLLM is measured at its best. It has as many seats as the largest load has sessions, and its own choice of CUDA
+graphs. On a GPU it has asynchronous scheduling, in one process (its `step_with_batch_queue`) as in two: a step is
+launched while the device runs the last one. This is requested explicitly, because some versions turn it off beside a
+draft model. vLLM samples with the engine's seed. With a seed for each request its sampler would handle the requests one
+by one. The report has its actual settings (`engine plain`, `engine K=3`). It runs in a separate process, so that the
 GPU is empty afterwards: `python -m bench.end_to_end.vllm WORKLOAD OPTIONS RESULT`.
 """
 
@@ -30,9 +31,9 @@ from bench.report import attempt, tell
 from specq.protocol import EngineError
 
 LEAST_SEATS = 128
-MEMORY = 0.6  # of the GPU's
+MEMORY = 0.6  # share of the GPU's memory
 CPU_KV_BYTES = 1 << 30
-MOST_NGRAM = 4  # tokens that are looked for in the text, at most
+MOST_NGRAM = 4  # maximum tokens to look for in the text
 PATIENCE_S = 500.0  # with one process
 
 # What each way to draft needs besides its depth.
@@ -44,8 +45,7 @@ DRAFTING: dict[str, Callable[[Workload], dict[str, Any]]] = {
 
 
 def measure_in_child(work: Workload, **options: Any) -> dict[str, Any]:
-    """Return what `measure` does, in a process of its own. Raises EngineError, with what the process printed, if it
-    fails."""
+    """Return the result of `measure`, run in a separate process. Raises EngineError with its output if it fails."""
     with TemporaryDirectory(prefix="specq-vllm-") as folder:
         workload, result, log = (Path(folder) / file for file in ("workload.json", "result.json", "log"))
         work.save(workload)
@@ -65,12 +65,12 @@ def measure_in_child(work: Workload, **options: Any) -> dict[str, Any]:
 def measure(
     work: Workload, depth: int = 0, *, method: str = "draft_model", num_processes: int = 1, scheduling: str = "async"
 ) -> dict[str, Any]:
-    """Return {"plain" or "K=depth": {load: figures}}, and under "engine plain" and so on what vLLM ran with.
+    """Return {"plain" or "K=depth": {load: figures}}, and vLLM's settings under "engine plain" and so on.
 
-    depth          tokens that are drafted for a step; 0: none
-    method         what drafts them: one of DRAFTING
-    num_processes  2: vLLM schedules and computes in another process than the one that takes its outputs
-    scheduling     "async", or "default": what vLLM chooses itself
+    depth          drafted tokens a step. 0: none.
+    method         what drafts them: one of DRAFTING.
+    num_processes  2: vLLM schedules and computes in a separate process. This process receives its outputs.
+    scheduling     "async", or "default": vLLM's own choice.
     """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": str(num_processes - 1), "VLLM_LOGGING_LEVEL": "ERROR"}
     llm = _load(work, depth, scheduling, method)
@@ -83,7 +83,7 @@ def measure(
 
 
 def _load(work: Workload, depth: int, scheduling: str, method: str = "draft_model") -> Any:
-    """Return vLLM with the models; where asynchronous scheduling is asked for and it refuses, without."""
+    """Return vLLM with the models, without asynchronous scheduling if it refuses the request."""
     from vllm import LLM
 
     arguments = _arguments(work, depth, method)
@@ -91,7 +91,7 @@ def _load(work: Workload, depth: int, scheduling: str, method: str = "draft_mode
         return LLM(**arguments)
     try:
         return LLM(**arguments, async_scheduling=True)
-    except ValueError as error:  # of its configuration: nothing is loaded yet
+    except ValueError as error:  # an error in its configuration, before any loading
         tell(f"vLLM refuses asynchronous scheduling: {error}")
         return LLM(**arguments)
 
@@ -117,7 +117,7 @@ def _arguments(work: Workload, depth: int, method: str) -> dict[str, Any]:
 
 
 def _effective(llm: Any) -> dict[str, Any]:
-    """Return what vLLM made of its arguments and its environment."""
+    """Return the settings that vLLM derived from its arguments and its environment."""
     config = llm.llm_engine.vllm_config
     scheduler, compilation = config.scheduler_config, config.compilation_config
     sizes = list(compilation.cudagraph_capture_sizes or ())
@@ -149,7 +149,7 @@ class _Vllm:
         return found | ({"mean_accepted_length": round(1 + accepted / rounds, 3)} if rounds else {})
 
     def _complete(self, load: StreamLoad, prompts: list[list[int]], num_tokens: int) -> list[Stream]:
-        """Keep as many requests under way as a load says, as a server with that many users would."""
+        """Keep the load's number of requests in flight, as a server with that many users would."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -169,7 +169,7 @@ class _Vllm:
         return list(streams.values())
 
     def _step(self, streams: dict[str, Stream]) -> int:
-        """Let vLLM take a step; return how many requests ended with it."""
+        """Let vLLM run a step; return how many requests ended with it."""
         outputs = self._engine.step()
         now = time.perf_counter()
         for output in outputs:

@@ -1,4 +1,4 @@
-"""What every contestant is asked to do."""
+"""The workload of every contestant."""
 
 from __future__ import annotations
 
@@ -19,21 +19,19 @@ from specq.protocol import ConfigError
 from specq.samples import codec_of, load_prompts
 
 LEAST_JOBS = 8  # of a run
-NODES = 64  # KV slots of a job for what is drafted, and for what is left of its last block
-JOBS_EACH = 3  # jobs of each session, one after the other, by default; with more the end, when fewer run, weighs less
+NODES = 64  # KV slots of a job for drafts, and for the rest of its last block
+JOBS_EACH = 3  # jobs of each session, one after the other; with more jobs the end, when fewer run, weighs less
 VLLM = "vllm"  # the engine
 MAX_LEN = 2048  # tokens of a context in vLLM
 NUM_MARKS = 1000
-TURN = (
-    0.6180339887498949  # of a circle: points so far apart, one after the other, are spread evenly however many they are
-)
-WARM_LEN = 16  # tokens of each completion before the first repetition, for who learns nothing meanwhile
+TURN = 0.6180339887498949  # of a circle: successive points at this distance are spread evenly
+WARM_LEN = 16  # tokens of each completion before the first repetition, for contestants that do not learn
 
 Complete = Callable[[list[list[int]], int], list[Stream]]  # prompts, and how many tokens each gets
 
 
 def check_engine(engine: str, engine_options: Sequence[str], tensor_parallel_size: int) -> None:
-    """Raise ConfigError for options that the engine does not take, and for several GPUs where it runs on one."""
+    """Raise ConfigError for options that the engine does not know, and for several GPUs if it runs on one."""
     if tensor_parallel_size > 1 and engine != VLLM:
         raise ConfigError(f"the {engine} engine runs on one GPU; --tensor-parallel-size needs --engine {VLLM}")
     given = TargetConfig(engine=engine, engine_options=tuple(engine_options))
@@ -44,16 +42,15 @@ def check_engine(engine: str, engine_options: Sequence[str], tensor_parallel_siz
 class Workload:
     """The pair, the prompts (token ids), how many run at a time, and how many tokens each gets.
 
-    temperatures      the first with all `sessions`, the others with `sampled_sessions`, or with all where there are
-                      none
-    engine            of specq's verifiers
-    tensor_parallel_size  GPUs that vLLM divides each layer among, as a rival and as an engine
-    settle_s          seconds of service before who learns meanwhile what pays is timed
-    engine_options    name=value each, handed on to specq's engine
-    modes             in which specq's deployments are measured; none: all of each
-    marks             a few tokens each; where there are any, no prompt comes twice: see `prompts_for`
-    jobs_each         jobs of each session, one after the other
-    length_spread     how far completions are longer or shorter than `output_len`, as a share of it: see `lengths`
+    temperatures      the first with all `sessions`, the others with `sampled_sessions`, or with all if there are none.
+    engine            of specq's verifiers.
+    tensor_parallel_size  GPUs among which vLLM divides each layer, as a rival and as an engine.
+    settle_s          seconds of service before the measurement, for contestants that learn which drafts pay off.
+    engine_options    name=value each, passed to specq's engine.
+    modes             modes in which specq's deployments are measured. Empty: all of each.
+    marks             a few tokens each. With marks no prompt repeats: see `prompts_for`.
+    jobs_each         jobs of each session, one after the other.
+    length_spread     how far completions are longer or shorter than `output_len`, as a share of it: see `lengths`.
     """
 
     pair: str
@@ -75,9 +72,11 @@ class Workload:
 
     @staticmethod
     def of(pair: Path, *, model: str = "tiny", fresh_prompts: bool = False, **given: Any) -> Workload:
-        """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out.
+        """Return the workload with prompts of GSM8K and HumanEval in turns, repeated if there are too few.
 
-        `model` has the tokenizer. `fresh_prompts`: no prompt comes twice. `given`: the other fields, tuples for lists.
+        model           has the tokenizer.
+        fresh_prompts   no prompt repeats.
+        given           the other fields, with tuples for lists.
         """
         codec = codec_of(model)
         marks = [list(codec.encode(f"#{number}\n")) for number in range(NUM_MARKS)] if fresh_prompts else []
@@ -103,15 +102,15 @@ class Workload:
 
     @staticmethod
     def load(path: Path) -> Workload:
-        """Read what `save` has written."""
+        """Read a workload from a file of `save`."""
         return Workload(**json.loads(path.read_text("utf-8")))
 
     def save(self, path: Path) -> None:
-        """Write it for a process that is given the path."""
+        """Write the workload for another process."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a report says of it."""
+        """Return its settings for a report."""
         values = asdict(self)
         lengths = [len(prompt) for prompt in values.pop("prompts")]
         return values | {"prompt_tokens": statistics.mean(lengths), "fresh_prompts": bool(values.pop("marks"))}
@@ -119,8 +118,9 @@ class Workload:
     def prompts_for(self, num_sessions: int, run: int = 0) -> list[list[int]]:
         """Return the prompts of a run with `num_sessions`.
 
-        Without marks all have been seen when it is timed, so that whoever keeps the KV of prompts has it. With marks
-        each prompt has one behind what all prompts begin with, another in each run and each time it comes.
+        Without marks all prompts have been seen before the measurement, so contestants with prefix caching have their
+        KV. With marks each prompt has one behind the common beginning of all prompts. The mark differs in each run and
+        each repetition of a prompt.
         """
         own = len(self.prompts)
         found = [self.prompts[i % own] for i in range(self._num_jobs(num_sessions))]
@@ -132,15 +132,17 @@ class Workload:
         return [[*prompt[:at], *mark, *prompt[at:]] for prompt, mark in zip(found, marks, strict=True)]
 
     def lengths(self, num_jobs: int, num_tokens: int) -> list[int]:
-        """Return how many tokens each of so many jobs gets, `num_tokens` at a mean: spread evenly, the same in each
-        run. Jobs of one length end together where nothing is drafted, and so begin together, which no users' jobs
-        do."""
+        """Return how many tokens each job gets, `num_tokens` on average, spread evenly, and the same in each run.
+
+        Jobs of equal length end together without drafts, and so the next ones begin together. Jobs of real users do
+        not.
+        """
         spread = self.length_spread
         return [max(round(num_tokens * (1 + spread * (2 * (i * TURN % 1) - 1))), 1) for i in range(num_jobs)]
 
     @property
     def kv_slots(self) -> int:
-        """KV slots that hold all prompts and texts of the largest run, so that none is computed twice."""
+        """KV slots for all prompts and texts of the largest run, so that none is computed twice."""
         prompts = self.prompts_for(self.most_sessions)
         return sum(map(len, prompts)) + sum(self.lengths(len(prompts), self.output_len)) + NODES * len(prompts)
 
@@ -163,9 +165,12 @@ class Workload:
         warmed: Callable[[], object] = lambda: None,
         variant: int = 0,
     ) -> dict[str, Any]:
-        """Complete all prompts of a run once, with few tokens or, for who learns meanwhile what pays, in full and
-        until it has settled; call `warmed`, and complete them `repeats` times. Return the figures of these
-        repetitions. `variant`: which one of a contestant's, whose marks differ."""
+        """Complete all prompts of a run for warm-up, call `warmed`, and complete them `repeats` times.
+
+        The warm-up has few tokens. If the contestant `learns` which drafts pay off, it has all tokens and lasts until
+        it has settled. Returns the figures of the repetitions. `variant`: the index of a contestant's variant, for
+        different marks.
+        """
         first = (variant * len(self.loads) + self.loads.index(load)) * (self.repeats + 1)
         runs = (self.prompts_for(load.sessions, run) for run in range(first, first + self.repeats + 1))
         found = Repetitions(load)

@@ -2,14 +2,14 @@
 
     transformers   `generate` and assisted generation, in the process that loads it
     llama          llama.cpp through llama-cpp-python, likewise
-    children       a rival in a process of its own (`python -m bench.rivals.children`), asked by lines of JSON
-    field          who takes part: the rivals' processes and specq's, started and stopped
+    children       a rival in a separate process (`python -m bench.rivals.children`), with requests as lines of JSON
+    field          the contestants: the rivals' processes and specq's, started and stopped
     grid           cells of temperature and sessions, and the turns in them
-    prefill        how fast a long prompt is computed
-    memory         what each process takes
-    summary        paired ratios, and what was asked of them
+    prefill        the speed of computing a long prompt
+    memory         the memory of each process
+    summary        paired ratios, and their required values
 
-Rule: rivals run at their best, and whoever is not asked sleeps. A completion's rate counts the tokens after the first
-ones and the seconds after them; prompts have a measurement of their own. So it does not matter who has a prompt in
+Rule: rivals run at their best, and idle contestants sleep. A completion's rate counts the tokens after the first ones
+and the seconds after them. Prompts have a separate measurement. So it does not matter which contestant has a prompt in
 memory.
 """

@@ -1,8 +1,8 @@
-"""A rival in a process of its own, so that its memory can be told, and nothing of it runs while others are measured.
+"""A rival in a separate process, so that its memory can be measured, and it is idle while others are measured.
 
-Both sides speak lines of JSON: in, the arguments of `complete`; out, what it returns, or {"error": why}. The process
-loads its model before the first line, and then writes {"ready": ...}. Seconds are taken in the process: the pipe costs
-the rival nothing.
+Both sides send lines of JSON. The input has the arguments of `complete`, the output its result, or {"error": why}. The
+process loads its model before the first line, and then writes {"ready": ...}. Seconds are measured in the process, so
+the pipe costs the rival nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specq.runtime import reap
 
 Complete = Callable[..., dict[str, Any]]
 PATIENCE_S = 10.0  # for a process to end by itself
-SHOWN = 1500  # characters of what a process that failed has printed
+SHOWN = 1500  # characters of a failed process's output
 
 
 class Child:
@@ -51,8 +51,7 @@ class Child:
         return self._process.pid
 
     def wait_ready(self) -> dict[str, Any]:
-        """Return what the process says of itself once it has loaded its model; EngineError, with what it printed, if
-        it fails."""
+        """Return the process's description once it has loaded its model; EngineError with its output if it fails."""
         ready: dict[str, Any] = self._answer()["ready"]
         return ready
 
@@ -63,7 +62,7 @@ class Child:
             self._process.stdin.write(json.dumps(arguments) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # what it printed says why
+            pass  # its output has the reason
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -120,8 +119,10 @@ KINDS: dict[str, Callable[..., tuple[dict[str, Any], Complete]]] = {
 
 
 def main() -> None:
-    """Load a rival, then complete what standard input asks for, until it ends. Whatever libraries print goes to the
-    log."""
+    """Load a rival, then complete the requests on standard input until it ends.
+
+    The output of libraries goes to the log.
+    """
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

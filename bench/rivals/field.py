@@ -1,12 +1,12 @@
-"""Who takes part in `specq bench rivals`, by name.
+"""The contestants of `specq bench rivals`, by name.
 
-transformers         `generate`
-assisted             assisted generation with specq's draft model
-llama.cpp 1, 2       with so many threads (the second: one a core)
-llama.cpp lookup     with its bindings' prompt lookup, on all cores
-plain, lookup        specq without drafters, on one verifier: no speculation at all; the verifier's lookups
-worker               specq with a draft worker
-colocated            specq with the draft model in the verifier's process
+transformers         `generate`.
+assisted             assisted generation with specq's draft model.
+llama.cpp 1, 2       with this number of threads (the second: one a core).
+llama.cpp lookup     with its bindings' prompt lookup, on all cores.
+plain, lookup        specq without drafters, on one verifier: without speculation, or with the verifier's lookups.
+worker               specq with a draft worker.
+colocated            specq with the draft model in the verifier's process.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from specq.protocol import EngineError
 from specq.runtime import Tell, available_cores
 from specq.samples import Prompt
 
-# How many draft workers specq's deployments have, and whether the verifier drafts with the draft model itself.
+# The number of draft workers of specq's deployments, and whether the verifier drafts with the draft model itself.
 DEPLOYMENTS = {"alone": (0, False), "worker": (1, False), "colocated": (0, True)}
 SPECQ = {"plain": "alone", "lookup": "alone", "worker": "worker", "colocated": "colocated"}  # the deployment of each
-DEFAULTS = ("worker", "colocated")  # of specq's: those that measure what pays
+DEFAULTS = ("worker", "colocated")  # specq's contestants that measure which drafts pay off
 RIVALS = ("transformers", "assisted")
 NUM_LOOKUP = 2  # tokens of llama.cpp's lookup a round; 4 and 10 were slower
 
 
 class Rival:
-    """A contestant in a process of its own, one text at a time."""
+    """A contestant in a separate process, one text at a time."""
 
     concurrency = 1
 
@@ -60,7 +60,7 @@ class Field:
 
     def __init__(self) -> None:
         self.contestants: list[Contestant] = []
-        self.about: dict[str, Any] = {}  # what rivals say of themselves
+        self.about: dict[str, Any] = {}  # the rivals' descriptions
         self.processes: dict[str, dict[str, int]] = {}  # contestants of one set of processes -> process -> its number
 
 
@@ -83,7 +83,7 @@ def all_names() -> list[str]:
 
 @contextmanager
 def field(names: Sequence[str], model: str, draft_model: str, tell: Tell) -> Iterator[Field]:
-    """Start what the named contestants need, one after the other, and stop it all at the end."""
+    """Start the processes of the named contestants, one after the other, and stop them all at the end."""
     found = Field()
     with ExitStack() as stack:
         if set(names) & set(RIVALS):
@@ -113,7 +113,7 @@ def _add_transformers(found: Field, stack: ExitStack, names: Sequence[str], mode
 
 
 def _add_llama(found: Field, stack: ExitStack, name: str, arguments: tuple[object, ...], tell: Tell) -> None:
-    """Add one of llama.cpp's contestants; one that cannot complete a text here is left out, and said to be."""
+    """Add one of llama.cpp's contestants; if it cannot complete a text here, leave it out and print a notice."""
     child = stack.enter_context(Child("llama.cpp", *arguments))
     try:
         about = child.wait_ready()

@@ -1,8 +1,10 @@
-"""Cells of temperature and sessions, and the turns in each: the unit of a cell is a handful of prompts that everybody
-completes in turn, seconds apart, in rotating order. With one session a unit is one prompt.
+"""Cells of temperature and sessions, and the turns in each.
 
-Rule: units are measured in an order in which any beginning is a fair sample, and each is kept when it is done: a run
-that is stopped goes on where it was.
+The unit of a cell is a handful of prompts that all contestants complete in turn, seconds apart, in rotating order. With
+one session a unit is one prompt.
+
+Rule: units are measured in an order in which any beginning is a fair sample, and each is saved when it is done. So a
+stopped run can continue.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from bench.turns import Contestant, Turn, rotated, settle, take_turn
 from specq.runtime import Tell
 from specq.samples import Prompt
 
-Unit = dict[str, Any]  # "prompts": their names; "turns": contestant -> what it did
+Unit = dict[str, Any]  # "prompts": their names; "turns": contestant -> its result
 
 JOBS_EACH = 2  # of a session in a unit of several sessions
 MOST_UNITS = 8  # of a cell with several sessions
-SLOW_EVERY = 3  # transformers completes every third prompt: its distance is large, and it takes most of the time
-SETTLE_S = 20.0  # of service for a default before a cell counts, in which it finds out what pays
+SLOW_EVERY = 3  # transformers completes every third prompt: the gap to it is large, and it takes most of the time
+SETTLE_S = 20.0  # seconds of service for a default before a cell counts, in which it learns which drafts pay off
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,17 @@ class Cell:
         return [tuple(islice(following, size)) for _ in range(count)]
 
     def takes_part(self, name: str, number: int) -> bool:
-        """Whether a contestant is measured in unit `number`: several sessions are about specq's default beside its
-        parts."""
+        """Return whether a contestant is measured in unit `number`.
+
+        Several sessions only compare specq's default with its parts.
+        """
         if self.sessions > 1:
             return name in SPECQ or name == llama_on_all_cores()
         return name not in RIVALS or number % SLOW_EVERY == 0
 
 
 def in_turns(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt of each data set after the other, again and again."""
+    """Return one prompt of each data set after the other, repeatedly."""
     datasets = list(dict.fromkeys(prompt.dataset for prompt in prompts))
     sets = [[prompt for prompt in prompts if prompt.dataset == name] for name in datasets]
     longest = max(map(len, sets), default=0)
@@ -64,13 +68,13 @@ def in_turns(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 class Grid:
-    """The cells on some prompts; `num_tokens` of each completion at most."""
+    """The cells on some prompts; `num_tokens`: maximum tokens of each completion."""
 
     def __init__(self, cells: Sequence[Cell], prompts: Sequence[Prompt], num_tokens: int) -> None:
         self._cells, self._prompts, self._settings = cells, in_turns(prompts), Settings(output_len=num_tokens)
 
     def missing(self, done: Mapping[str, Unit]) -> list[tuple[Cell, int, tuple[Prompt, ...]]]:
-        """Return the units, in order, that are not done; see `name_of` for their names."""
+        """Return the missing units, in order; see `name_of` for their names."""
         units = chain.from_iterable(
             ((cell, number, unit) for number, unit in enumerate(cell.units(self._prompts))) for cell in self._cells
         )
@@ -79,8 +83,7 @@ class Grid:
     def run(
         self, contestants: Sequence[Contestant], done: Mapping[str, Unit], end: float, tell: Tell
     ) -> Iterator[tuple[str, Unit]]:
-        """Yield the name of each unit that is not done, and what everybody did in it; start none after `end`
-        (monotonic)."""
+        """Yield the name of each missing unit and its results; start none after `end` (monotonic clock)."""
         settled = None
         for cell, number, unit in self.missing(done):
             if time.monotonic() > end:
@@ -97,7 +100,7 @@ class Grid:
 
 
 def measure_unit(everybody: Sequence[Contestant], unit: tuple[Prompt, ...], number: int, settings: Settings) -> Unit:
-    """Let everybody complete a unit."""
+    """Let all contestants complete a unit."""
     turns = {one.name: take_turn(one, unit, settings, number) for one in rotated(everybody, number)}
     names = [f"{prompt.dataset}/{prompt.id}" for prompt in unit]
     found = {one.name: figures_of(turns[one.name], one.concurrency or settings.concurrency) for one in everybody}
@@ -112,8 +115,8 @@ def name_of(cell: Cell, number: int) -> str:
 def figures_of(turn: Turn, num_at_once: int) -> dict[str, Any]:
     """Return tokens, seconds and the rate of a turn.
 
-    One at a time: the tokens after the first ones and their seconds. Several: all tokens and all seconds, prompts in
-    memory.
+    One at a time: the tokens after the first ones and their seconds. Several: all tokens and all seconds, with prompts
+    in memory.
     """
     one_by_one, first_s = num_at_once == 1, [one.first_token_ms / 1e3 for one in turn.completions]
     tokens = turn.num_tokens - (sum(one.num_first for one in turn.completions) if one_by_one else 0)
@@ -128,8 +131,10 @@ def figures_of(turn: Turn, num_at_once: int) -> dict[str, Any]:
 
 
 def begin(everybody: Sequence[Contestant], prompts: Sequence[Prompt], settings: Settings) -> None:
-    """Warm everybody up; a verifier computes all prompts where several sessions run, and finds out whether its drafts
-    pay."""
+    """Warm up all contestants.
+
+    With several sessions a verifier computes all prompts. A default also learns whether its drafts pay off.
+    """
     for one in everybody:
         one.run(prompts[:1], replace(settings, output_len=8))
         if one.name in SPECQ and settings.concurrency > 1:

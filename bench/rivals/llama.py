@@ -1,7 +1,6 @@
 """llama.cpp through llama-cpp-python (the extra `rivals`), on the same GGUF file.
 
-Its bindings complete one text at a time. They draft by prompt lookup; no draft model can be given to them but code of
-one's own.
+Its bindings complete one text at a time. They draft by prompt lookup. A draft model would need user code.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class LlamaCpp:
     """A model, loaded once; `num_lookup`: tokens that its prompt lookup drafts a round, 0: no lookup."""
 
     def __init__(self, model: str, num_threads: int, num_lookup: int = 0) -> None:
-        """Raises ConfigError where the package is not installed."""
+        """Load the model; raises ConfigError if the package is not installed."""
         try:
             from llama_cpp import Llama
             from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -43,8 +42,7 @@ class LlamaCpp:
     def complete(
         self, token_ids: Sequence[int], max_tokens: int, temperature: float, seed: int, *, ignore_eos: bool
     ) -> dict[str, Any]:
-        """Return the tokens, the seconds to the first of them and to the last; sampled texts come from the whole
-        distribution."""
+        """Return the tokens and the seconds to the first and to the last; sampling uses the whole distribution."""
         self._model.reset()
         self._model.set_seed(seed)
         sampling = {"temp": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0} if temperature > 0 else GREEDY
@@ -63,7 +61,7 @@ class LlamaCpp:
 
 
 def is_installed() -> bool:
-    """Return whether llama-cpp-python is here."""
+    """Return whether llama-cpp-python is installed."""
     from importlib.util import find_spec
 
     return find_spec("llama_cpp") is not None and os.name == "posix"

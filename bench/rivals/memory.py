@@ -1,4 +1,4 @@
-"""What processes take of the memory, as /proc has it; nothing elsewhere."""
+"""The memory of processes from /proc; empty on other systems."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""How fast a long prompt is computed: the seconds to the first token of a text that nobody has seen, everybody in
-turn."""
+"""The speed of a long prompt: the seconds to the first token of a new text, all contestants in turn."""
 
 from __future__ import annotations
 
@@ -24,6 +23,6 @@ def measure_prefill(contestants: Sequence[Contestant], prompts: Sequence[Prompt]
 
 
 def _unseen(texts: Sequence[int], number: int) -> Prompt:
-    """Return a prompt that begins inside of a text, each elsewhere, so that no prefix of it is in anybody's memory."""
+    """Return a prompt that begins inside a text, at different places, so that its prefix is in no cache."""
     start = (STEP * (number + 1)) % len(texts)
     return Prompt("prefill", str(number), tuple(islice(cycle([*texts[start:], *texts[:start]]), LENGTH)))

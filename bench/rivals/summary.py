@@ -1,7 +1,7 @@
-"""Units to figures: rates, ratios paired unit by unit, and beside them what was asked.
+"""From units to figures: rates, ratios paired unit by unit, and beside them the required values.
 
-Rule: a ratio is the median over units of two turns seconds apart, with its bootstrap interval; units in which somebody
-said less than LEAST_TOKENS are left out, since their seconds are mostly noise.
+Rule: a ratio is the median over units of two turns seconds apart, with its bootstrap interval. Units where a contestant
+gave fewer than LEAST_TOKENS tokens are left out, because their seconds are mostly noise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ASKED_HEADER: Row = ("ASKED", "CELL", "RATIO", "INTERVAL", "AT LEAST", "AIM", ""
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A ratio that was asked for: of whom to whom, in which cell."""
+    """A required ratio between two contestants in a cell."""
 
     ours: str
     other: str
@@ -41,7 +41,7 @@ class Asked:
 
 
 def asked() -> list[Asked]:
-    """Return what the project asks of itself on two cores."""
+    """Return the project's required ratios on two cores."""
     llama = llama_on_all_cores()
     return [
         Asked(DRAFTING, llama, "greedy/1", 1.9, 2.5),
@@ -67,7 +67,7 @@ def rates_of(units: Sequence[Unit], name: str) -> list[float]:
 
 
 def ratio(units: Sequence[Unit], ours: str, other: str) -> dict[str, Any] | None:
-    """Return the paired ratio in the units that both were measured in, as `paired`; None where there is none."""
+    """Return the paired ratio in the units where both were measured, as `paired`; None without such units."""
     if other == BEST:
         other = max(("plain", "lookup"), key=lambda name: median(rates_of(units, name) or [0.0]))
     both = [unit["turns"] for unit in units if _counts(unit, ours) and _counts(unit, other)]
@@ -119,7 +119,7 @@ def _tokens_a_round(units: Sequence[Unit], name: str) -> str:
 
 
 def asked_table(units: Mapping[str, Unit]) -> list[Row]:
-    """Return what was asked beside what was found, a header first."""
+    """Return the required values beside the results, a header first."""
     cells = by_cell(units)
     return [ASKED_HEADER, *(_asked_row(one, ratio(cells.get(one.cell, []), one.ours, one.other)) for one in asked())]
 
@@ -134,8 +134,7 @@ def _asked_row(one: Asked, found: dict[str, Any] | None) -> Row:
 
 
 def dataset_table(units: Mapping[str, Unit]) -> list[Row]:
-    """Return the ratio of specq with its drafter to llama.cpp and to plain decoding by data set, for cells of one
-    session."""
+    """Return the ratio of specq's drafter to llama.cpp and to plain decoding by data set, for cells of one session."""
     rows: list[Row] = [("CELL", "DATA SET", "COLOCATED / LLAMA.CPP", "COLOCATED / PLAIN", "TOKENS/ROUND")]
     for cell, own in by_cell(units).items():
         for dataset in _datasets(own) if cell.endswith("/1") else ():
@@ -155,7 +154,7 @@ def _dataset(unit: Unit) -> str:
 
 
 def prefill_rates(prompts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Return each contestant's tokens a second, one for each prompt that all of them computed."""
+    """Return each contestant's tokens a second, one for each prompt that all contestants computed."""
     names = [name for name in all_names() if prompts and all(name in one for one in prompts)]
     return {name: [one[name] for one in prompts] for name in names}
 

@@ -1,7 +1,7 @@
 """transformers on the same pair: `generate`, and assisted generation.
 
-Rule: the rival runs at its best: float32 as specq has on a CPU, and as many threads (one, or one a core) as are
-fastest; specq's processes are idle meanwhile.
+Rule: the rival runs at its best. It computes in float32, as specq does on a CPU, with the fastest number of threads
+(one, or one a core). specq's processes are idle meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRIALS = 20
 
 
 class Rivals:
-    """The pair, loaded once for all that is done with it."""
+    """The pair, loaded once for all measurements."""
 
     def __init__(self, model: str, draft_model: str) -> None:
         quiet()
@@ -61,7 +61,7 @@ class Rivals:
         return median(times)
 
     def generate(self, prompt: Prompt, settings: Settings, *, assisted: bool) -> Completion:
-        """Complete one prompt; `stats` has the target's forward passes (`rounds`)."""
+        """Complete one prompt; `stats` has the number of the target's forward passes (`rounds`)."""
         input_ids = torch.tensor([prompt.token_ids], device=self.device)
         config = self._config(settings)
         clock, self.num_forwards = _FirstToken(), 0
@@ -101,7 +101,7 @@ class Rivals:
 
 
 class _FirstToken(BaseStreamer):
-    """Notes when the first generated tokens are there, and how many they are; the prompt is handed over before them."""
+    """Notes when the first generated tokens arrive, and how many they are; the prompt arrives before them."""
 
     def __init__(self) -> None:
         self._started, self._first, self._calls, self.num_first = time.perf_counter(), 0.0, 0, 0

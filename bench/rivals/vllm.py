@@ -1,4 +1,4 @@
-"""vLLM itself, one prompt after the other, greedy, with the scores of its two best tokens at each place."""
+"""vLLM itself, one prompt after the other, greedy, with the logits of its two best tokens at each position."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ MAX_LEN = 2048
 
 
 class Vllm:
-    """A target in vLLM, as its users start it: on a CPU in float32 and eager; on a GPU its own choice, CUDA graphs
-    included.
+    """A target in vLLM with its default settings: on a CPU float32 and eager, on a GPU its own choice with CUDA graphs.
 
-    `given`: further arguments of `LLM`. Raises what vLLM raises where it cannot run the model.
+    `given`: further arguments of `LLM`. vLLM's exceptions pass through if it cannot run the model.
     """
 
     def __init__(self, model: str, dtype: str, **given: Any) -> None:
@@ -35,16 +34,16 @@ class Vllm:
         )
 
     def shutdown(self) -> None:
-        """Let go of the device."""
+        """Release the device."""
         self._llm.llm_engine.engine_core.shutdown()
 
     @property
     def dtype(self) -> str:
-        """The type in which vLLM computes, as in float32."""
+        """The number format of vLLM's computation, such as float32."""
         return str(self._llm.llm_engine.vllm_config.model_config.dtype).removeprefix("torch.")
 
     def complete(self, token_ids: list[int], max_tokens: int) -> dict[str, Any]:
-        """Return `token_ids`, and `best`: at each place the two best tokens with their logits, best first."""
+        """Return `token_ids`, and `best`: at each position the two best tokens with their logits, best first."""
         from vllm import SamplingParams
 
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=2, detokenize=False)
@@ -53,6 +52,6 @@ class Vllm:
 
 
 def _two_best(place: Any) -> list[tuple[int, float]]:
-    """Return the two best of what vLLM says of a place: {token: its logit and rank}."""
+    """Return the two best tokens of vLLM's output for a position: {token: its logit and rank}."""
     ranked = sorted(place.items(), key=lambda item: -item[1].logprob)
     return [(int(token), float(one.logprob)) for token, one in ranked[:2]]

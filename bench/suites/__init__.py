@@ -1,8 +1,8 @@
 """The suites of `specq bench`: one file each, imported only when it is called.
 
 In: options. Out: a table on the screen, and a `Report` in the file that `--out` names.
-To add a suite: a file here whose `command` is a function that `bench.suite.suite` decorates, one line in `SUITES` and
-one in `SUMMARIES`.
+To add a suite: a file here whose `command` is a function decorated by `bench.suite.suite`, one line in `SUITES` and one
+in `SUMMARIES`.
 """
 
 SUITES = {
@@ -27,20 +27,19 @@ SUMMARIES = {
     "pair": "specq, transformers generate and assisted generation on one pair of models (the default).",
     "strategies": "Each strategy beside plain decoding and lookup alone.",
     "shapes": "Each shape of drafts beside plain decoding and lookup alone.",
-    "methods": "Every way to draft beside plain decoding: tokens a round, what drafts cost, tokens/s; status 1 if a "
+    "methods": "Every way to draft beside plain decoding: tokens a round, draft costs, tokens/s; status 1 if a "
     "text differs.",
-    "never-slower": "What the default makes of drafters, beside plain decoding, lookup alone and drafts that are "
-    "always used.",
-    "roundtrip": "What the broker adds to a round trip.",
+    "never-slower": "The default with drafters beside plain decoding, lookup alone and drafts that are always used.",
+    "roundtrip": "The cost of the broker in a round trip.",
     "broker-rate": "How many tokens a second pass through a broker on one core.",
-    "gateway": "What the HTTP gateway adds to the Python client, and many streams at a time.",
-    "lossless": "Whether drafts leave the text as it is, in many ways to serve; status 1 if they do not.",
+    "gateway": "The cost of the HTTP gateway beside the Python client, and many streams at a time.",
+    "lossless": "Whether drafts leave the text unchanged, in many ways to serve; status 1 if not.",
     "numerics": "How often text depends on how a step was batched, by number format.",
-    "steps": "What a verify step takes with an engine, by sessions and drafts.",
-    "host-time": "What a step costs the host, by sessions and drafts: an engine whose forward pass takes no time.",
-    "gpu": "specq end to end beside its rivals, one after the other, each filling the GPU.",
+    "steps": "The time of a verify step with an engine, by sessions and drafts.",
+    "host-time": "The cost of a step on the host, by sessions and drafts, with a free forward pass.",
+    "gpu": "specq end to end beside its rivals, one after the other, because each fills the GPU.",
     "rivals": "specq beside transformers and llama.cpp on the processors of this machine.",
-    "journal": "What the journal costs: groups of rows, and round trips with a journal and without.",
-    "calibrate": "This machine and a pair of models, beside what the simulator predicts for them.",
+    "journal": "The cost of the journal: the time of groups of rows, by durability and size.",
+    "calibrate": "This machine and a pair of models, beside the simulator's prediction for them.",
 }
 DEFAULT = "pair"

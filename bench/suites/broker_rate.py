@@ -1,7 +1,7 @@
-"""`specq bench broker-rate`: how many tokens a second pass through a broker on one core: `bench.broker_load` asks for
-all it can.
+"""`specq bench broker-rate`: how many tokens a second pass through a broker on one core.
 
-A real broker on one core, its threads included; on the other cores one process that is verifier and clients.
+`bench.broker_load` puts the maximum load on it. A real broker runs on one core, its threads included. One process that
+is verifier and clients runs on the other cores.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from specq.runtime import Number, Tell, available_cores
 
 UNITS = {"tokens": "tokens/s", "messages": "messages/s", "busy": "cores", "us": "us"}
 NO_JOURNAL = "none"
-# Heartbeats would be in the way of the measuring; nor are they missed.
+# Heartbeats would disturb the measurement, and they are not needed.
 QUIET = ("--liveness-ms", "600000", "--heartbeat-ms", "60000", "--log-level", "warning")
 
 
 @suite("broker-rate")
-@repeatable("--sessions", COUNT, (256,), "")
-@repeatable("--tokens", COUNT, (1,), "Of each session in each step.")
-@repeatable("--clients", COUNT, (1,), "That share them.")
-@option("--drafters", click.IntRange(0), 0, "That receive each verdict.")
-@repeatable("--journal", click.Choice((NO_JOURNAL, *DURABILITIES)), (NO_JOURNAL, *DURABILITIES), "Its durability.")
-@option("--repeats", COUNT, 3, "Turns of each.")
-@option("--seconds", Number(0.01), 2.0, "Of each turn.")
+@repeatable("--sessions", COUNT, (256,), "Number of sessions.")
+@repeatable("--tokens", COUNT, (1,), "Tokens of each session in each step.")
+@repeatable("--clients", COUNT, (1,), "Number of clients that share the sessions.")
+@option("--drafters", click.IntRange(0), 0, "Number of drafters that receive each verdict.")
+@repeatable("--journal", click.Choice((NO_JOURNAL, *DURABILITIES)), (NO_JOURNAL, *DURABILITIES), "Durability.")
+@option("--repeats", COUNT, 3, "Number of turns of each kind.")
+@option("--seconds", Number(0.01), 2.0, "Seconds of each turn.")
 def command(
     report: Report, *, sessions: tuple[int, ...], tokens: tuple[int, ...], clients: tuple[int, ...], drafters: int,
     journal: tuple[str, ...], repeats: int, seconds: float,
 ) -> None:  # fmt: skip
-    """Send a broker on one core the verdicts of steps as fast as its clients receive their tokens, and count these."""
+    """Send a broker on one core verdicts as fast as its clients receive the tokens, and count the tokens."""
     kinds = [RateKind(s, t, c, drafters, j) for s, t, c, j in product(sessions, tokens, clients, journal)]
     report.update(settings={"repeats": repeats, "seconds": seconds})
     found: defaultdict[RateKind, list[dict[str, float]]] = defaultdict(list)
@@ -64,8 +64,10 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class RateKind:
-    """What is measured: sessions of `tokens` a step each, shared among `clients`; `journal`: its durability, or
-    none."""
+    """A kind of measurement: sessions with `tokens` a step each, shared among `clients`.
+
+    journal: its durability, or none.
+    """
 
     sessions: int
     tokens: int
@@ -81,8 +83,11 @@ class RateKind:
 def broker_rate(
     kinds: list[RateKind], repeats: int, seconds: float, tell: Tell = bool
 ) -> Iterator[tuple[RateKind, dict[str, float]]]:
-    """Yield what each kind gave, in turns, `repeats` times: tokens and messages a second, cores that the broker used,
-    and microseconds of them for a token. Raises EngineError if a token is lost or doubled."""
+    """Yield the results of each kind, in turns, `repeats` times.
+
+    They are tokens and messages a second, cores that the broker used, and their microseconds for a token. Raises
+    EngineError if a token is lost or doubled.
+    """
     for repeat in range(repeats):
         for kind in rotated(kinds, repeat):
             tell(f"{repeat + 1} of {repeats}: {kind}")

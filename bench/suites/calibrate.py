@@ -1,9 +1,9 @@
-"""`specq bench calibrate`: this machine and a pair of models, beside what the simulator predicts for them.
+"""`specq bench calibrate`: this machine and a pair of models, beside the simulator's prediction for them.
 
-The models are timed by themselves on the cores that they will serve on, alone and beside each other, the target with
-help and without; the drafter is asked what it would have said along the target's own texts; what the processes take
-besides is measured while they serve other jobs; hops are a round trip over real sockets. None of it is fitted to the
-runs that are predicted. The machine must be quiet; what others computed during a run stands beside it.
+The models are timed on the cores on which they will serve, alone and beside each other, the target with help and
+without. The drafter's choices along the target's own texts are recorded. The other costs of the processes are measured
+while they serve other jobs. Hops are a round trip over real sockets. No value is fitted to the predicted runs. The
+machine must be idle; the report has the processor time of other processes during a run.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from specq.simulate.stub_text import Choices, Texts
 
 Runs = dict[tuple[float, str], tuple[dict[str, Any], list[Result]]]  # figures and results by round trip and mode
 
-OTHER_JOBS = {"humaneval": "gsm8k"}  # the data set of the jobs in which processes are measured, by that of the others
+OTHER_JOBS = {"humaneval": "gsm8k"}  # data set of the compared jobs -> data set of the jobs that measure processes
 
 
 @suite("calibrate")
 @option("--model", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
-@option("--draft-model", str, default_pair, "Draft model, likewise.", show_default=SHOWN_PAIR)
-@repeatable("--rtt rtts", Number(0), (0.0, 20.0), "Round trips in ms.")
-@repeatable("--mode modes", click.Choice(MODES), tuple(MODES), "", show_default="all")
-@option("--drafters", COUNT, 1, "Draft workers.")
-@option("--in-flight", COUNT, 1, "Jobs at a time.")
+@option("--draft-model", str, default_pair, "Draft model: a name, or a path.", show_default=SHOWN_PAIR)
+@repeatable("--rtt rtts", Number(0), (0.0, 20.0), "Round trip between drafters and broker in ms.")
+@repeatable("--mode modes", click.Choice(MODES), tuple(MODES), "Mode of the jobs.", show_default="all")
+@option("--drafters", COUNT, 1, "Number of draft workers.")
+@option("--in-flight", COUNT, 1, "Number of jobs at a time.")
 @repeatable(
     "--line",
     str,
     (),
-    "More of the line to the drafters, as bench.delay_proxy takes it: --cut-every-s=10.",
+    "Further option of bench.delay_proxy for the drafters' line, e.g. --cut-every-s=10.",
     show_default=False,
 )
 @option("--dataset", str, "gsm8k", "Prompts: gsm8k, humaneval, or a JSONL file.")
-@option("--num-prompts", COUNT, 16, "Jobs of each run.")
-@option("--output-len", click.IntRange(2), 128, "Tokens of each.")
-@option("--repeats", COUNT, 6, "Of each timing of a model, before each round trip's runs.")
+@option("--num-prompts", COUNT, 16, "Number of jobs of each run.")
+@option("--output-len", click.IntRange(2), 128, "Tokens of each job.")
+@option("--repeats", COUNT, 6, "Repetitions of each model timing, before each round trip's runs.")
 def command(
     report: Report,
     *,
@@ -68,7 +68,7 @@ def command(
 ) -> None:
     """Measure this machine, run real processes over a network with delays, simulate them, and compare.
 
-    `specq simulate --calibrate REPORT` takes the figures. The machine must be quiet.
+    `specq simulate --calibrate REPORT` uses the figures. The machine must be idle.
     """
     log.configure("error")
     setting = Setting(**options)
@@ -106,7 +106,7 @@ def _figures(runs: Sequence[dict[str, Any]]) -> dict[str, Figure]:
 
 
 def _load(setting: Setting) -> hardware.Models:
-    """Load the pair on the cores that it will serve on."""
+    """Load the pair on the cores on which it will serve."""
     (target, draft), helpers = _cores(setting), _helper_cores(setting)
     with hardware.pinned(target):
         engine = hardware.load_engine(setting.model, len(target), helpers)
@@ -123,7 +123,7 @@ def _cores(setting: Setting) -> tuple[list[int], list[int]]:
 
 
 def _helper_cores(setting: Setting) -> list[int]:
-    """Return the cores on which others help the target."""
+    """Return the cores on which other threads help the target."""
     here = available_cores()
     return [here[i] for i in divide_cores(len(here), 1, setting.drafters).broker] if len(here) > 1 else []
 
@@ -137,7 +137,7 @@ def _run(
 ) -> Runs:
     """Return figures and results of the real processes by (round trip, mode); all modes on the same processes.
 
-    The models are timed before each round trip's runs, since machines drift.
+    The models are timed before each round trip's runs, because machines drift.
     """
     found = {}
     for rtt_ms in rtts:
@@ -153,8 +153,11 @@ def _run(
 def _measure(
     setting: Setting, models: hardware.Models, texts: Texts, repeats: int, others: Sequence[Prompt]
 ) -> Measured:
-    """Measure what the drafter thinks of the texts, what the pair's processes take from each other, what they take
-    besides the models while they serve the others' jobs, and a hop; sum the models' times up."""
+    """Measure everything that the simulation needs, and sum up the models' times.
+
+    It measures the drafter's choices along the texts, how much the pair's processes slow each other down, and a hop. It
+    also measures the costs besides the models while they serve the others' jobs.
+    """
     choices = models.choices(texts)
     tell("timing each of the pair beside the other")
     stretches = _stretches(setting, models, repeats)
@@ -174,8 +177,7 @@ def _measure(
 
 
 def _stretches(setting: Setting, models: hardware.Models, repeats: int) -> dict[str, float]:
-    """Return the stretches of MachineSettings: each of the pair is timed beside the other, the target with help,
-    too."""
+    """Return the stretches of MachineSettings: each model is timed beside the other, the target also with help."""
     target, draft = _cores(setting)
     found = {}
     with hardware.pinned(target):
@@ -193,8 +195,10 @@ def _draft_cores(setting: Setting) -> int:
 
 
 def _ascending(points: list[list[float]]) -> list[list[float]]:
-    """Return the points without the falls that noise makes: what disturbs a measurement adds to it, so a load counts
-    with the least time that it or a larger one took."""
+    """Return the points as a rising curve, without falls caused by noise.
+
+    Disturbances only add time, so a load gets the least time that it or a larger one took.
+    """
     times = np.minimum.accumulate([milliseconds for _, milliseconds in points][::-1])[::-1]
     return [[load, round(float(ms), 4)] for (load, _), ms in zip(points, times, strict=True)]
 

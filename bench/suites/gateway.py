@@ -1,8 +1,7 @@
-"""`specq bench gateway`: what the HTTP gateway adds to the Python client: time to the first text and a token, and many
-streams at once.
+"""`specq bench gateway`: the cost of the HTTP gateway beside the Python client, and many streams at once.
 
-Both ask the same broker and verifier, in turn. The HTTP reader is a few lines over asyncio's streams, so that what is
-measured is the gateway and not a library for HTTP.
+The cost is time to the first text, and time for a token. Both use the same broker and verifier, in turn. The HTTP
+reader is a few lines over asyncio's streams, so that the gateway is measured and not an HTTP library.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from specq.protocol import parse_address
 PATIENCE_S = 300.0
 MAX_SESSIONS = 1024
 KV_SLOTS = 262_144
-MOST_FIRST_MS, MOST_TOKEN_MS = 2.0, 0.3  # that the gateway may add, medians
+MOST_FIRST_MS, MOST_TOKEN_MS = 2.0, 0.3  # maximum that the gateway may add, medians
 
 
 @suite("gateway")
 @option("--model", str, "tiny", "Target model: bundled, a directory, or a hub name.")
-@option("--repeats", COUNT, 20, "Streams of each way, in turn.")
+@option("--repeats", COUNT, 20, "Number of streams of each way, in turn.")
 @option("--max-tokens", COUNT, 64, "Tokens of each stream.")
-@repeatable("--streams", COUNT, (200,), "Streams at a time.")
+@repeatable("--streams", COUNT, (200,), "Number of streams at a time.")
 def command(report: Report, *, model: str, repeats: int, max_tokens: int, streams: tuple[int, ...]) -> None:
-    """Measure time to the first text and a token through the gateway and without it, and many streams at a time."""
+    """Measure time to the first text and for a token with the gateway and without it, and many streams at a time."""
     report.update(settings={"model": model, "repeats": repeats, "max_tokens": max_tokens, "streams": list(streams)})
     result = measure(model, repeats, max_tokens, streams)
     report.update(figures={name: figure("ms", values) for name, values in result["latency"].items()}, results=result)
@@ -58,7 +57,7 @@ def command(report: Report, *, model: str, repeats: int, max_tokens: int, stream
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One stream, read to its end: its text, when the first text came, and the time a token after it, in ms."""
+    """One stream, read to its end: its text, time to the first text, and time for a token after it, in ms."""
 
     text: str
     first_ms: float
@@ -71,7 +70,7 @@ def prompt(number: int) -> str:
 
 
 def arguments(number: int, max_tokens: int) -> dict[str, Any]:
-    """Return what both ways ask for."""
+    """Return the request of both ways."""
     sampling = {"temperature": 0.8, "seed": number, "ignore_eos": True}
     return {"prompt": prompt(number), "max_tokens": max_tokens, "mode": "plain", **sampling}
 
@@ -87,7 +86,7 @@ async def by_client(client: AsyncClient, asked: dict[str, Any]) -> Reading:
 
 
 async def by_http(address: str, asked: dict[str, Any]) -> Reading:
-    """Read a stream of the gateway; the connection is there before the time begins."""
+    """Read a stream of the gateway; the connection is open before the time begins."""
     at = parse_address(address)
     reader, writer = await asyncio.open_connection(at.host, at.port, limit=1 << 20)
     try:
@@ -119,7 +118,7 @@ def _reading(texts: Sequence[str], times: Sequence[float], num_tokens: int) -> R
 
 
 def measure(model: str, repeats: int, max_tokens: int, streams: Sequence[int]) -> dict[str, Any]:
-    """Return latencies of both ways, and what came of so many streams at a time."""
+    """Return latencies of both ways, and the results of each number of streams at a time."""
     config = pair_config(model, model, 0)
     http = free_address()
     config = replace(
@@ -143,7 +142,7 @@ async def _measure(
 
 
 async def _latency(client: AsyncClient, http: str, repeats: int, max_tokens: int) -> dict[str, list[float]]:
-    """Return the times of both ways, in turns of changing order. Before, the prompt is computed once, for both."""
+    """Return the times of both ways, in turns of changing order. The prompt is computed once before, for both."""
     found: dict[str, list[float]] = {
         f"{way} {name}": [] for way in ("client", "gateway") for name in ("first", "token")
     }
@@ -160,7 +159,7 @@ async def _latency(client: AsyncClient, http: str, repeats: int, max_tokens: int
 
 
 async def _many(client: AsyncClient, http: str, process: int, count: int, max_tokens: int) -> dict[str, Any]:
-    """Read so many streams at a time, and compare each text with the Python client's."""
+    """Read `count` streams at a time, and compare each text with the Python client's."""
     started = time.perf_counter()
     asked = [arguments(number, max_tokens) for number in range(count)]
     async with asyncio.timeout(PATIENCE_S):

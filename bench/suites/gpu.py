@@ -18,7 +18,7 @@ from specq.config import with_new_names
 from specq.protocol import SpecqError
 
 CONTESTANTS = ("own", "one", "two", "two-own", "ssd", "far", "vllm", "vllm-spec", "vllm-eagle3", "vllm-ngram")
-ON_REQUEST = ("vllm-eagle3", "ssd")  # only where they are asked for
+ON_REQUEST = ("vllm-eagle3", "ssd")  # only if requested
 SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram": "ngram"}  # vLLM's own
 
 
@@ -28,12 +28,12 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram"
     "--only",
     click.Choice([*CONTESTANTS, *method_serving.METHODS]),
     (),
-    "Contestants, and ways to draft.",
+    "Contestant, or way to draft, to measure.",
     show_default="all contestants but vllm-eagle3 and ssd",
 )
-@option("--gpus", COUNT, 1, "GPUs; `two`, `two-own` and `ssd` need one beside those of --tensor-parallel-size.")
-@repeatable("--depths", COUNT, (2, 3, 5), "Depths of `vllm-spec`, `vllm-eagle3` and `vllm-ngram`.")
-@option("--vllm-processes", click.IntRange(1, 2), 2, "Of vLLM: with 2 its engine has its own, as vLLM itself does it.")
+@option("--gpus", COUNT, 1, "Number of GPUs. `two`, `two-own`, `ssd` need one more than --tensor-parallel-size.")
+@repeatable("--depths", COUNT, (2, 3, 5), "Drafted tokens of `vllm-spec`, `vllm-eagle3` and `vllm-ngram`.")
+@option("--vllm-processes", click.IntRange(1, 2), 2, "Processes of vLLM. With 2, its default, the engine has its own.")
 @option(
     "--vllm-scheduling",
     click.Choice(["async", "default"]),
@@ -44,10 +44,10 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram"
     "--drafts",
     click.Choice(method_serving.DRAFTS),
     "always",
-    "Whether a way to draft is always used, or where it is measured to pay.",
+    "Use a way to draft always, or only when measured to pay off.",
 )
 @far_options
-@click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the other contestants.")
+@click.option("--resume", is_flag=True, help="Keep the results in the file of --out. Measure the others.")
 def command(
     report: Report,
     *,
@@ -64,20 +64,28 @@ def command(
     resume: bool,
     **options: Any,
 ) -> None:
-    """Measure specq's deployments and its rivals, one after the other, since each fills the GPU.
+    """Measure specq's deployments and its rivals, one after the other, because each fills the GPU.
 
     The models are the bundled pair inflated to large shapes. All contestants get the same prompts (GSM8K and
-    HumanEval), --jobs-each for each session, and generate as many tokens, at each of the temperatures, without being
-    started anew. own: the drafter in the verifier's process; one: in a process of its own on the same GPU; two: on a
-    GPU beside the verifier's; two-own: in both places; ssd: on a GPU beside it in SSD's fixed fan-outs, where a round
-    that was not foreseen goes without drafts, and where it waits for a chain drafted just in time; far: draft workers
-    on this machine's cores, with the small drafter as it is, behind a delay proxy, in turns with plain decoding; vllm,
-    vllm-spec (its own draft model, in a new process for each of the depths) and vllm-ngram (its prompt lookup,
-    likewise), where vllm is installed. With --engine vllm specq's verifiers run the target in vLLM, too.
+    HumanEval), --jobs-each for each session. They generate the same number of tokens at each temperature, without a
+    restart.
 
-    Ways to draft (those of `specq bench methods` that need no draft worker) each have a verifier of their own, with
-    plain decoding on it; --parallel and --heads say what they draft with, and vllm-eagle3 drafts with the same head.
-    For them --fresh-prompts: an EAGLE-3 head has no hidden states of what the verifier finds in its KV memory.
+    own: the drafter is in the verifier's process. one: it is in a separate process on the same GPU. two: it is on a GPU
+    beside the verifier's. two-own: it is in both places. ssd: it is on a GPU beside the verifier's with SSD's fixed
+    fan-outs. After a round that was not predicted, ssd goes without drafts, and `ssd jit` waits for a chain drafted
+    just in time.
+
+    far: draft workers run on this machine's cores, with the small drafter, behind a delay proxy, in turns with plain
+    decoding.
+
+    vllm: vLLM alone. vllm-spec: vLLM with its own draft model, in a new process for each depth. vllm-ngram: vLLM's
+    prompt lookup, likewise. They run if vllm is installed. With --engine vllm specq's verifiers run the target in vLLM,
+    too.
+
+    Ways to draft (those of `specq bench methods` without a draft worker) each have a verifier of their own, with plain
+    decoding on it. --parallel and --heads name their weights, and vllm-eagle3 drafts with the same head. Use
+    --fresh-prompts with them: an EAGLE-3 head has no hidden states for the part of a prompt that the verifier has in
+    its KV cache.
     """
     options = with_new_names("target.vllm", {name: value for name, value in options.items() if value is not None})
     names = _with_vllm(_contestants(only, gpus, options.get("tensor_parallel_size", 1)), only, options["engine"])
@@ -92,8 +100,7 @@ def command(
 
 
 def _contestants(only: Sequence[str], gpus: int, tensor_parallel_size: int) -> list[str]:
-    """Return who is measured: those who are asked for, else all but some; raises UsageError if one needs another
-    GPU."""
+    """Return the contestants: the requested ones, else all but some; UsageError if one needs another GPU."""
     has_another = gpus > tensor_parallel_size
     if not only:
         return [name for name in CONTESTANTS if name not in ON_REQUEST and (has_another or name not in serving.BESIDE)]
@@ -106,8 +113,10 @@ def _contestants(only: Sequence[str], gpus: int, tensor_parallel_size: int) -> l
 
 
 def _with_vllm(names: Sequence[str], only: Sequence[str], engine: str) -> list[str]:
-    """Return the contestants that can be measured: without vLLM not its own, unless they are asked for.
-    ModuleNotFoundError for what needs it, before a pair is made."""
+    """Return the contestants that can be measured: without vLLM, its own are left out unless requested.
+
+    Raises ModuleNotFoundError if a requested contestant needs vLLM, before a pair is made.
+    """
     its_own = [name for name in names if name.startswith("vllm")]
     if find_spec("vllm") is not None:
         return list(names)
@@ -125,7 +134,7 @@ def _parts(
     vllm_options: dict[str, Any],
     drafts: str,
 ) -> list[Part]:
-    """Return what is measured of a contestant: of vLLM's speculation each depth by itself."""
+    """Return the parts of a contestant. vLLM's speculation has a part for each depth."""
     if name in SPECULATION:
         in_child = partial(vllm.measure_in_child, method=SPECULATION[name], **vllm_options)
         return [Part(name, partial(in_child, depth=depth), f"K={depth}") for depth in depths]

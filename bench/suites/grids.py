@@ -1,11 +1,11 @@
-"""`specq bench strategies` and `specq bench shapes`: ways to judge drafts, and shapes to draft in, side by side.
+"""`specq bench strategies` and `specq bench shapes`: ways to judge drafts, and shapes of drafts, side by side.
 
-Every pair of models, every temperature, every variant, on the same prompts. The variants of a pair are served by the
-same processes (those without drafters by processes of their own) and take turns; only what their jobs ask for differs.
-Each is compared with plain decoding (no speculation at all) in the same run, in speed and token by token, and in speed
-with the verifier's own lookups.
+Every pair of models, temperature and variant runs on the same prompts. The same processes serve the variants of a pair,
+in turns (variants without drafters have their own processes). Only the options of their jobs differ. Each variant is
+compared with plain decoding (no speculation at all) in the same run, in speed and token by token. It is also compared
+in speed with the verifier's own lookups.
 
-To add a variant: a line here. `options` are parameters of the jobs, as `specq.Client.generate` takes them.
+To add a variant: a line here. `options` are parameters of the jobs, as in `specq.Client.generate`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class GridVariant:
         return strategy(self.strategy).is_lossless(SamplingParams(temperature=temperature))
 
     def keeps_text(self, temperature: float) -> bool:
-        """Is the text, with the same seed, plain decoding's own? Else it has the target's distribution at best."""
+        """Return whether the text, with the same seed, is plain decoding's own.
+
+        If not, at best it has the target's distribution.
+        """
         return not strategy(self.strategy).samples_drafts(SamplingParams(temperature=temperature))
 
 
@@ -76,7 +79,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "candidates-4": {"num_candidates": 4},
     "static-tree": {"tree": STATIC_TREE},
 }
-# SSD's (K, F) of its README: a chain of seven, and three guesses after each of its tokens.
+# SSD's (K, F) from its README: a chain of seven, and three guesses after each of its tokens.
 SSD = {"max_depth": 7, "fan_out_hit": [3] * 8, "fan_out_miss": [3] * 8}
 
 
@@ -86,10 +89,12 @@ def strategies() -> list[GridVariant]:
 
 
 def shapes() -> list[GridVariant]:
-    """Return plain decoding, lookup alone, and each shape drafted ahead of the verdicts and, as in synchronous rounds,
-    after them; and SSD's way: its fixed fan-outs, where a round that was not foreseen goes without drafts, and where
-    one waits for a chain that is drafted just in time. Only `best-first` is helped out by lookups where drafters have
-    sent nothing."""
+    """Return plain decoding, lookup alone, and each shape of drafts.
+
+    Each shape is drafted ahead of the verdicts and, in synchronous rounds, after them. SSD's way has its fixed
+    fan-outs. After a round that was not predicted it goes without drafts, or waits for a chain that is drafted just in
+    time. Lookups only supplement `best-first`, where drafters have sent no drafts.
+    """
     just_in_time, rounds = ({"mode": mode} for mode in ("jit", "sync"))
     return [
         PLAIN,
@@ -105,9 +110,9 @@ def shapes() -> list[GridVariant]:
 
 grid_options = options(
     serving_options,
-    repeatable("--temperature", Number(0), (0.0, 0.8), "0 is greedy."),
+    repeatable("--temperature", Number(0), (0.0, 0.8), "Sampling temperature (0: greedy)."),
     repeatable(
-        "--pair", str, (), "Models to compare on; DRAFT may be weak, weak:NOISE or "
+        "--pair", str, (), "Pair of models, where DRAFT may be weak, weak:NOISE or "
             "random.", metavar="NAME=TARGET,DRAFT",
         show_default="tiny and weak",
     ),
@@ -117,16 +122,14 @@ grid_options = options(
 @suite("strategies")
 @grid_options
 def strategies_command(report: Report, **options: Any) -> None:
-    """Measure each strategy beside plain decoding and lookup alone: acceptance, speed, and whether the text is the
-    same."""
+    """Measure each strategy beside plain decoding and lookup alone: acceptance, speed, and equality of texts."""
     _measure_grid(report, strategies(), strategy_table, **options)
 
 
 @suite("shapes")
 @grid_options
 def shapes_command(report: Report, **options: Any) -> None:
-    """Measure each shape of drafts beside plain decoding and lookup alone: speed, acceptance, and the verified
-    trees."""
+    """Measure each shape of drafts beside plain decoding and lookup alone: speed, acceptance, verified trees."""
     _measure_grid(report, shapes(), shape_table, **options)
 
 
@@ -195,7 +198,7 @@ def _run_pair(
 
 
 def cells_of(turns: Sequence[Turn], variants: Sequence[GridVariant], temperature: float) -> list[dict[str, Any]]:
-    """Return one cell for each variant: what it is, its figures, and how it compares with plain decoding."""
+    """Return one cell for each variant: its name, its figures, and the comparison with plain decoding."""
     found = figures(turns, dict.fromkeys((variant.name for variant in variants), 1))
     return [_cell(variant, found[variant.name], turns, temperature) for variant in variants]
 
@@ -219,8 +222,7 @@ def _cell(variant: GridVariant, own: dict[str, Any], turns: Sequence[Turn], temp
 
 
 def same_text(turns: Sequence[Turn], name: str) -> float:
-    """Return the share of a contestant's completions, of all repetitions, that are plain decoding's first of the
-    prompt."""
+    """Return the share of a contestant's completions that equal plain decoding's first one for the prompt."""
     plain, own = texts_of(turns, PLAIN.name), texts_of(turns, name)
     same = [tokens == plain[prompt][0] for prompt, texts in own.items() for tokens in texts]
     return round(sum(same) / len(same), 4)
@@ -252,7 +254,7 @@ def strategy_table(cells: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def shape_table(cells: Sequence[dict[str, Any]]) -> list[Row]:
-    """Return cells as rows for the screen, a header first: speed, acceptance and what the verified trees were like."""
+    """Return cells as rows for the screen, a header first: speed, acceptance and the shape of the verified trees."""
     header = (
         *(
             "PAIR",

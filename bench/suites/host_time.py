@@ -1,4 +1,4 @@
-"""`specq bench host-time`: what a step costs the host, by sessions and drafts."""
+"""`specq bench host-time`: the cost of a step on the host, by sessions and drafts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bench.suite import COUNT, option, repeatable, suite
 
 
 @suite("host-time")
-@repeatable("--sessions", COUNT, (1, 8, 32, 128, 512), "")
+@repeatable("--sessions", COUNT, (1, 8, 32, 128, 512), "Number of sessions.")
 @repeatable("--drafts", click.IntRange(0), (0, 4), "Drafted tokens of each session.")
-@option("--repeats", COUNT, 200, "Steps of each kind that count.")
+@option("--repeats", COUNT, 200, "Number of counted steps of each kind.")
 def command(report: Report, *, sessions: tuple[int, ...], drafts: tuple[int, ...], repeats: int) -> None:
-    """Time steps of a verifier whose forward pass takes no time: what is left is the host's work, phase by phase."""
-    from bench.host_time import PHASES, measure  # here, since `--help` needs no torch
+    """Time steps of a verifier with a free forward pass: what remains is the host's work, phase by phase."""
+    from bench.host_time import PHASES, measure  # here, because `--help` needs no torch
 
     report.update(settings={"sessions": sessions, "drafts": drafts, "repeats": repeats})
     rows: list[tuple[object, ...]] = [("SESSIONS", "DRAFTS", "TOKENS", "MS", *(phase.upper() for phase in PHASES))]

@@ -1,7 +1,7 @@
-"""`specq bench journal`: what the journal costs on this machine: the time of a group of rows.
+"""`specq bench journal`: the cost of the journal on this machine, as the time of a group of rows.
 
-A group of n rows is one round of each of n sessions, as the broker's writer thread commits it. What a journal makes of
-the broker's rate: `specq bench broker-rate`.
+A group of n rows is one round of each of n sessions, as the broker's writer thread commits it. `specq bench
+broker-rate` shows how a journal changes the broker's rate.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ TOKENS = 9  # of one round: a chain of 8 and a bonus
 
 
 @suite("journal")
-@option("--groups", COUNT, 1000, "Groups of each kind.")
-@click.option("--directory", type=click.Path(file_okay=False, exists=True), help="Where the journals are made.")
+@option("--groups", COUNT, 1000, "Number of groups of each kind.")
+@click.option("--directory", type=click.Path(file_okay=False, exists=True), help="Directory for the journals.")
 def command(report: Report, *, groups: int, directory: str | None) -> None:
     """Measure the time of a group of rows by durability and size."""
     report.update(settings={"groups": groups, "directory": directory})

@@ -17,17 +17,17 @@ TEMPERATURE = 0.8  # of the sampled texts
 
 
 @suite("lossless")
-@option("--limit", COUNT, 140, "Prompts at most.")
-@option("--max-tokens", COUNT, 128, "Tokens of each text at most.")
-@option("--against", click.Choice(["generate", "transformers", "vllm"]), "generate", "See above.")
-@option("--model", str, default_pair, "The pair, by name, but for generate.", show_default=SHOWN_PAIR)
+@option("--limit", COUNT, 140, "Maximum number of prompts.")
+@option("--max-tokens", COUNT, 128, "Maximum tokens of each text.")
+@option("--against", click.Choice(["generate", "transformers", "vllm"]), "generate", "Reference: see above.")
+@option("--model", str, default_pair, "The pair, by name. Not used with generate.", show_default=SHOWN_PAIR)
 @option(
     "--dtype",
     click.Choice(["auto", "float32", "float16", "bfloat16"]),
     "auto",
-    "In which vLLM computes; auto: its own choice, float32 on a CPU.",
+    "Number format of vLLM. auto: vLLM's choice, float32 on a CPU.",
 )
-@repeatable("--engine-option engine_options", str, (), "For the vllm engine, as NAME=VALUE.", show_default=False)
+@repeatable("--engine-option engine_options", str, (), "Option of the vllm engine, as NAME=VALUE.", show_default=False)
 def command(
     report: Report,
     *,
@@ -40,12 +40,14 @@ def command(
 ) -> None:
     """Check on a bundled pair, over real sockets, that drafts change speed and never text.
 
-    transformers: on --model, each token of each text, greedy and sampled, must be what the rule for tokens gives from
-    the logits that transformers computes in float32: greedy, that is what its `generate` says. generate: the same on
-    `tiny`, in more ways to serve. vllm: greedy text of the vllm engine is compared with that of vLLM itself, which
-    must be installed.
+    transformers: on --model, each token of each text, greedy and sampled, must follow the rule for tokens. The rule
+    uses the logits that transformers computes in float32. For greedy text this is the output of its `generate`.
 
-    A text may differ where the two best scores nearly tie; the exit status is 1 if one differs elsewhere.
+    generate: the same on `tiny`, in more ways to serve.
+
+    vllm: greedy text of the vllm engine is compared with that of vLLM itself, which must be installed.
+
+    A text may differ where the two best scores nearly tie. The exit status is 1 if one differs elsewhere.
     """
     asked = {"limit": limit, "max_tokens": max_tokens, "temperature": TEMPERATURE, "against": against, "model": model}
     asked |= {"dtype": dtype, "engine_options": list(engine_options)} if against == "vllm" else {}
@@ -69,7 +71,7 @@ def _row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _read(limit: int, max_tokens: int, model: str, *, is_tiny: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each way to serve, greedy and sampled, and how its texts compare with transformers token by token."""
+    """Yield each way to serve, greedy and sampled, with a comparison of its texts with transformers token by token."""
     from bench import lossless
 
     prompts, reader = shipped_token_ids(limit, model)[:limit], lossless.Reader(model)
@@ -86,7 +88,7 @@ def _read(limit: int, max_tokens: int, model: str, *, is_tiny: bool = False) -> 
 def _compare(
     limit: int, max_tokens: int, model: str, dtype: str, engine_options: tuple[str, ...]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each way to serve with the vllm engine, and how its greedy texts compare with vLLM's own."""
+    """Yield each way to serve with the vllm engine, with a comparison of its greedy texts with vLLM's own."""
     from bench.lossless import check_vllm, serve, vllm_variants
     from bench.rivals.children import Child
 

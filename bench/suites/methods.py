@@ -1,9 +1,9 @@
 """`specq bench methods`: every way to draft side by side, on one target, each on processes of its own.
 
-Rules: no prompt that counts comes twice to a verifier, so that none is found in its KV memory (of which an EAGLE-3
-head has no hidden states) and no text is drafted from an earlier copy of itself. So each repetition has prompts of its
-own, all others are for warming up (what a method learns of few texts says little of others), and for each temperature
-processes start anew. All processes of a temperature run at a time; whoever is not asked waits without work.
+Rules: no measured prompt repeats on a verifier. So none is found in its KV cache, for which an EAGLE-3 head has no
+hidden states. No text is drafted from an earlier copy of itself. So each repetition has its own prompts, and all others
+are for warm-up, because results from few texts do not carry over to others. For each temperature the processes start
+again. All processes of a temperature run at the same time, and idle contestants do no work.
 """
 
 from __future__ import annotations
@@ -43,42 +43,40 @@ from specq.protocol import ConfigError
 from specq.runtime import Number, Tell
 from specq.samples import Prompt, files_of, shipped_and_chats
 
-# of each method's processes: draft workers run only where nothing else does, so they begin late beside other work
+# for each method's processes; draft workers run only when the machine is otherwise idle, so they may start late
 READY_S = 600.0
-MOST_PORTIONS = 8  # times as many prompts as are needed: what is left of them is for warming up
-WITH_TARGET = "the one that comes with the target"
+MOST_PORTIONS = 8  # times the number of needed prompts; the rest is for warm-up
+WITH_TARGET = "the target's own"
 Portion = Sequence[Prompt]
 
 
 @suite("methods")
-@option("--target", str, default_pair, "A name, or a path.", show_default=SHOWN_PAIR)
+@option("--target", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
 @option("--draft", str, None, "An autoregressive draft model.", metavar="DIR", show_default=WITH_TARGET)
-@repeatable("--heads", str, (), "Medusa heads, or an EAGLE-3 head.", metavar="DIR", show_default=False)
+@repeatable("--heads", str, (), "Directory of Medusa heads, or of an EAGLE-3 head.", metavar="DIR", show_default=False)
 @option(
     "--parallel",
     str,
     None,
-    "A draft model that foresees several tokens in one pass.",
+    "A draft model that predicts several tokens in one pass.",
     metavar="DIR",
     show_default=WITH_TARGET,
 )
-@repeatable(
-    "--methods kinds", click.Choice(list(KINDS)), (), "Beside plain.", show_default="all that there are files for"
-)
+@repeatable("--methods kinds", click.Choice(list(KINDS)), (), "Method to measure.", show_default="all with given files")
 @option(
     "--bench",
     click.Path(exists=True, file_okay=False, path_type=Path),
     None,
     "Directory of JSONL files, each a data set.",
-    show_default="GSM8K, HumanEval and MT-bench, which come along",
+    show_default="bundled GSM8K, HumanEval and MT-bench",
 )
-@option("--sessions", COUNT, 1, "In flight.")
-@option("--limit", COUNT, 5, "Prompts of each data set in each repetition.")
-@option("--max-tokens", COUNT, 64, "Tokens of each text at most.")
-@option("--repeats", COUNT, 3, "Interleaved repetitions, each of other prompts.")
-@repeatable("--temperature temperatures", Number(0), (0.0, 0.8), "")
-@option("--settle-s", Number(0), 20.0, "Seconds in which `everything` learns at each temperature which drafts pay.")
-@option("--shared-tokens", COUNT, SHARED_TOKENS, "Tokens of ended jobs from which `suffix` drafts.")
+@option("--sessions", COUNT, 1, "Number of sessions in flight.")
+@option("--limit", COUNT, 5, "Number of prompts from each data set in each repetition.")
+@option("--max-tokens", COUNT, 64, "Maximum tokens of each text.")
+@option("--repeats", COUNT, 3, "Number of interleaved repetitions, each with other prompts.")
+@repeatable("--temperature temperatures", Number(0), (0.0, 0.8), "Sampling temperature.")
+@option("--settle-s", Number(0), 20.0, "Seconds in which `everything` learns which drafts pay off.")
+@option("--shared-tokens", COUNT, SHARED_TOKENS, "Maximum tokens of ended jobs from which `suffix` drafts.")
 def command(
     report: Report,
     *,
@@ -93,19 +91,18 @@ def command(
     shared_tokens: int,
     **given: Any,
 ) -> None:
-    """Serve the same prompts by every way to draft, each in processes of its own, in turns; compare speed, acceptance
-    and texts.
+    """Serve the same prompts by every way to draft, each in separate processes, in turns; compare the results.
 
-    Drafts are always used, and of one source at a time, so that the method is measured; `everything` has all sources
-    at once and uses those that it measures to pay. Each text must be plain decoding's, at every temperature: the exit
-    status is 1 if one is not.
+    The table has speed, acceptance and equality of texts. Drafts are always used, and from one source at a time, so
+    that the method is measured. `everything` has all sources at once and uses the sources that it measures to pay off.
+    Each text must be plain decoding's, at every temperature. The exit status is 1 if one is not.
     """
     draft = draft_for(target) if draft is None else draft
     parallel = parallel_for(target) if parallel is None else parallel
     files = DraftFiles(draft, parallel, heads, shared_tokens)
     methods = choose(files, kinds)
     settings = _settings(target, bench, **given)
-    least = settings.repeats + 1  # one for each repetition, and one for warming up
+    least = settings.repeats + 1  # one for each repetition, and one for warm-up
     prompts = replace(settings, num_prompts=MOST_PORTIONS * least * settings.num_prompts).prompts()
     first, *others = portions(prompts, settings.num_prompts, least)
     of_repeats, warming = others[: settings.repeats], [first, *others[settings.repeats :]]
@@ -144,8 +141,10 @@ def _settings(target: str, bench: Path | None, *, sessions: int, limit: int, max
 
 
 def portions(prompts: Sequence[Prompt], limit: int, least: int) -> list[list[Prompt]]:
-    """Return lists of prompts with `limit` of each data set, none twice, as many as there are; raises ConfigError for
-    a data set with fewer than `least` lists need."""
+    """Return as many lists as possible with `limit` prompts of each data set, without repeating a prompt.
+
+    Raises ConfigError for a data set with too few prompts for `least` lists.
+    """
     groups = {dataset: list(group) for dataset, group in groupby(prompts, key=lambda prompt: prompt.dataset)}
     for dataset, own in groups.items():
         if len(own) < least * limit:
@@ -165,10 +164,11 @@ def measure_methods(
     settle_s: float,
     deployments: Deployments, tell: Tell,
 ) -> MeasuredMethod:  # fmt: skip
-    """Start all methods, warm them up, and let them take turns on `prompts`: a list for each repetition. `warming`:
-    lists of other prompts.
+    """Start all methods, warm them up, and let them take turns on `prompts`.
 
-    settle_s   seconds of service, at least, in which a method that measures which drafts pay learns that
+    warming    lists of other prompts.
+    prompts    a list for each repetition.
+    settle_s   minimum seconds of service in which a method that measures drafts learns which of them pay off.
     """
     names = {f"{method.name} T={settings.temperature:g}": method for method in methods}
     tell(f"starting {', '.join(names)}")
@@ -200,8 +200,10 @@ def _contestant(method: ServedMethod, servers: Servers) -> Specq:
 
 
 def _settle(contestant: Specq, warming: Sequence[Portion], settings: Settings, seconds: float, tell: Tell) -> None:
-    """Complete the first of these lists; all, again and again, for so long where it is to be learned which drafts pay.
-    What ended jobs of other tenants said is not drafted from."""
+    """Complete the first of these lists; then complete all lists repeatedly for `seconds`, if the method learns.
+
+    Other tenants are used for this, so that no text is drafted from their ended jobs.
+    """
     tell(f"warming up {contestant.name}")
     contestant.run(warming[0], settings)
     end = time.perf_counter() + seconds

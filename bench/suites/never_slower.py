@@ -1,16 +1,18 @@
-"""`specq bench never-slower`: whether drafts, as a verifier uses them by default, ever cost more than they bring.
+"""`specq bench never-slower`: whether drafts, with a verifier's defaults, ever cost more than they gain.
 
-A cell is a pair of models, who drafts, and a number of sessions. In each, contestants take turns on the same jobs:
+A cell is a pair of models, a placement of drafters, and a number of sessions. In each cell, contestants take turns on
+the same jobs:
 
-plain     no speculation (`mode="plain"`), on a verifier without drafters
-lookup    the same verifier's prompt lookups, always used
-default   the drafters of the cell, and a verifier that measures whether they and its lookups pay (`--drafts measured`)
-forced    the same drafters, and a verifier that always uses them (`--drafts always`)
+    plain     no speculation (`mode="plain"`), on a verifier without drafters
+    lookup    the same verifier's prompt lookups, always used
+    default   the drafters of the cell, and a verifier that measures whether drafts and lookups pay off
+              (`--drafts measured`)
+    forced    the same drafters, and a verifier that always uses them (`--drafts always`)
 
-Rules: ratios are of turns of one repetition, seconds apart; a cell says their median and its confidence interval. All
-verifiers have computed all prompts before: else whoever comes second on a verifier would find them in its KV memory.
-Processes stay for the next cell where it asks for the same ones, so that a default also knows what it learned at
-another load, as in service.
+Rules: ratios are of turns of one repetition, seconds apart. A cell has their median and its confidence interval. All
+verifiers compute all prompts before. Otherwise the second contestant on a verifier would find them in its KV cache.
+Processes continue to the next cell if it needs the same ones. So a default also knows what it learned at another load,
+as in service.
 """
 
 from __future__ import annotations
@@ -39,19 +41,19 @@ from specq.runtime import Number, Tell
 from specq.samples import Prompt, codec_of, load_prompts
 
 DEFAULT_PAIRS = ("tiny=tiny,tiny", "random=tiny,random")
-# How many draft workers, and whether the verifier drafts with the draft model itself.
+# The number of draft workers, and whether the verifier drafts with the draft model itself.
 PLACEMENTS = {"none": (0, False), "one": (1, False), "two": (2, False), "colocated": (0, True), "both": (1, True)}
 MAX_STEP_ROWS = 64
 LEAST_PROMPTS = 16  # of a cell
-# Of a session in a turn. At its end, which drafts make uneven, fewer sessions run than the cell says: one job each
-# would show little else.
+# Jobs of a session in a turn. At the end of a turn, which drafts make uneven, fewer sessions run than in the cell. With
+# one job each, the result would mostly show this.
 LEAST_JOBS, MOST_JOBS = 4, 64
 LEAST_TOKENS = 24  # of a job
 LEAST, FORCED_WINS, OF_FORCED = (
     0.98,
     1.05,
     0.97,
-)  # of the best of plain and lookup; where that matters; of forced drafts
+)  # minimum to the best of plain and lookup; forced drafts win from here; minimum to forced
 HEADER = (
     *("CELL", "PLAIN", "LOOKUP", "DEFAULT", "FORCED", "DEFAULT/BEST", "FORCED/BEST", "DEFAULT/FORCED", "DRAFT CPU", ""),
 )
@@ -59,7 +61,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class ServedCell:
-    """A pair of models, who drafts, and how many sessions are in flight."""
+    """A pair of models, a placement of drafters, and the number of sessions in flight."""
 
     pair: Pair
     placement: str
@@ -72,10 +74,12 @@ class ServedCell:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a cell takes: `turn_s` of each turn of `plain`, `repeats` turns of each, and `settle_s` of the default
-    before.
+    """The durations of a cell.
 
-    output_len  tokens of each job; fewer where a single job would take longer than a turn
+    turn_s      of each turn of `plain`.
+    repeats     turns of each contestant.
+    settle_s    of the default before.
+    output_len  tokens of each job; fewer if a single job would take longer than a turn.
     """
 
     turn_s: float
@@ -89,27 +93,27 @@ class Pace:
     "--pair",
     str,
     (),
-    "Models; DRAFT may be weak, weak:NOISE or random.",
+    "Pair of models, where DRAFT may be weak, weak:NOISE or random.",
     metavar="NAME=TARGET,DRAFT",
     show_default="tiny with its draft, and with a random one",
 )
-@repeatable("--sessions", COUNT, (1, 4, 16), "In flight.")
+@repeatable("--sessions", COUNT, (1, 4, 16), "Number of sessions in flight.")
 @repeatable(
     "--placement",
     click.Choice(list(PLACEMENTS)),
     tuple(PLACEMENTS),
-    "Who drafts: none, one or two workers, the verifier's process, or both.",
+    "Drafters: none, one or two workers, the verifier's process, or both.",
     show_default="all",
 )
 @repeatable("--only", str, (), "Measure only this cell.", metavar="PAIR/PLACEMENT/SESSIONS", show_default=False)
 @option("--turn-s", Number(0.01), 1.2, "Seconds of a plain turn.")
-@option("--repeats", COUNT, 6, "Turns of each contestant.")
-@option("--settle-s", Number(0), 8.0, "Service before them.")
-@option("--output-len", COUNT, 96, "Tokens of each job; fewer where one takes longer than a turn.")
+@option("--repeats", COUNT, 6, "Number of turns of each contestant.")
+@option("--settle-s", Number(0), 8.0, "Seconds of service before the turns.")
+@option("--output-len", COUNT, 96, "Tokens of each job. Fewer if one job takes longer than a turn.")
 @click.option(
     "--resume",
     is_flag=True,
-    help="Keep the cells that the file of --out has; measure the others, and those that failed.",
+    help="Keep the cells in the file of --out. Measure missing and failed cells.",
 )
 def command(
     report: Report,
@@ -121,11 +125,11 @@ def command(
     resume: bool,
     **pace: Any,
 ) -> None:
-    """Measure whether the default is ever slower than no speculation and lookups alone, and keeps what drafts bring.
+    """Measure whether the default is ever slower than no speculation or lookups alone, and keeps the gains of drafts.
 
-    A cell passes if the default reaches 0.98 of the better of plain and lookup, and 0.97 of drafts that are always
-    used where those win by 5%. Each cell takes about 45 seconds, up to three minutes with a slow model; cells that
-    follow each other and differ in the sessions only share their processes.
+    A cell passes if the default reaches 0.98 of the better of plain and lookup. Where drafts that are always used win
+    by 5%, it must also reach 0.97 of them. Each cell takes about 45 seconds, up to three minutes with a slow model.
+    Successive cells that differ only in the sessions share their processes.
     """
     grid = _chosen(cells(parse_pairs(pair or DEFAULT_PAIRS), placement, sessions), only)
     if resume:
@@ -133,7 +137,7 @@ def command(
     report.update(settings=pace)
     about = {"pace": pace} | {
         part: report.content[part] for part in ("date", "commit")
-    }  # of a cell: a report may hold older ones
+    }  # of a cell, because a report may hold older ones
     with Deployments() as deployments:
         for cell in [cell for cell in grid if not _is_measured(report.content["results"].get(cell.name))]:
             found = attempt(cell.name, lambda cell=cell: measure_cell(cell, Pace(**pace), deployments, tell))  # type: ignore[misc]
@@ -145,7 +149,7 @@ def command(
 
 
 def _chosen(grid: list[ServedCell], only: tuple[str, ...]) -> list[ServedCell]:
-    """Return the cells that are named, or all; raises ConfigError for a name that no cell has."""
+    """Return the named cells, or all; raises ConfigError for an unknown name."""
     names = [cell.name for cell in grid]
     for name in only:
         if name not in names:
@@ -154,7 +158,7 @@ def _chosen(grid: list[ServedCell], only: tuple[str, ...]) -> list[ServedCell]:
 
 
 def _is_measured(found: dict[str, Any] | None) -> bool:
-    """Return whether a cell has been measured; one that failed is measured again."""
+    """Return whether a cell has been measured; a failed one is measured again."""
     return found is not None and "error" not in found
 
 
@@ -168,16 +172,17 @@ def _figures(name: str, found: dict[str, Any]) -> dict[str, Figure]:
 
 
 def cells(pairs: Sequence[Pair], placements: Sequence[str], sessions: Sequence[int]) -> list[ServedCell]:
-    """Return the grid; without drafters the draft model makes no difference, so pairs of one target count once
-    there."""
+    """Return the grid.
+
+    Without drafters the draft model makes no difference, so only one pair of each target is included there.
+    """
     found = [ServedCell(pair, placement, count) for pair in pairs for placement in placements for count in sessions]
     first = {pair.target: pair for pair in reversed(pairs)}
     return [cell for cell in found if cell.placement != "none" or first[cell.pair.target] == cell.pair]
 
 
 def measure_cell(cell: ServedCell, pace: Pace, deployments: Deployments, tell: Tell) -> dict[str, Any]:
-    """Start the processes of a cell that do not run yet, let everybody take turns, and return what was found as
-    JSON-able values."""
+    """Start the missing processes of a cell, let all contestants take turns, and return JSON-able results."""
     settings = Settings(output_len=pace.output_len, ignore_eos=True, concurrency=cell.sessions, repeats=pace.repeats)
     each = max(cell.sessions, LEAST_PROMPTS) // 2
     sets = [load_prompts((name,), each, codec_of(cell.pair.target)) for name in ("gsm8k", "humaneval")]
@@ -189,8 +194,10 @@ def measure_cell(cell: ServedCell, pace: Pace, deployments: Deployments, tell: T
 
 
 def names_of(cell: ServedCell) -> dict[str, str]:
-    """Return what the groups of a cell are called among all that run; `alone` has no drafters, so that many cells
-    share it."""
+    """Return the names of a cell's groups among all that run.
+
+    `alone` has no drafters, so many cells share it.
+    """
     of_cell = f"{cell.pair.name}/{cell.placement}"
     found = {"alone": f"{cell.pair.target} alone", "default": f"{of_cell} default"}
     return found if cell.placement == "none" else found | {"forced": f"{of_cell} forced"}
@@ -219,8 +226,10 @@ def _contestants(running: dict[str, Servers]) -> list[Specq]:
 def take_turns(
     cell: ServedCell, pace: Pace, everybody: Sequence[Specq], prompts: Sequence[Prompt], settings: Settings, tell: Tell
 ) -> dict[str, Any]:
-    """Warm everybody up, choose the turns, let the default find out what pays, and let everybody take turns; return
-    how the default fared meanwhile, rates, ratios, and what the processes of the default took of the processors."""
+    """Warm up all contestants, choose the size of turns, let the default settle, and let all take turns.
+
+    Returns the default's rates while it settled, rates, ratios, and the processor shares of the default's processes.
+    """
     following, (plain, *others) = cycle(prompts), everybody
     with ThreadPoolExecutor() as pool:  # one contestant of each verifier
         list(pool.map(lambda one: one.run(prompts, replace(settings, output_len=1)), others))
@@ -258,10 +267,10 @@ def size_of_turns(rate: float, sessions: int, pace: Pace) -> tuple[int, int]:
 
 
 def summary(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return the rates of each contestant, and the ratios that the question is about.
+    """Return the rates of each contestant, and the compared ratios.
 
-    to_best     default to the better of plain and lookup, by their medians
-    forced_to_best, to_forced   likewise
+    to_best     default to the better of plain and lookup, by their medians.
+    forced_to_best, to_forced   likewise.
     """
     own = of_contestants(turns)
     found_rates = {name: rates(turns) for name, turns in own.items()}
@@ -297,7 +306,7 @@ def _row(name: str, found: dict[str, Any]) -> tuple[object, ...]:
 
 
 def passes(found: dict[str, Any]) -> bool:
-    """Return whether a cell shows what was asked."""
+    """Return whether a cell passes."""
     is_kept = "forced_to_best" not in found or (
         found["forced_to_best"]["median"] < FORCED_WINS or found["to_forced"]["median"] >= OF_FORCED
     )

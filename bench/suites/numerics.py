@@ -18,15 +18,15 @@ HEADER = ("FORMAT", "TEXTS", "TOKENS", "DIFFER", "WIDEST GAP")
 
 
 @suite("numerics")
-@option("--device", str, "auto", "As of `specq worker --role target`.")
+@option("--device", str, "auto", "As in `specq worker --role target`.")
 @repeatable("--dtype dtypes", str, ("auto",), "Number format.", show_default=False)
-@repeatable("--temperature temperatures", float, (0.0, 0.8), "", show_default=False)
+@repeatable("--temperature temperatures", float, (0.0, 0.8), "Sampling temperature.", show_default=False)
 @option("--seconds", float, 60.0, "Time for each number format and temperature.")
-@option("--limit", COUNT, 64, "Prompts at most.")
+@option("--limit", COUNT, 64, "Maximum number of prompts.")
 @option("--max-tokens", COUNT, 64, "Tokens of each text.")
-@click.option("--eager", is_flag=True, help="Without kernels and CUDA graphs of our own.")
+@click.option("--eager", is_flag=True, help="Do not use our own kernels and CUDA graphs.")
 @click.option(
-    "--no-split-k", is_flag=True, help="Keep cuBLAS from cutting sums into parts, whose number depends on the rows."
+    "--no-split-k", is_flag=True, help="Prevent cuBLAS from splitting sums into parts that depend on the rows."
 )
 def command(
     report: Report,
@@ -41,9 +41,8 @@ def command(
 ) -> None:
     """Decode prompts one session at a time and sixteen at a time with drafts, and compare the texts.
 
-    Each number format and temperature gets --seconds; what is known is written after each block of 16 prompts.
-    --no-split-k is what torch and cuBLAS offer towards equal sums in every batch; compare a run with it and one
-    without.
+    Each number format and temperature gets --seconds. The report is written after each block of 16 prompts.
+    --no-split-k is the option of torch and cuBLAS for equal sums in every batch. Compare a run with it and one without.
     """
     from bench import numerics
 
@@ -67,8 +66,7 @@ def command(
 def _measure(
     report: Report, key: str, engine: Engine, prompts: list[list[int]], params: SamplingParams, seconds: float
 ) -> tuple[object, ...]:
-    """Measure one number format and temperature, and report what is known after each block; return the row for the
-    screen."""
+    """Measure one number format and temperature, and report after each block; return the row for the screen."""
     from bench.numerics import compare
 
     found: dict[str, Any] = {}

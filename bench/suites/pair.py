@@ -1,13 +1,13 @@
 """`specq bench pair`: specq and its rivals on the same prompts and the same pair of models.
 
-transformers   transformers `generate`; assisted: its assisted generation
-plain          specq without any speculation: no drafters, and no lookups by the verifier
-plain-1        the same, one session at a time (where more are asked for)
-lookup         specq without drafters, whose verifier drafts what the text repeats; on the same processes as `plain`
-lookahead      specq without drafters, whose verifier always drafts by lookahead decoding and by nothing else (if
-               asked for)
-specq          specq with drafters, and lookups where they have sent nothing
-random         specq with a drafter of random weights (if asked for)
+transformers   transformers `generate`.
+assisted       transformers' assisted generation.
+plain          specq without any speculation: no drafters, and no lookups by the verifier.
+plain-1        the same, one session at a time (if more are requested).
+lookup         specq without drafters, whose verifier drafts what the text repeats. On the processes of `plain`.
+lookahead      specq without drafters, whose verifier always drafts by lookahead decoding alone (if requested).
+specq          specq with drafters, and lookups where they have sent no drafts.
+random         specq with a drafter of random weights (if requested).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from bench.rivals.transformers import Rivals
 
 RIVALS = ("transformers", "assisted")
-# The processes that complete for each of specq's contestants; "alone" and "lookahead" are those without drafters.
+# The processes of each of specq's contestants; "alone" and "lookahead" have no drafters.
 KINDS = {
     "plain-1": "alone", "plain": "alone", "lookup": "alone", "lookahead": "lookahead", "specq": "specq",
     "random": "random",
@@ -60,29 +60,28 @@ NOTES = {
 
 @suite("pair")
 @serving_options
-@option("--k", COUNT, 5, "Tokens that transformers' assistant drafts.")
-@option("--temperature", Number(0), 0.0, "0 is greedy.")
+@option("--k", COUNT, 5, "Tokens that transformers' assistant drafts a round.")
+@option("--temperature", Number(0), 0.0, "Sampling temperature. 0 is greedy.")
 @option("--model", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
-@option("--draft-model", str, default_pair, "Draft model, likewise.", show_default=SHOWN_PAIR)
+@option("--draft-model", str, default_pair, "Draft model: a name, or a path.", show_default=SHOWN_PAIR)
 @click.option("--random-draft", is_flag=True, help="Also measure specq with a drafter of random weights.")
-@repeatable("--only", click.Choice(NAMES), (), "Measure only this one.", show_default=False)
+@repeatable("--only", click.Choice(NAMES), (), "Measure only this contestant.", show_default=False)
 @click.option(
-    "--accuracy", is_flag=True, help="Count right answers; runs HumanEval's answers, in a process with limits."
+    "--accuracy", is_flag=True, help="Count right answers. Runs HumanEval's answers in a process with limits."
 )
 @click.option(
-    "--all", "every", is_flag=True, help="Also MT-bench; with --out, a plot of each data set beside the report."
+    "--all", "every", is_flag=True, help="Add MT-bench. With --out, also plot each data set beside the report."
 )
 @click.option("--wandb", is_flag=True, help="Log the report to Weights & Biases.")
-@option("--group", str, "", "Of the run there.")
+@option("--group", str, "", "Group of the run at Weights & Biases.")
 def command(
     report: Report, *, dataset: tuple[str, ...], numseqs: int, only: tuple[str, ...], random_draft: bool, every: bool,
     accuracy: bool, wandb: bool, group: str, **options: Any,
 ) -> None:  # fmt: skip
-    """Measure transformers generate and assisted generation, and specq in one run: plain, by lookup alone, with
-    drafters.
+    """Measure transformers generate and assisted generation, and specq in one run: plain, lookup alone, with drafters.
 
-    plain is no speculation at all. lookup has no drafters; its verifier drafts what the text repeats. specq has
-    drafters, and lookups where they have sent nothing.
+    plain: no speculation at all. lookup: no drafters; the verifier drafts what the text repeats. specq: drafters, and
+    lookups where they have sent no drafts.
     """
     if group and not wandb:
         raise click.UsageError("--group is of runs at Weights & Biases; give --wandb, too")
@@ -109,7 +108,7 @@ def command(
 
 
 def default_names(settings: Settings, *, random_draft: bool) -> tuple[str, ...]:
-    """Return who takes part if nobody is named."""
+    """Return the default contestants."""
     asked = {"plain-1": settings.concurrency > 1, "random": random_draft, "lookahead": False}
     return tuple(name for name in NAMES if asked.get(name, True))
 
@@ -119,8 +118,8 @@ def run(
 ) -> dict[str, Any]:
     """Measure the named contestants; return settings, figures and differences as JSON-able values.
 
-    has_accuracy  whether right answers are counted
-    is_apart      whether data sets come one after the other, also with several sessions in flight
+    has_accuracy  whether to count right answers.
+    is_apart      whether data sets run one after the other, also with several sessions in flight.
     """
     prompts = settings.prompts()
     if has_accuracy:
@@ -154,7 +153,7 @@ def run(
 
 
 def kinds(names: Sequence[str]) -> list[str]:
-    """Return the sets of processes that are needed, in the order of NAMES."""
+    """Return the needed sets of processes, in the order of NAMES."""
     return list(dict.fromkeys(KINDS[name] for name in NAMES if name in names and name in KINDS))
 
 
@@ -185,7 +184,7 @@ def _rival(rivals: Rivals | None, name: str) -> Contestant:
 
 
 def _equal(right: Shares) -> str:
-    """Return whether specq is right as often with drafts as without."""
+    """Return whether specq has the same share of right answers with drafts as without."""
     differing = [
         dataset
         for dataset, found in right.items()
@@ -196,7 +195,7 @@ def _equal(right: Shares) -> str:
 
 
 def _notes(settings: Settings, agreement: dict[str, Any]) -> list[str]:
-    """Return what the table does not say."""
+    """Return notes that complete the table."""
     same = f"{agreement['num_compared']} completions compared with {agreement['reference']}: "
     same += f"{agreement['num_different']} differ, {agreement['num_near_ties']} of them by a near tie"
     lines = [same]

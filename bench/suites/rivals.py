@@ -22,7 +22,7 @@ from specq.runtime import Number
 from specq.samples import DATA, Prompt, codec_of, files_of, load_prompts, shipped
 
 UNITS, PREFILL, MEMORY = "units", "prefill", "memory"
-NOT_COUNTED = -1  # the number of a prompt with which everybody warms up
+NOT_COUNTED = -1  # the number of a prompt for warm-up
 NOTES = (
     (
         "one session: tokens after the first ones and their seconds, prompt by prompt; in brackets 95% intervals of "
@@ -38,32 +38,34 @@ NOTES = (
 
 
 @suite("rivals")
-@option("--model", str, default_pair, "Target; llama.cpp needs a GGUF file.", show_default=SHOWN_PAIR)
-@option("--draft-model", str, default_pair, "specq's and the assistant's.", show_default=SHOWN_PAIR)
+@option("--model", str, default_pair, "Target. llama.cpp needs a GGUF file.", show_default=SHOWN_PAIR)
+@option("--draft-model", str, default_pair, "Draft model of specq and the assistant.", show_default=SHOWN_PAIR)
 @option(
     "--prompts",
     click.Path(exists=True, file_okay=False, path_type=Path),
     DATA / "chat",
-    "Directory of JSONL files: data sets besides GSM8K and HumanEval.",
-    show_default="MT-bench, which comes along",
+    "Directory of JSONL files: data sets in addition to GSM8K and HumanEval.",
+    show_default="bundled MT-bench",
 )
-@option("--numseqs", COUNT, 20, "Prompts of each data set.")
-@option("--output-len", COUNT, 64, "Most tokens of each text.")
-@repeatable("--temperature", Number(0), (0.0, 0.8), "")
-@repeatable("--sessions", COUNT, (1, 4, 16), "In flight.")
-@repeatable("--only", click.Choice(all_names()), (), "Contestants.", show_default="all")
-@option("--prefill-repeats", click.IntRange(0), 7, f"Prompts of {LENGTH} tokens; 0: none.")
-@option("--seconds", Number(0), None, "Begin nothing after so long; --resume goes on.", show_default="no limit")
-@click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the rest.")
+@option("--numseqs", COUNT, 20, "Number of prompts from each data set.")
+@option("--output-len", COUNT, 64, "Maximum tokens of each text.")
+@repeatable("--temperature", Number(0), (0.0, 0.8), "Sampling temperature.")
+@repeatable("--sessions", COUNT, (1, 4, 16), "Number of sessions in flight.")
+@repeatable("--only", click.Choice(all_names()), (), "Contestant to measure.", show_default="all")
+@option("--prefill-repeats", click.IntRange(0), 7, f"Number of prompts of {LENGTH} tokens. 0: none.")
+@option(
+    "--seconds", Number(0), None, "Start no measurement after this time. --resume continues.", show_default="no limit"
+)
+@click.option("--resume", is_flag=True, help="Keep the results in the file of --out. Measure the rest.")
 def command(
     report: Report, *, prompts: Path, numseqs: int, output_len: int, seconds: float | None, resume: bool, **given: Any
 ) -> None:
-    """Measure specq beside transformers and llama.cpp: everybody completes the same prompts in turn, in processes of
-    their own.
+    """Measure specq beside transformers and llama.cpp: all complete the same prompts in turn, in separate processes.
 
-    One session, greedy and sampled: transformers generate and assisted generation (every third prompt), llama.cpp with
-    one thread, with one a core and with its prompt lookup, specq plain, by lookup, with a draft worker, and with the
-    draft model in the verifier's process. Several sessions: specq's four, and llama.cpp one text after the other.
+    One session, greedy and sampled: transformers `generate` and assisted generation (every third prompt). llama.cpp
+    runs with one thread, with one a core and with its prompt lookup. specq runs in four ways: plain, by lookup, with a
+    draft worker, and with the draft model in the verifier's process. Several sessions: specq's four, and llama.cpp one
+    text after the other.
     """
     end = time.monotonic() + (math.inf if seconds is None else seconds)
     names, found = given["only"] or tuple(all_names()), load(given["model"], prompts, numseqs)
@@ -85,7 +87,7 @@ def load(model: str, directory: Path, numseqs: int) -> list[Prompt]:
 def _measure(
     report: Report, grid: Grid, prompts: list[Prompt], names: tuple[str, ...], end: float, given: dict[str, Any]
 ) -> None:
-    """Measure what is missing until it is time to `end` (monotonic), and report each part."""
+    """Measure what is missing until the time `end` (monotonic clock), and report each part."""
     results = report.content["results"]
     num_missing = given["prefill_repeats"] - len(results[PREFILL])
     if num_missing <= 0 and not grid.missing(results[UNITS]):

@@ -1,8 +1,8 @@
-"""`specq bench roundtrip`: what the broker adds to a round trip: draft up, verdict down, against the same messages
-without a broker.
+"""`specq bench roundtrip`: the cost of the broker in a round trip: draft up, verdict down.
 
-A real broker, a stub verifier and a stub drafter run as processes of their own; one client is subscribed to all the
-sessions and reads their tokens. Both ways are measured in turn by the same two workers.
+It is compared with the same messages without a broker. A real broker, a stub verifier and a stub drafter run as
+separate processes. One client subscribes to all sessions and reads their tokens. The same two workers measure both ways
+in turn.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ _PATIENCE_S = 60.0
 
 
 @suite("roundtrip")
-@option("--repeats", COUNT, 3, "Repetitions.")
-@option("--count", COUNT, 2000, "Round trips with one outstanding, of each.")
-@option("--seconds", Number(0.01), 2.0, "Of each, with all outstanding.")
-@option("--keys", str, "", "Directory of CURVE keys (specq keys) for all of specq; none: no encryption.")
+@option("--repeats", COUNT, 3, "Number of repetitions.")
+@option("--count", COUNT, 2000, "Number of round trips of each way, with one outstanding.")
+@option("--seconds", Number(0.01), 2.0, "Seconds of each way, with all outstanding.")
+@option("--keys", str, "", "Directory of CURVE keys (specq keys). Default: no encryption.")
 def command(report: Report, *, repeats: int, count: int, seconds: float, keys: str) -> None:
-    """Measure a draft up and a verdict down: straight from a stub drafter to a stub verifier, and through the
-    broker."""
+    """Measure a draft up and a verdict down from stub drafter to stub verifier, directly and through the broker."""
     report.update(settings={"repeats": repeats, "count": count, "seconds": seconds, "keys": bool(keys)})
     result = roundtrip(repeats=repeats, count=count, seconds=seconds, keys=keys, tell=tell)
     figures = {
@@ -62,15 +61,16 @@ def roundtrip(
 ) -> dict[str, Any]:
     """Return latencies (us) and rates (round trips a second) of both ways, medians over `repeats`.
 
-    count    round trips with one outstanding, in each repetition; seconds: time with one outstanding for each session
-    keys     as of `specq up`; the stubs, too, speak CURVE then, straight to each other as well
+    count    round trips with one outstanding, in each repetition.
+    seconds  time with one outstanding for each session.
+    keys     as in `specq up`. With keys the stubs speak CURVE, too, also directly to each other.
 
-    Raises ConfigError if one of them would be without its key.
+    Raises ConfigError if one of them lacks its key.
     """
     check_keys(keys, "broker", "target", "draft", "client")
     broker = free_address()
     with ExitStack() as stack:
-        # No heartbeats here, which would be in the way of the measuring; nor are they missed while no draft is sent.
+        # No heartbeats: they would disturb the measurement, and are not missed while no draft is sent.
         quiet = ("--liveness-ms", "600000", "--heartbeat-ms", "60000")
         options = (*quiet, "--log-level", "warning", "--journal", "none", *keys_option(keys))
         stack.enter_context(process("specq", "broker", "--bind", broker, *options))
@@ -112,7 +112,7 @@ def roundtrip_table(result: dict[str, Any]) -> list[tuple[object, ...]]:
 
 
 def verdict_on(result: dict[str, Any]) -> list[str]:
-    """Return what the figures say, against what they should be."""
+    """Return the figures beside their required values, as text."""
     added, ratio, sizes = result["added_us"], result["rate_ratio"], result["bytes"]
     return [
         f"the broker adds {added:.0f} us at the median ({_judge(added <= MOST_ADDED_US)}: at most {MOST_ADDED_US:.0f})",
@@ -130,7 +130,7 @@ def _judge(met: bool) -> str:
 
 @contextmanager
 def _subscriber(broker: str, keys: str) -> Iterator[None]:
-    """Submit all the sessions, and read what comes of them, as a client would."""
+    """Submit all the sessions, and read their tokens, as a client would."""
     stop = threading.Event()
     thread = threading.Thread(target=_subscribe, args=(broker, keys, stop))
     thread.start()

@@ -1,4 +1,4 @@
-"""`specq bench steps`: what a verify step takes with an engine."""
+"""`specq bench steps`: the time of a verify step with an engine."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ MAX_STEP_ROWS, KV_SLOTS = 2048, 1 << 14
 
 
 @suite("steps")
-@option("--engine", click.Choice(list(ENGINES)), "torch", "What runs it.")
+@option("--engine", click.Choice(list(ENGINES)), "torch", "Engine that runs the steps.")
 @option("--model", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
-@option("--device", str, "auto", "As of `specq worker --role target`.")
-@option("--dtype", str, "auto", "Likewise.")
-@repeatable("--engine-option", str, (), "Handed on to the engine.", metavar="NAME=VALUE", show_default=False)
-@repeatable("--sessions", COUNT, (1, 8), "")
+@option("--device", str, "auto", "As in `specq worker --role target`.")
+@option("--dtype", str, "auto", "As in `specq worker --role target`.")
+@repeatable("--engine-option", str, (), "Option of the engine.", metavar="NAME=VALUE", show_default=False)
+@repeatable("--sessions", COUNT, (1, 8), "Number of sessions.")
 @repeatable("--drafts", click.IntRange(0), (0, 4, 8), "Drafted tokens of each session.")
-@option("--context", click.IntRange(2), 256, "Tokens before the step.")
-@option("--repeats", COUNT, 22, "Steps of each kind that count.")
+@option("--context", click.IntRange(2), 256, "Tokens of context before the step.")
+@option("--repeats", COUNT, 22, "Number of counted steps of each kind.")
 @click.option(
     "--kernels",
     is_flag=True,
-    help="Also sum up the device's kernels of greedy steps: what is left of a step is the host's.",
+    help="Also sum up the device's kernels of greedy steps. The rest of a step is host time.",
 )
 def command(
     report: Report,
@@ -46,10 +46,10 @@ def command(
     kernels: bool,
     **options: Any,
 ) -> None:
-    """Time verify steps of sessions with chains of random drafts, through the interface that all engines have."""
+    """Time verify steps of sessions with chains of random drafts, through the common interface of engines."""
     asked = {"engine": engine, "model": model, "sessions": sessions, "drafts": drafts, "context": context}
     if kernels:
-        from bench.device import check_device  # brings torch, as an engine does
+        from bench.device import check_device  # imports torch, as an engine does
 
         check_device()
     report.update(settings=asked | options | {"repeats": repeats, "kernels": kernels})
@@ -71,8 +71,8 @@ def command(
 def _kernels(
     report: Report, running: Engine, sessions: tuple[int, ...], drafts: tuple[int, ...], context: int
 ) -> dict[str, Figure]:
-    """Report the kernels of each kind of greedy step; return what they take in all."""
-    from bench.device import kernels  # brings torch
+    """Report the kernels of each kind of greedy step; return their total times."""
+    from bench.device import kernels  # imports torch
 
     found, figures = dict[str, Any](), dict[str, Figure]()
     for kind, run in greedy_steps(running, sessions, drafts, context):

@@ -1,17 +1,18 @@
-"""The broker: routes drafts and verdicts, places sessions on workers, and keeps every job's transcript.
+"""The broker: routes drafts and verdicts, places sessions on workers, and keeps the transcript of every job.
 
-    core                  messages in, effects out: the broker without its sockets
-    gate                  what is let in: roles, limits, revoked keys
-    jobs/                 jobs: taken in, committed, sent to their readers
-    workers/              verifiers and drafters: registered, given sessions, lost
-    state/                what all of these work on; validation: what must hold of it
-    front, journal_link   the sockets of clients and workers; the journal's two threads
+- `core`: messages in, effects out. It is the broker without its sockets.
+- `gate`: decides what the broker admits. It checks roles, limits and revoked keys.
+- `jobs/`: admits jobs, commits their tokens and sends these to the readers.
+- `workers/`: registers verifiers and drafters, gives them sessions, and notices their loss.
+- `state/`: the data that all components share. `validation` checks its invariants.
+- `front`: the sockets of clients and workers.
+- `journal_link`: the two threads of the journal.
 
-In: frames of clients, drafters and verifiers. Out: effects: frames, records for the journal. To handle a message: one
-line in `Broker._front` or `Broker._back`.
+Input: frames of clients, drafters and verifiers. Output: effects, which are frames and records for the journal.
+To handle a new message, add one line in `Broker._front` or `Broker._back`.
 
-Rules: the broker moves integers only; no text, no model, no torch. Time is an argument. Imports go one way: core, gate
-and jobs, workers, state.
+Rules: the broker moves integers only. It has no text, no model and no torch. Time is an argument.
+Imports go one way: core, gate and jobs, workers, state.
 """
 
 from specq.broker.core import Broker

@@ -1,13 +1,13 @@
 """The broker without its sockets: frames in, effects out, time as an argument.
 
-    from_front(identity, frames)   clients and draft workers, and the control socket of verifiers; `who`: the name of
-                                   the key that the socket saw (`specq.broker.gate`)
-    from_back(identity, frames)    the verifier of that identity, over the DEALER that the broker connected to it;
-                                   `deliver()` what clients receive of several of its messages
-    tick()                         liveness, deadlines, refilling of slow readers
-    journaled(sequence)            what the journal has by now; `found`, `listed`: what it answers
+- `from_front(identity, frames)` handles clients, draft workers and the control socket of verifiers. `who` is the name
+  of the key that the socket has seen (`specq.broker.gate`).
+- `from_back(identity, frames)` handles the verifier of that identity. The broker has connected a DEALER to it.
+  `deliver()` sends clients the results of several of its messages.
+- `tick()` checks liveness and deadlines, and sends again to slow readers.
+- `journaled(sequence)` notes what the journal holds. `found` and `listed` take the journal's answers.
 
-Rule: a message that breaks the protocol is counted and dropped, and never stops the loop.
+Rule: a message that breaks the protocol is counted and dropped. It never stops the loop.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ Handler = Callable[[bytes, Any], None]
 class Broker:
     """Dispatches messages to the components.
 
-    validates       whether what must hold is checked after each message and tick: in tests and chaos
-    incarnation     counts seconds (of the wall clock at the start, say): a later broker's epochs are greater than an
-                    earlier one's, as long as that opened fewer than 1024 sessions for each second that it lived
-    epoch           epochs lie above this too: the journal's highest, which needs no clock
-    offset          the journal's time = the caller's time + this; without a journal, any
-    grants          the keys that are allowed, by name; None: there are no keys
-    traced_at_once  as in `BrokerSettings`
-    weights_wait_s  how long jobs wait for weights that no verifier has; 0: for ever
+    - `validates`: check the invariants after each message and tick. Used in tests and chaos runs.
+    - `incarnation`: a number of seconds, for example the wall clock at the start. It makes a later broker's epochs
+      greater than an earlier one's. The earlier broker must have opened fewer than 1024 sessions a second on average.
+    - `epoch`: the journal's highest epoch. New epochs are greater than this too, and that needs no clock.
+    - `offset`: the journal's time is the caller's time plus this, in seconds. Any value works without a journal.
+    - `grants`: the allowed keys, by name. None: keys are not in use.
+    - `traced_at_once`: as in `BrokerSettings`.
+    - `weights_wait_s`: how long jobs wait for weights that no verifier has, in seconds. 0: without limit.
     """
 
     validates = False
@@ -140,11 +140,11 @@ class Broker:
         return self.gate.charge(identity, kind, self._effects())
 
     def from_back(self, identity: bytes, frames: Sequence[bytes], now: float, *, more: bool = False) -> list[Effect]:
-        """Take a message from a verifier. With `more`, what clients receive of a verdict waits for `deliver`."""
+        """Take a message from a verifier. With `more`, the clients' part of a verdict waits for `deliver`."""
         worker = self.state.workers.get(identity)
-        if worker is None:  # its DEALER is about to be closed
+        if worker is None:  # its DEALER closes soon
             return []
-        if not self.state.roles.stands(worker.shown, "target"):  # and so is this one: see `gate.Revocation`
+        if not self.state.roles.stands(worker.shown, "target"):  # this DEALER closes soon, too: see `gate.Revocation`
             self.state.counts["forbidden"] += 1
             return []
         self.state.clock.now = worker.last_seen = now
@@ -165,13 +165,13 @@ class Broker:
         return self._effects()
 
     def deliver(self, now: float) -> list[Effect]:
-        """Send clients what has waited: one message for several verdicts, which drafters have received before."""
+        """Send clients the delayed tokens: one message for several verdicts. Drafters have received these before."""
         self.state.clock.now = now
         self.delivery.flush()
         return self._effects()
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what time asks for; to be called about every heartbeat."""
+        """Do what is due at this time. Call it about once per heartbeat."""
         self.state.clock.now = now
         self.revocation.apply()
         self.presence.lose_dead()
@@ -184,29 +184,35 @@ class Broker:
         return self._effects()
 
     def undelivered(self, effect: Send) -> None:
-        """Note that a peer did not take a message: its queue is full, or it is gone. Tokens are sent again later."""
+        """Note that a peer did not take a message, since its queue is full or it is gone.
+
+        The tokens are sent again later.
+        """
         self.state.counts["undelivered"] += 1
         self.delivery.note_undelivered(effect)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def drain(self, now: float) -> None:
-        """Take no new jobs any more."""
-        self.state.clock.now, self.state.closing = now, "this broker is about to stop"
+        """Stop accepting new jobs."""
+        self.state.clock.now, self.state.closing = now, "this broker is stopping"
 
     @property
     def is_idle(self) -> bool:
-        """Are there no jobs that wait or run?"""
+        """Return whether no job waits or runs."""
         return not self.state.jobs.active
 
     def awaits_verifiers(self, since: float) -> bool:
-        """Is there a verifier with jobs that has sent nothing since then?"""
+        """Return whether a verifier that holds jobs has not sent anything since then."""
         verifiers = {job.session.verifier for job in self.state.jobs.active.values()}
         return any(worker.last_seen < since for i in verifiers if (worker := self.state.workers.get(i)) is not None)
 
     def unbind_jobs(self, since: float, now: float) -> list[Effect]:
-        """Unbind the jobs of the verifiers that have sent something since then: if one of these crashes without a
-        broker, that does not count against its jobs. A later broker finds out whether the others crashed."""
+        """Unbind the jobs of the verifiers that have sent something since then.
+
+        If such a verifier crashes while no broker runs, that does not count against its jobs. A later broker
+        finds out whether the other verifiers crashed.
+        """
         self.state.clock.now = now
         for job in self.state.jobs.active.values():
             worker = self.state.workers.get(job.session.verifier)
@@ -215,7 +221,7 @@ class Broker:
         return self._effects()
 
     def give_up(self, now: float) -> list[Effect]:
-        """End the jobs that no broker continues, since there is no journal and this one stops."""
+        """End the jobs that no broker can continue: this one stops, and it keeps no journal."""
         self.state.clock.now = now
         for job in list(self.state.jobs.active.values()):
             self.intake.fail(job, "lost", "the broker was stopped before the job ended, and it keeps no journal")
@@ -224,11 +230,11 @@ class Broker:
     # --- the journal ------------------------------------------------------------------------------------------------
 
     def restore(self, jobs: Iterable[StoredJob], now: float) -> None:
-        """Take over the unfinished jobs of a broker that is gone: they wait for verifiers, and for their clients. Those
-        that a verifier held wait until that has come back, or counts as crashed; those that no broker takes any more
-        fail.
+        """Take over the unfinished jobs of an earlier broker. They wait for verifiers and for their clients.
 
-        For a moment no client is refused because there is no verifier: clients ask again.
+        A job that a verifier held waits until that verifier is back or counts as crashed. A job fails if a broker no
+        longer accepts its values.
+        For a short time, a missing verifier is not a reason to refuse a client. The client asks again.
         """
         clock = self.state.clock
         clock.now = now
@@ -239,40 +245,40 @@ class Broker:
             self.placement.bindings.restore(job)
             if stored.misfit:
                 self.intake.fail(job, "invalid", f"its values are out of bounds: {stored.misfit}")
-            elif reason := reason_against(job.request.params.strategy):  # of a package that is not there any more
+            elif reason := reason_against(job.request.params.strategy):  # not installed any more
                 self.intake.fail(job, "invalid", reason)
 
     def journaled(self, sequence: int, now: float) -> list[Effect]:
-        """Note that the journal has all records up to this one: now clients may receive what they say."""
+        """Note that the journal holds all records up to this one. Clients may now receive their contents."""
         self.state.clock.now = now
         self.delivery.update(self.state.ledger.settle(sequence))
         return self._effects()
 
     def troubled(self, reason: str, now: float) -> list[Effect]:
-        """Note that the journal cannot be written, and why, or that it can ("").
+        """Note why the journal cannot be written. "": it can be written.
 
-        No new jobs are taken then, and those that it does not have yet are refused after all. The others go on, while
-        their clients receive nothing, until their verifiers pause (`max_uncommitted`).
+        While it cannot be written, the broker refuses new jobs. It also refuses the jobs that the journal does not hold
+        yet. The other jobs continue, but their clients receive no tokens. Their verifiers pause at `max_uncommitted`.
         """
         self.state.clock.now, self.state.ledger.trouble = now, reason
         if reason:
             self.state.faults.note("journal_trouble", "journal", reason, now)
-            self.intake.drop_unregistered(f"no new jobs now: {reason}")
+            self.intake.drop_unregistered(f"no new jobs at the moment: {reason}")
         return self._effects()
 
     def filled(self, reason: str, now: float) -> list[Effect]:
-        """Note that the journal has no room for new jobs, and why, or that it has ("")."""
+        """Note why the journal has no space for new jobs. "": it has space."""
         self.state.clock.now, self.state.ledger.full = now, reason
         return self._effects()
 
     def found(self, job_id: int, stored: StoredJob | JournalBusyError | None, now: float) -> list[Effect]:
-        """Take what the journal knows of a job: the answer to `Find`."""
+        """Take the journal's record of a job: the answer to `Find`."""
         self.state.clock.now = now
         self.intake.found(job_id, stored)
         return self._effects()
 
     def listed(self, asked: FindFinished, found: list[JobSummary] | JournalBusyError, now: float) -> list[Effect]:
-        """Take the list of jobs that have ended: the answer to `FindFinished`."""
+        """Take the list of ended jobs: the answer to `FindFinished`."""
         self.state.clock.now = now
         self.reports.listed(asked.client, asked.skip, found)
         return self.gate.charge(asked.client, ListJobs, self._effects())
@@ -280,7 +286,7 @@ class Broker:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _effects(self) -> list[Effect]:
-        """End the jobs that were given up, and return all that is to be done."""
+        """End the jobs that were given up, and return all effects."""
         while self.state.jobs.given_up:
             job, reason = self.state.jobs.given_up.pop()
             self.intake.fail(job, "engine", reason)
@@ -291,7 +297,7 @@ class Broker:
     def _dispatch(self, handlers: dict[type[Message], Handler], identity: bytes, message: Message) -> None:
         handler = handlers.get(type(message))
         if handler is None:
-            raise ProtocolError(f"the broker takes no {message.TYPE} here")
+            raise ProtocolError(f"the broker does not accept {message.TYPE} here")
         handler(identity, message)
 
     def _drop(self, where: str, error: ProtocolError) -> None:

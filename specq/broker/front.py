@@ -1,7 +1,7 @@
-"""The broker's front: the ROUTER to which all others connect, and whose key is behind each message.
+"""The broker's front: the ROUTER for clients and workers, and the key behind each message.
 
-With keys, its directory is the list of those that may connect; it is looked at again at each tick, so that keys are
-added and taken away while the broker runs.
+With keys, a directory lists the peers that may connect. The broker reads it again at each tick. So keys can be added
+and removed while it runs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import zmq
 from specq.config import BrokerConfig
 from specq.transport import AllowList, Curve, Grant, Zap, bind_router, directory_of, drain, drain_named, own_keys
 
-AT_ONCE = 64  # messages that are taken before verdicts get their turn
-MOST_QUEUED = 2000  # messages that wait for a peer, or of it
+AT_ONCE = 64  # messages taken before verdicts get their turn
+MOST_QUEUED = 2000  # messages queued for a peer or from it
 
 
 class Front:
-    """Raises ConfigError for keys that cannot be used; after `bind`, also for an address that cannot be bound."""
+    """The front's sockets and allowed keys.
+
+    Raises ConfigError for keys that cannot be used, and in `bind` for an address that cannot be bound.
+    """
 
     def __init__(self, config: BrokerConfig) -> None:
         self._bind = config.bind
@@ -28,7 +31,7 @@ class Front:
 
     @property
     def grants(self) -> Mapping[str, Grant] | None:
-        """The keys that may connect, by name, as they are at any time; None: there are no keys."""
+        """Return the keys that may connect now, by name. None: keys are not in use."""
         return self._allowed.grants if self._allowed is not None else None
 
     def bind(self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller) -> None:
@@ -40,7 +43,7 @@ class Front:
         poller.register(self.router, zmq.POLLIN)
 
     def messages(self, ready: Mapping[object, int]) -> Iterator[tuple[bytes, list[bytes], str]]:
-        """Yield what has arrived: whose socket, frames, and the name of the key."""
+        """Yield each message that has arrived: identity of the socket, frames, name of the key."""
         if self._zap is not None and self._zap.socket in ready:
             self._zap.answer()
         if self.router not in ready:
@@ -48,15 +51,15 @@ class Front:
         if self._allowed is None:
             for identity, *frames in drain(self.router, AT_ONCE):
                 yield identity, frames, ""
-        else:  # a key that is not on the list any more is called by its mark, which is nobody's name
+        else:  # a key that was removed from the list goes by its mark, which never is a key's name
             for user_id, (identity, *frames) in drain_named(self.router, AT_ONCE):
                 yield identity, frames, self._allowed.who(user_id) or user_id
 
     def tick(self) -> None:
-        """Look whether the list of keys has changed."""
+        """Read the list of keys again if it has changed."""
         if self._zap is not None:
             self._zap.refresh()
 
     def curve_to(self, public_key: bytes) -> Curve | None:
-        """Return what it takes to connect to the peer that has this key; None where there are no keys."""
+        """Return the keys for a connection to the peer with this key. None: keys are not in use."""
         return Curve(self._own, public_key) if self._own is not None else None

@@ -1,14 +1,15 @@
-"""What the broker lets in from its front: drafts and requests, by role, by share, by form; what becomes of those whose
-key was taken away.
+"""Admission at the broker's front: checks drafts and requests by role, share and form. Also handles revoked keys.
 
-Rules: what is not let in is counted and dropped, and the sender receives the reason if it may know it. A draft is
-passed on unread but for its sender and size. The draft distributions of drafters that are not trusted are taken off, so
-that their nodes are judged as point masses, which is exact whatever they are. Drafts are not sent to a verifier that is
-silent, so that what waits for it is what it must receive.
+Rules:
+- A refused message is counted and dropped. The sender receives the reason if it may know it.
+- A draft is forwarded unread. Only its sender and size are checked.
+- Draft distributions of untrusted drafters are removed. Their nodes are then judged as point masses, which is exact for
+  any distribution.
+- Drafts are not sent to a silent verifier. Its queue then holds only the messages that it must receive.
 
-All sessions of a verifier together may make it spend half of its time on drafts, each as much as any other, and within
-a session each lane. A draft costs what it takes there to decode and graft (DRAFT_US, NODE_US as measured by `specq
-bench calibrate`).
+All sessions of a verifier together may use half of its time for drafts. Each session gets an equal part, and so does
+each lane of a session. A draft costs the time to decode and graft it there (DRAFT_US, NODE_US, measured by `specq bench
+calibrate`).
 """
 
 from __future__ import annotations
@@ -52,26 +53,29 @@ from specq.verification import strategy
 
 log = structlog.get_logger(__name__)
 
-DRAFT_US, NODE_US, DISTRIBUTION_US = 40.0, 3.0, 5.0  # a draft, each node of it, each KiB of it
+DRAFT_US, NODE_US, DISTRIBUTION_US = 40.0, 3.0, 5.0  # microseconds: per draft, per node, per KiB
 DRAFTS_SHARE = 0.5  # of a verifier's time
 BURST_S = 0.25
-MAX_DRAFT_NODES = 512  # as many as a session's tree holds
+MAX_DRAFT_NODES = 512  # the capacity of a session's tree
 MAX_DRAFT_BYTES = 1 << 20
-MAX_SESSIONS = 4096  # in a heartbeat, beyond those that the worker has: left from before a restart
+MAX_SESSIONS = 4096  # in a heartbeat, beyond the worker's own: left over from before a restart
 _TOKENS = array_frame(Draft, "token_ids")
 MAX_WORKERS = 4096
-_AWAITED = (Submit, Follow, Cancel, Hello)  # the sender of one waits for an answer
-_OF_WORKERS = (Hello, Heartbeat, Draft, TraceEvents)  # what a worker is sent after one of these it has not asked for
+_AWAITED = (Submit, Follow, Cancel, Hello)  # the sender waits for an answer
+_OF_WORKERS = (Hello, Heartbeat, Draft, TraceEvents)  # not requests: no answer to charge
 
 
 class Gate:
-    """Looks at each message of the front before it is handled; `who` is the name of the key that it came with."""
+    """Checks each message of the front before it is handled. `who` is the name of the key that it came with."""
 
     def __init__(self, state: BrokerState) -> None:
         self.state = state
 
     def admit(self, identity: bytes, frames: Sequence[bytes], who: str) -> Message | None:
-        """Return a request or a worker's message that may be handled; raises ProtocolError for a malformed one."""
+        """Return a request or a worker's message that may be handled, else None.
+
+        Raises ProtocolError for a malformed message.
+        """
         peer, size, now = who or identity.hex(), sum(map(len, frames)), self.state.clock.now
         header = len(frames[1]) if len(frames) > 1 else 0
         if not self.state.limits.admit_request(peer, size, now, num_header_bytes=header):
@@ -97,8 +101,10 @@ class Gate:
         return None
 
     def _answer_unreadable(self, identity: bytes, frames: Sequence[bytes], who: str, error: ProtocolError) -> None:
-        """Send a peer the reason why its message cannot be read, where its key and type can: it would wait, or ask, for
-        ever."""
+        """Send a peer the reason why its message cannot be read, if its key and type are readable.
+
+        Without an answer, the peer waits or asks again without end.
+        """
         kind = named_type(frames)
         if kind not in _AWAITED or len(frames[0]) != 8 or self.state.roles.refusal(identity, who, kind):
             return
@@ -119,19 +125,18 @@ class Gate:
         if not all(map(str.isprintable, names)):  # they are shown on terminals
             return f"names of workers and models have at most {NAME.most} printable characters"
         if len(self.state.workers.all()) >= MAX_WORKERS and self.state.workers.get(identity) is None:
-            return f"this broker has {MAX_WORKERS} workers, and takes no more"
+            return f"this broker already has the maximum of {MAX_WORKERS} workers"
         return self.state.roles.refusal(identity, who, Hello, message.role)
 
     def charge(self, identity: bytes, kind: type[Message] | None, effects: list[Effect]) -> list[Effect]:
-        """Charge a peer for the answers to what it asked for, a message of this kind; return the effects."""
+        """Charge a peer for the answers to its message of this kind, and return the effects."""
         if kind not in _OF_WORKERS or self.state.workers.get(identity) is None:
             sends = [effect.frames for effect in effects if isinstance(effect, Send) and effect.to == identity]
             self.state.limits.charge_answer(self.state.roles.peer(identity), sum(sum(map(len, f)) for f in sends))
         return effects
 
     def pass_draft(self, identity: bytes, frames: Sequence[bytes], who: str) -> None:
-        """Pass a draft on, if it comes from the drafter that has this lane of the session, and is within its share of
-        the verifier's time."""
+        """Forward a draft if its sender owns this lane and stays within its share of the verifier's time."""
         if self.state.roles.refusal(identity, who, Draft):
             self.state.counts["forbidden"] += 1
             return
@@ -155,7 +160,7 @@ class Gate:
         self.state.outbox.add(Send("back", job.session.verifier, list(frames)))
 
     def _is_taken(self, job: BrokerJob, lane: DrafterLane, frames: Sequence[bytes], num_bytes: int) -> bool:
-        """Can the job's verifier take a draft of this length on this lane now?"""
+        """Return whether the job's verifier can take a draft of this size on this lane now."""
         now, verifier = self.state.clock.now, self.state.workers.get(job.session.verifier)
         if verifier is None or now - verifier.last_seen > self.state.settings.quiet_s:
             return False
@@ -163,7 +168,10 @@ class Gate:
 
 
 def _lane_of(drafters: Drafters, number: object, sender: bytes) -> DrafterLane:
-    """Return the lane of this number; raises ProtocolError if the sender does not have it."""
+    """Return the lane of this number.
+
+    Raises ProtocolError if the lane does not belong to the sender.
+    """
     lane = drafters.lanes.get(number) if type(number) is int else None
     if lane is None or lane.drafter != sender:
         raise ProtocolError("a draft for a lane that is not the sender's")
@@ -173,10 +181,10 @@ def _lane_of(drafters: Drafters, number: object, sender: bytes) -> DrafterLane:
 def admit_draft(
     drafters: Drafters, lane: DrafterLane, verifier: Worker, frames: Sequence[bytes], num_bytes: int, now: float
 ) -> bool:
-    """May this draft on one of a job's lanes, `num_bytes` long, take up the verifier's time?
+    """Return whether this draft of `num_bytes` bytes on a lane of a job may use the verifier's time.
 
-    Earlier drafts decide: this one's size depends on the tokens that were drawn for it, and these must not decide
-    whether it arrives (decision 0008).
+    Only the cost of earlier drafts decides. The size of this one depends on its sampled tokens, and these must not
+    decide whether it arrives (decision 0008).
     """
     num_nodes = len(frames[_TOKENS]) // 4 if len(frames) > _TOKENS else 0
     if num_nodes > MAX_DRAFT_NODES or num_bytes > MAX_DRAFT_BYTES:
@@ -190,7 +198,10 @@ def admit_draft(
 
 
 def check_heartbeat(worker: Worker | None, message: Heartbeat) -> None:
-    """Raise ProtocolError for one that lists more sessions than a worker can have, or whose arrays differ in length."""
+    """Check the sizes of a heartbeat's arrays.
+
+    Raises ProtocolError if it lists more sessions than a worker can have, or if the arrays differ in length.
+    """
     num_jobs = len(worker.job_ids) if worker is not None else 0
     sizes = {len(message.session_ids), len(message.epochs), len(message.lengths)}
     if len(sizes) > 1 or max(sizes) > MAX_SESSIONS + 2 * num_jobs:
@@ -198,13 +209,13 @@ def check_heartbeat(worker: Worker | None, message: Heartbeat) -> None:
 
 
 class Revocation:
-    """Applies changes of the grants to what is under way."""
+    """Applies changes of the grants to running jobs, workers and readers."""
 
     def __init__(self, state: BrokerState, placement: Placement, intake: Intake) -> None:
         self.state, self.placement, self.intake = state, placement, intake
 
     def apply(self) -> None:
-        """Lose the workers, drop the readers and fail the jobs of keys that are not allowed any more."""
+        """Remove the workers, drop the readers and fail the jobs of keys that are not allowed any more."""
         if not self.state.roles.have_changed():
             return
         for worker in self.state.workers.all():
@@ -214,22 +225,24 @@ class Revocation:
             job.readers.retain(lambda reader: self.state.roles.stands(reader.shown, "client"))
         for job in jobs:
             if not self.state.roles.may_own(job.request.owner):
-                self.intake.fail(job, "forbidden", "the key that submitted the job may not submit jobs any more")
+                self.intake.fail(job, "forbidden", "the key that submitted the job is no longer allowed to submit jobs")
         self.placement.settle()
 
     def _look_at(self, worker: Worker) -> None:
-        """Lose a worker whose key is gone; open anew the sessions that a drafter drafts for that is not trusted any
-        more."""
+        """Remove a worker whose key is gone.
+
+        If a drafter is not trusted any more, open its sessions anew.
+        """
         stands = self.state.roles.stands(worker.shown, worker.hello.role)
         was_trusted, worker.is_trusted = worker.is_trusted, self.state.roles.trusts(worker.shown)
         drafted = self.placement.drafted_by(worker) if was_trusted and not worker.is_trusted else []
         if not stands:
             log.warning("worker_revoked", name=worker.name, role=worker.hello.role, key=worker.shown.name)
             self.state.counts["workers_revoked"] += 1
-            reason = f"the key {worker.shown.name} may not be a {worker.hello.role} worker any more"
-            refused = Refused(reason=reason, fatal=False)  # its next `Hello` is the test: the key may be back by then
+            reason = f"the key {worker.shown.name} is no longer allowed to be a {worker.hello.role} worker"
+            refused = Refused(reason=reason, fatal=False)  # the key may be back at the next `Hello`
             self.state.outbox.send_front(worker.identity, refused)
             self.placement.lose(worker)
         for job in drafted:
-            if strategy(job.request.params.strategy).takes_distributions:  # which it was believed
+            if strategy(job.request.params.strategy).takes_distributions:  # the verifier has trusted its distributions
                 self.placement.open_anew(job)

@@ -15,9 +15,10 @@ from specq.protocol import JournalLostError
 
 
 class JournalLink:
-    """An open journal and its two threads. Raises ConfigError if it cannot be used or belongs to another broker.
+    """An open journal and its two threads.
 
-    fileno   readable when `notify` has something for the broker
+    `fileno` is readable when `notify` has something for the broker.
+    Raises ConfigError if the journal cannot be used or belongs to another broker.
     """
 
     def __init__(self, address: str, config: BrokerConfig) -> None:
@@ -37,7 +38,7 @@ class JournalLink:
         return self._woken.fileno()
 
     def _wake(self) -> None:
-        """Wake the loop, from any thread; once is enough until `notify` is called."""
+        """Wake the loop, from any thread. One signal is enough until `notify` is called."""
         if not self._signalled:
             self._signalled = True
             with contextlib.suppress(OSError):
@@ -46,7 +47,7 @@ class JournalLink:
     # --- the broker's effects -----------------------------------------------------------------------------------------
 
     def take(self, effect: Write | Find | FindFinished) -> None:
-        """Carry out an effect; records wait for `flush`."""
+        """Carry out an effect. Records wait for `flush`."""
         if isinstance(effect, Write):
             self._records.append(effect.record)
             self._sequence = effect.sequence
@@ -54,16 +55,16 @@ class JournalLink:
             self.lookup.ask(effect, _question(effect))
 
     def flush(self) -> None:
-        """Hand the records of this turn over as one."""
+        """Hand over the records of this turn as one batch."""
         if self._records:
             self.writer.put(self._sequence, self._records)
             self._records = []
 
     def notify(self, broker: Broker, now: float) -> list[Effect]:
-        """Notify the broker of what the threads did; return its effects. Raises JournalLostError if the broker must
-        stop.
+        """Notify the broker of the threads' results, and return its effects.
 
-        The signal is cleared before the threads' results are read: a result that comes in between sets it again.
+        Raises JournalLostError if the broker must stop. The signal is cleared before the results are read. A result
+        that arrives in between sets it again.
         """
         with contextlib.suppress(OSError):
             self._woken.recv(4096)
@@ -90,7 +91,7 @@ class JournalLink:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Journal what was handed over, and release the journal; call `notify` once more after that."""
+        """Journal all remaining records, and release the journal. Call `notify` once more afterwards."""
         self.flush()
         self.lookup.close()
         self.writer.close()

@@ -1,4 +1,4 @@
-"""What must hold of the broker's memory after each message and tick; for tests and chaos."""
+"""The invariants of the broker's memory, checked after each message and tick in tests and chaos runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _ACTIVE = {JobState.ABSENT, JobState.WAITING, JobState.RUNNING}
 
 
 def validate(state: BrokerState) -> None:
-    """Raise AssertionError with all that does not fit together."""
+    """Check all invariants.
+
+    Raises AssertionError with a list of all contradictions.
+    """
     found = [*_jobs(state), *_workers(state), *_counts(state)]
     assert not found, "; ".join(found)
 
@@ -35,7 +38,10 @@ def _jobs(state: BrokerState) -> Iterator[str]:
 
 
 def _session(state: BrokerState, job: BrokerJob) -> Iterator[str]:
-    """A job that runs has a registered verifier that has it, and no other job has one; so do its drafters."""
+    """Check that a running job has a registered verifier that holds it, and that its drafters hold it, too.
+
+    No other job has a verifier.
+    """
     worker = state.workers.get(job.session.verifier)
     if (job.state is JobState.RUNNING) != bool(job.session.verifier):
         yield f"job {job.job_id} is {job.state}, and its verifier is {job.session.verifier!r}"
@@ -61,7 +67,7 @@ def _workers(state: BrokerState) -> Iterator[str]:
 
 
 def _counts(state: BrokerState) -> Iterator[str]:
-    """What is summed up over the active jobs."""
+    """Check the sums over the active jobs."""
     jobs = state.jobs
     if jobs.num_tokens != sum(job.request.max_length for job in jobs.active.values()):
         yield f"{jobs.num_tokens} tokens are counted of the active jobs"

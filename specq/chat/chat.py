@@ -81,7 +81,7 @@ def run_command(line: str, settings: ChatSettings) -> str:
     if command is None:
         known = ", ".join(f"/{known}" for known in COMMANDS)
         raise JobError(
-            f"unknown command /{name}; known are {known} (a message may begin with a slash if a space comes before it)"
+            f"unknown command /{name}; known: {known} (a message that starts with a slash needs a space before it)"
         )
     return command.run(settings, rest.strip())
 
@@ -91,8 +91,8 @@ def _help(_settings: ChatSettings, _rest: str) -> str:
     return "\n".join(
         [
             *(f"  {command.usage:{width}}  {command.text}" for command in COMMANDS.values()),
-            '  """ begins and ends a message of several lines; so does a \\ at the end of each line but the last.',
-            "  Ctrl-C stops an answer, which stays as far as it came; Ctrl-D ends the chat.",
+            '  """ starts and ends a message of several lines; or end each line but the last with \\.',
+            "  Ctrl-C stops an answer and keeps its text so far; Ctrl-D ends the chat.",
         ]
     )
 
@@ -100,12 +100,12 @@ def _help(_settings: ChatSettings, _rest: str) -> str:
 def _system(settings: ChatSettings, text: str) -> str:
     if text:
         settings.conversation.system = "" if text == OFF else text
-    return f"system: {settings.conversation.system or 'as the template says'}"
+    return f"system: {settings.conversation.system or 'that of the chat template'}"
 
 
 def _reset(settings: ChatSettings, _rest: str) -> str:
     settings.conversation.turns.clear()
-    return "the conversation begins anew"
+    return "started a new conversation"
 
 
 def _quit(settings: ChatSettings, _rest: str) -> str:
@@ -133,7 +133,7 @@ def _read(name: str, read: type, text: str) -> Any:
         return read(text)
     except ValueError:
         kind = "a whole number" if read is int else "a number"
-        raise JobError(f"{name} is {text!r}; it must be {kind}, or {OFF}") from None
+        raise JobError(f"{name} is {text!r}, but must be {kind}, or {OFF}") from None
 
 
 class Command(NamedTuple):
@@ -145,13 +145,19 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "help": Command("/help", "this list", _help),
-    "system": Command("/system TEXT", f"what the model shall be; {OFF}: as its template says", _system),
-    "reset": Command("/reset", "forget the conversation", _reset),
-    "temp": Command("/temp X", "temperature; 0 is greedy", _parameter("temperature", float, "0 (greedy)")),
-    "seed": Command("/seed N", f"the same seed gives the same text; {OFF}: drawn", _parameter("seed", int, "drawn")),
-    "mode": Command("/mode MODE", "async, sync, or plain: without any speculation", _parameter("mode", str, "async")),
-    "max": Command("/max N", "most tokens of an answer", _parameter("max_tokens", int, "128", MOST_TOKENS)),
+    "help": Command("/help", "show this list", _help),
+    "system": Command("/system TEXT", f"set the system prompt; {OFF}: that of the chat template", _system),
+    "reset": Command("/reset", "start a new conversation", _reset),
+    "temp": Command(
+        "/temp X", "set the sampling temperature; 0 is greedy", _parameter("temperature", float, "0 (greedy)")
+    ),
+    "seed": Command("/seed N", f"set the random seed; {OFF}: random", _parameter("seed", int, "random")),
+    "mode": Command(
+        "/mode MODE", "set the drafting mode: async, sync, or plain (no speculation)", _parameter("mode", str, "async")
+    ),
+    "max": Command(
+        "/max N", "set the maximum number of tokens per answer", _parameter("max_tokens", int, "128", MOST_TOKENS)
+    ),
     "quit": Command("/quit", "end the chat", _quit),
 }
 ALIASES = {"?": "help", "exit": "quit", "bye": "quit", "clear": "reset", "temperature": "temp"}
@@ -187,7 +193,7 @@ class Chat:
         served = self._run(self._client.served())
         if not served.codec.has_chat_template:
             name = served.info.name
-            raise JobError(f"{name} has no chat template: it does not chat, but completes texts (specq submit)")
+            raise JobError(f"{name} has no chat template, so it cannot chat; use `specq submit` to complete texts")
         return served
 
     def close(self) -> None:
@@ -271,7 +277,7 @@ class Chat:
         )
         if dropped:
             turns = "the oldest turn" if dropped == 1 else f"the oldest {dropped} turns"
-            self._note(f"({turns} dropped: {served.info.name} takes {limit} tokens in all)")
+            self._note(f"({turns} dropped: {served.info.name} accepts {limit} tokens in total)")
 
     def _remarks(self, result: Result) -> str:
         """Return further remarks: the seed that was drawn, and the reason for the end of the text."""

@@ -1,15 +1,14 @@
-"""What a model's files say, in either layout: a directory as Hugging Face has it, or a GGUF file, which may come in
-parts.
+"""Read a model's files: a directory in Hugging Face layout, or a GGUF file, whole or in parts.
 
-    files            the small texts of a model by name: config.json, tokenizer.json ..; of a GGUF file, made from its
-                     metadata
-    draft_form       what a draft model of our own form says and holds, autoregressive or parallel
-    gguf_file        the header of a GGUF file
-    gguf_config      its metadata as config.json, and the tokens that end a text
-    gguf_tokenizer   its metadata as tokenizer.json
-    gguf_tensors     its tensors, dequantised, as transformers names them
+- files: the small texts of a model by name (config.json, tokenizer.json and so on). For a GGUF file, made from its
+  metadata.
+- draft_form: the configuration and tensors of a draft model in our own form, autoregressive or parallel.
+- gguf_file: the header of a GGUF file.
+- gguf_config: its metadata as config.json, and the tokens that end a text.
+- gguf_tokenizer: its metadata as tokenizer.json.
+- gguf_tensors: its tensors, dequantised, under transformers' names.
 
-In: a path. Out: texts, numbers. Nothing here needs torch, and nothing is written to disk.
+Input: a path. Output: texts, numbers. No module here needs torch or writes to disk.
 """
 
 from __future__ import annotations

@@ -1,25 +1,25 @@
-"""The form of the draft models that `specq train draft` and `specq train parallel` make: what their config.json says,
-and which tensors they have.
+"""The form of the draft models that `specq train draft` and `specq train parallel` make: config.json and tensors.
 
-Such a model is a directory of config.json (model_type "specq-draft") and draft.safetensors. It is a small Llama that
-costs little for a large vocabulary:
+Such a model is a directory with config.json (model_type "specq-draft") and draft.safetensors. It is a small Llama that
+is cheap for a large vocabulary:
 
-- its input embedding is a product: a row of `model.embed_tokens.weight` [vocab_size, embedding_rank] times the
-  transpose of `model.embed_tokens.lift` [hidden_size, embedding_rank];
-- its output head `lm_head.weight` has a row for each of the tokens in `lm_head.token_ids` (int32, ascending) and for no
-    others;
-- each matrix is int8 with a float32 scale for each row, in NAME.scale; a value is the product with the scale in half
-    precision.
-  Norms are float32;
-- it has no tokenizer of its own: config.json says which one by `tokenizer_hash` and `num_tokens`, see `specq.text`.
+- Its input embedding is a product of two matrices. A row of `model.embed_tokens.weight` [vocab_size, embedding_rank] is
+  multiplied by the transpose of `model.embed_tokens.lift` [hidden_size, embedding_rank].
+- Its output head `lm_head.weight` only has rows for the tokens in `lm_head.token_ids` (int32, ascending).
+- Each matrix is int8 with a float32 scale per row, in NAME.scale. A value is the product with the scale in half
+  precision. Norms are float32.
+- It has no tokenizer of its own. `tokenizer_hash` and `num_tokens` in config.json identify it, see `specq.text`.
 
-A parallel draft model (PARD, An et al. 2025, arXiv 2504.18583) says `num_places` in config.json, 2 or more: so many
-tokens it drafts in one pass, from the last token of a text and from masks behind it. Its file has one tensor more,
-`model.embed_tokens.masks` float32 [num_places - 1, hidden_size]: the embedding of the mask at each place. Their token
-ids are those from `vocab_size` on. A draft model that says `shared` in config.json, the path from its directory to that
-of another of this form, has that one's input embedding and output head; its own file lacks them, and
-`lm_head.token_ids`. A Llama in Hugging Face layout whose config.json says `num_places` is a parallel draft model, too:
-the last num_places - 1 of its vocab_size rows are the masks.
+A parallel draft model (PARD, An et al. 2025, arXiv 2504.18583) has `num_places` in config.json, 2 or more. It drafts
+this number of tokens in one pass. The inputs are the last token of a text and masks after it. Its file has one more
+tensor, `model.embed_tokens.masks` float32 [num_places - 1, hidden_size]. It has the embedding of the mask at each
+place. Their token ids begin at `vocab_size`.
+
+A draft model may have `shared` in config.json. It is the path from its directory to another model of this form. It then
+uses that model's input embedding and output head. Its own file lacks them, and `lm_head.token_ids`.
+
+A Llama in Hugging Face layout whose config.json has `num_places` is also a parallel draft model. The last num_places -
+1 of its vocab_size rows are the masks.
 
 The other names are those of transformers' Llama.
 """
@@ -42,7 +42,7 @@ EMBEDDING, LIFT = "model.embed_tokens.weight", "model.embed_tokens.lift"
 MASKS = "model.embed_tokens.masks"
 HEAD, TOKEN_IDS = "lm_head.weight", "lm_head.token_ids"
 SCALE = ".scale"
-SHARED = (EMBEDDING, LIFT, HEAD)  # what another model may have in its stead
+SHARED = (EMBEDDING, LIFT, HEAD)  # may come from another model
 HASH_LENGTH = 64
 MOST_INT8 = 127
 MOST_PLACES = 16
@@ -51,7 +51,7 @@ _NORMS = ("input", "post_attention")
 
 @dataclass(frozen=True, slots=True)
 class DraftModelShape:
-    """What config.json says besides its model_type."""
+    """The content of config.json, except its model_type."""
 
     hidden_size: int
     intermediate_size: int
@@ -67,8 +67,8 @@ class DraftModelShape:
     embedding_rank: int
     head_size: int  # rows of the output head
     tokenizer_hash: str
-    num_places: int = 1  # tokens that a pass drafts; config.json need not say 1
-    shared: str = ""  # the path to the model that has the embedding and the head; config.json need not say ""
+    num_places: int = 1  # tokens that a pass drafts; 1 may be omitted in config.json
+    shared: str = ""  # path to the model with the embedding and the head; "" may be omitted in config.json
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.json."""
@@ -96,7 +96,7 @@ class DraftModelShape:
 
 
 def draft_shape(model: Path) -> DraftModelShape | None:
-    """Return what a checkpoint's config.json says, None if it is of another form; ConfigError if it is not usable."""
+    """Return a checkpoint's config.json, None if it has another form. Raises ConfigError if it is unusable."""
     if not model.is_dir() or (said := read_json(model, "config.json")).get("model_type") != MODEL_TYPE:
         return None
     said = {"num_places": 1, "shared": "", **said}
@@ -107,15 +107,17 @@ def draft_shape(model: Path) -> DraftModelShape | None:
 
 
 def num_places(model: Path) -> int:
-    """Return how many tokens a pass of a draft model foresees, in either layout: 1 unless it is a parallel one.
-    ConfigError for a number that cannot be."""
+    """Return how many tokens a draft model drafts in a pass: 1 unless it is a parallel one.
+
+    Raises ConfigError for an impossible number.
+    """
     if shape := draft_shape(model):
         return shape.num_places
     said = read_json(model, "config.json") if model.is_dir() else {}
     found = said.get("num_places", 1)
     if type(found) is not int or not 1 <= found <= min(MOST_PLACES, said.get("vocab_size", MOST_PLACES)):
         raise ConfigError(
-            f"{model / 'config.json'}: num_places is {found!r}; it must be a whole number from 1 to {MOST_PLACES}"
+            f"{model / 'config.json'}: num_places is {found!r}, but must be a whole number from 1 to {MOST_PLACES}"
         )
     return found
 
@@ -152,7 +154,7 @@ def _check(model: Path, shape: DraftModelShape) -> None:
 
 
 def matrix_shapes(shape: DraftModelShape) -> dict[str, tuple[int, int]]:
-    """Return the matrices by name, each [rows, columns]; each has scales, too."""
+    """Return the matrices by name, each [rows, columns]. Each also has scales."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     heads, kv_heads = (num * shape.head_dim for num in (shape.num_attention_heads, shape.num_key_value_heads))
     shapes = {
@@ -193,13 +195,15 @@ def tensor_forms(shape: DraftModelShape) -> dict[str, tuple[str, tuple[int, ...]
 
 
 def is_shared(tensor: str) -> bool:
-    """Return whether a tensor of this name is what another model may have in its stead."""
+    """Return whether a tensor of this name may come from another model."""
     return tensor == TOKEN_IDS or tensor.removesuffix(SCALE) in SHARED
 
 
 def owner(model: Path, shape: DraftModelShape) -> tuple[Path, DraftModelShape]:
-    """Return the directory that has a model's embedding and head, and what its config.json says; ConfigError if it
-    cannot have them."""
+    """Return the directory that has a model's embedding and head, and its config.json.
+
+    Raises ConfigError if it cannot have them.
+    """
     if not shape.shared:
         return model, shape
     place = model / shape.shared

@@ -1,6 +1,6 @@
-"""The small texts of a model, by the names that they have in Hugging Face layout.
+"""The small texts of a model, under their names in Hugging Face layout.
 
-Rule: whoever wants one asks here, and never has to know in which layout a model lies.
+Rule: all code reads these texts here, independent of a model's layout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specq.checkpoints.gguf_file import GgufFile, gguf_parts, is_gguf, read_gguf
 from specq.checkpoints.gguf_tokenizer import tokenizer_files
 from specq.protocol import ConfigError
 
-# Fields of a config.json that must be at least 1, by the names that most architectures have for them.
+# Fields of a config.json that must be at least 1, under the names that most architectures use.
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings",
@@ -23,8 +23,10 @@ SIZES = (
 
 
 def read_text(model: Path, name: str) -> str | None:
-    """Return one of a model's texts, None if it has none of that name; ConfigError for one that is not UTF-8, or a GGUF
-    file that is of no use."""
+    """Return one of a model's texts, None if it has none of that name.
+
+    Raises ConfigError for a text that is not UTF-8, and for an unusable GGUF file.
+    """
     if is_gguf(model):
         return _made_of(read_gguf(model)).get(name)
     path = model / name
@@ -35,31 +37,32 @@ def read_text(model: Path, name: str) -> str | None:
 
 
 def read_json(model: Path, name: str) -> dict[str, Any]:
-    """Return what a text says, nothing if there is none; raises ConfigError for one that is no JSON object."""
+    """Return the JSON object of a text, {} if there is no text. Raises ConfigError if it is not a JSON object."""
     text = read_text(model, name)
     try:
         said = {} if text is None else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{model / name} is not valid JSON: {error}") from None
     if not isinstance(said, dict):
-        raise ConfigError(f"{model / name} holds {type(said).__name__}; it must be a JSON object")
+        raise ConfigError(f"{model / name} holds {type(said).__name__}, but must be a JSON object")
     return said
 
 
 def read_config(model: Path) -> dict[str, Any]:
-    """Return what config.json says, nothing if there is none; raises ConfigError for one with a size that no model
-    has."""
+    """Return the content of config.json, {} if there is none. Raises ConfigError for an impossible size."""
     said = read_json(model, "config.json")
     for name in SIZES:
         size = said.get(name)
         if size is not None and not (isinstance(size, int) and size >= 1):
-            raise ConfigError(f"{model / 'config.json'}: {name} is {size!r}; it must be an integer of at least 1")
+            raise ConfigError(f"{model / 'config.json'}: {name} is {size!r}, but must be an integer of at least 1")
     return said
 
 
 def weight_bytes(model: Path) -> int:
-    """Return the bytes of a model's files of weights: all parts of a GGUF file, or in a directory those of safetensors,
-    else pickles; 0 for none."""
+    """Return the total size of a model's weight files, in bytes; 0 for none.
+
+    For a GGUF file these are all its parts. For a directory these are the safetensors files, else the pickles.
+    """
     if is_gguf(model):
         found = gguf_parts(model)
     else:
@@ -69,6 +72,6 @@ def weight_bytes(model: Path) -> int:
 
 @lru_cache(maxsize=2)
 def _made_of(file: GgufFile) -> dict[str, str]:
-    """Return the texts that a GGUF file's metadata amount to."""
+    """Return the texts made from a GGUF file's metadata."""
     made = {"config.json": model_config(file), "generation_config.json": generation_config(file)}
     return {**{name: json.dumps(said) for name, said in made.items()}, **tokenizer_files(file)}

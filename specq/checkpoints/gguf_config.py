@@ -1,20 +1,20 @@
-"""The metadata of a GGUF file as the `config.json` and `generation_config.json` that such a model has in Hugging Face
-layout.
+"""The metadata of a GGUF file as `config.json` and `generation_config.json` in Hugging Face layout.
 
-To add an architecture: a name in ARCHITECTURES, if llama.cpp builds it as it builds Llama: its tensors have the names
-of `specq.checkpoints.gguf_tensors`, and its keys are in _KEYS.
+To add an architecture that llama.cpp builds like Llama, add a name to ARCHITECTURES. Its tensors must have the names of
+`specq.checkpoints.gguf_tensors`, and its keys must be in _KEYS.
 
-Rule: a key of the architecture that is not known here may change the text, so the file is refused; one that says 0 does
-not.
+Rule: an unknown key of the architecture may change the text. So the file is refused. A key with the value 0 does not.
 
-The tokens that end a text, by all that a GGUF file says: what llama.cpp calls its end-of-generation tokens.
+The tokens that end a text are those that llama.cpp calls end-of-generation tokens:
 
-    by metadata   eos, eot and eom; the padding and the separators of fill-in-the-middle (FIM)
-    by name       tokens that are called as the ends of known models, since most files name only one end
+- by metadata: eos, eot and eom; the padding and the separators of fill-in-the-middle (FIM).
+- by name: tokens with the names of known end tokens, since most files name only one end.
 
-The names are those of llama.cpp (`special_eog_ids` in src/llama-vocab.cpp). Two differences are intended. A token must
-be of the kind control or user-defined: `</s>` may be an ordinary word, which llama.cpp takes for an end all the same.
-And what the metadata name stays an end: llama.cpp drops `<|end|>` and `</s>` in two families of models even then.
+The names are those of llama.cpp (`special_eog_ids` in src/llama-vocab.cpp). Two differences are intended:
+
+- A token must be of the kind control or user-defined. `</s>` may be an ordinary word. But llama.cpp treats it as an end
+  in any case.
+- A token in the metadata stays an end. In two families of models llama.cpp drops `<|end|>` and `</s>` even then.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _NAMES = (
     ),
     *("<eos>", "<turn|>", "<|tool_response>"),
 )
-_FIM_NAMES = {  # looked for where the metadata name none
+_FIM_NAMES = {  # searched if the metadata name none
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-# A name that ends no text where all of one of these sets are ends, too: it separates parts of an answer there.
+# A name is not an end if all names of one of these sets are ends too: it then separates parts of an answer.
 _SEPARATES: dict[str, tuple[set[str], ...]] = {
     "<|end|>": ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"}),
     "</s>": ({"<|tool_response>"},),
@@ -59,7 +59,7 @@ _CONTROL, _USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 
 
 def gguf_ends(file: GgufFile) -> dict[int, str]:
-    """Return the ids of the tokens that end a text, those of the metadata first, each with what says so."""
+    """Return {id: source} of the tokens that end a text, those of the metadata first."""
     ends = dict[int, str]()
     for role in METADATA:
         token_id = file.metadata.get(f"tokenizer.ggml.{role}_token_id")
@@ -88,14 +88,12 @@ def _named(file: GgufFile) -> list[tuple[int, str]]:
 
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-ROPE_FACTORS = (
-    "rope_freqs.weight"  # what each frequency is divided by: llama.cpp's form of the rope of Llama 3.1 and later
-)
+ROPE_FACTORS = "rope_freqs.weight"  # divisor of each frequency: llama.cpp's form of the rope of Llama 3.1 and later
 _END_KEYS = (
     "eos_token_id",
     "eot_token_id",
     "eom_token_id",
-)  # in config.json, which fingerprints cover: it stays as it is
+)  # in config.json, which is part of fingerprints, so this list must not change
 _SIZES = {  # key of config.json -> key of the architecture
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -119,11 +117,11 @@ _KEYS = frozenset(
 
 
 def model_config(file: GgufFile) -> dict[str, Any]:
-    """Return the `config.json` of a file's model; raises ConfigError for a model that is not supported."""
+    """Return the `config.json` of a file's model. Raises ConfigError for a model that is not supported."""
     kind = file.architecture
     if kind not in ARCHITECTURES:
         raise ConfigError(
-            f"{file.path} holds the architecture {kind or 'of no name'!r}; supported in GGUF files are "
+            f"{file.path} has the architecture {kind or 'of no name'!r}; supported in GGUF files: "
             f"{', '.join(ARCHITECTURES)}"
         )
     said = _Said(file)
@@ -154,7 +152,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
 
 
 def generation_config(file: GgufFile) -> dict[str, Any]:
-    """Return the `generation_config.json` of a file's model: the tokens that end a text, by all that the file says."""
+    """Return the `generation_config.json` of a file's model: all tokens that end a text."""
     return {"eos_token_id": list(gguf_ends(file))}
 
 
@@ -180,7 +178,7 @@ class _Said:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ConfigError(
-                f"{self._file.path} lacks the key {self._file.architecture}.{key}, or it is no positive number"
+                f"{self._file.path} lacks the key {self._file.architecture}.{key}, or its value is not above 0"
             )
         return value
 
@@ -188,7 +186,7 @@ class _Said:
         value = self.needed(key, default)
         if not isinstance(value, int) or value > _MOST:
             raise ConfigError(
-                f"{self._file.path}: {self._file.architecture}.{key} is {value}; it must be a whole number up to "
+                f"{self._file.path}: {self._file.architecture}.{key} is {value}, but must be a whole number up to "
                 f"{_MOST}"
             )
         return value
@@ -205,7 +203,7 @@ def _rope(said: _Said) -> dict[str, Any]:
     if kind == "none":
         return {"rope_type": "default", **base}
     if kind not in _SCALING:
-        raise said.unsupported(f"rope.scaling.type {kind!r} (supported are none, {', '.join(_SCALING)})")
+        raise said.unsupported(f"rope.scaling.type {kind!r} (supported: none, {', '.join(_SCALING)})")
     scaling = {key: said.needed(f"rope.scaling.{key}") for key in _SCALING[kind]}
     if "original_context_length" in scaling:
         scaling["original_max_position_embeddings"] = scaling.pop("original_context_length")
@@ -213,7 +211,7 @@ def _rope(said: _Said) -> dict[str, Any]:
 
 
 def _check_fits(file: GgufFile, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    """Raise ConfigError unless the file has so many layers and heads, before memory is taken for them."""
+    """Raise ConfigError unless the file has these numbers of layers and heads, before memory is allocated."""
     layers = {int(match[1]) for name in file.tensors if (match := _LAYER.match(name))}
     rows = {"attn_q": num_heads * head_dim, "attn_k": num_kv_heads * head_dim, "attn_v": num_kv_heads * head_dim}
     said = {f"blk.0.{name}.weight": count for name, count in rows.items()}
@@ -238,5 +236,5 @@ def _end_ids(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def _shortest(value: float) -> float:
-    """Return the shortest decimal of a float32: the number that whoever wrote the file had."""
+    """Return the shortest decimal of a float32: the number that the file's author used."""
     return float(str(np.float32(value)))

@@ -1,15 +1,14 @@
-"""A GGUF file, or all parts of one: its metadata, and where its tensors lie.
+"""A GGUF file, or all parts of one: its metadata, and where its tensors are.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Only the header is read here, which
-`gguf.GGUFReader` does too, but in 1.8 s for the 98,000 strings of a small tokenizer, against 0.1 s. Tensors are views
-of the file, mapped.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. This module reads only the header.
+`gguf.GGUFReader` does the same, but takes 1.8 s for the 98,000 strings of a small tokenizer, instead of 0.1 s. Tensors
+are views of the mapped file.
 
-Large models come in several files, NAME-00001-of-00003.gguf and so on, as `llama-gguf-split` writes them. Each says
-which part it is (`split.no`, `split.count`) and how many tensors all have (`split.tensors.count`); the first has the
-metadata. Any part names the whole.
+Large models come in several files, NAME-00001-of-00003.gguf and so on, as `llama-gguf-split` writes them. Each has its
+part number (`split.no`, `split.count`) and the total number of tensors (`split.tensors.count`). The first part has the
+metadata. The name of any part stands for the whole model.
 
-Rule: a file may be cut or wrong anywhere; whatever it says, the answer is a ConfigError that names the file and the
-fault.
+Rule: a file may be cut or wrong anywhere. Every such fault becomes a ConfigError that names the file and the fault.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ _OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufTensor:
-    """One tensor as it lies in the file: `data` u8[rows, bytes of a row], quantised as `type_id` says.
+    """One tensor in the file: `data` u8[rows, bytes of a row], quantised as `type_id`.
 
-    shape   as PyTorch counts it, [rows, columns]; the file's own order is the other one
+    - shape: [rows, columns], as in PyTorch; the file's own order is reversed.
     """
 
     name: str
@@ -54,7 +53,10 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufFile:
-    """What a file, or all parts of one, hold; equal to itself only, so that what is made of it can be remembered."""
+    """The content of a file, or of all its parts.
+
+    It is equal only to itself, so that results derived from it can be cached.
+    """
 
     path: Path  # of the first part
     metadata: dict[str, Any]
@@ -66,21 +68,21 @@ class GgufFile:
 
 
 def is_gguf(model: str | Path) -> bool:
-    """Whether a model's name is that of a GGUF file, in any case; a directory is none."""
+    """Return whether a model's name is that of a GGUF file, in any case. A directory is not one."""
     return str(model).lower().endswith(SUFFIX) and not Path(model).is_dir()
 
 
 def gguf_name(path: Path) -> str:
-    """Return a file's name without suffix and number of the part."""
+    """Return a file's name without suffix and part number."""
     match = _PART.fullmatch(path.name)
     return match["name"] if match else path.stem
 
 
 def gguf_in(directory: Path) -> Path | None:
-    """Return the one GGUF file, or the first part, that a directory holds; None if it has weights in another layout, or
-    none.
+    """Return the one GGUF file, or the first part, in a directory.
 
-    Raises ConfigError for a directory with several.
+    Returns None if it has weights in another layout, or no weights. Raises ConfigError for a directory with several
+    models.
     """
     if any(any(directory.glob(pattern)) for pattern in _OTHER_WEIGHTS):
         return None
@@ -94,7 +96,7 @@ def gguf_in(directory: Path) -> Path | None:
 
 
 def gguf_parts(path: str | Path) -> list[Path]:
-    """Return all files of a GGUF model, in order, of which `path` is one; ConfigError for parts that are missing."""
+    """Return all files of a GGUF model, in order; `path` is one part. Raises ConfigError for missing parts."""
     path = Path(path)
     count = _split(_header(path))[1]
     if count == 1:
@@ -114,10 +116,10 @@ def gguf_parts(path: str | Path) -> list[Path]:
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Read a file's header, and those of its other parts; raises ConfigError if one cannot be read, is cut, is no GGUF
-    file, or no part of this model.
+    """Read a file's header, and those of its other parts.
 
-    It is remembered while it does not change: a verifier asks for tokenizer, configuration and tensors in turn.
+    Raises ConfigError for an unreadable or cut file, a file that is not GGUF, or a part of another model. The result is
+    cached as long as the file does not change. A verifier reads tokenizer, configuration and tensors in turn.
     """
     parts = gguf_parts(path)
     return _header(parts[0]) if len(parts) == 1 else _joined(tuple(map(_state, parts)))
@@ -139,7 +141,7 @@ def _header(path: Path) -> GgufFile:
 
 
 def _split(file: GgufFile) -> tuple[int, int]:
-    """Return which part a file is, from 0 on, and of how many; (0, 1) for one that is whole."""
+    """Return a file's part number, from 0, and the number of parts; (0, 1) for a whole file."""
     number, count = (file.metadata.get(key, unsaid) for key, unsaid in (("split.no", 0), ("split.count", 1)))
     count = count or 1
     if not (isinstance(number, int) and isinstance(count, int) and 0 <= number < count < 100_000):
@@ -151,13 +153,13 @@ def _split(file: GgufFile) -> tuple[int, int]:
 
 @lru_cache(maxsize=2)
 def _joined(states: tuple[tuple[Path, int, int], ...]) -> GgufFile:
-    """Return what all parts hold together."""
+    """Return the content of all parts together."""
     files = [_header(path) for path, _, _ in states]
     for i, file in enumerate(files):
         if (found := _split(file)) != (i, len(files)):
             raise ConfigError(
-                f"{file.path} says that it is part {found[0] + 1} of {found[1]} (split.no, split.count), "
-                f"not {i + 1} of {len(files)}, as it is called; fetch it again"
+                f"{file.path} contains part {found[0] + 1} of {found[1]} (split.no, split.count), "
+                f"not {i + 1} of {len(files)}, as in its name; fetch it again"
             )
     _check_tensors(files)
     tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
@@ -165,7 +167,7 @@ def _joined(states: tuple[tuple[Path, int, int], ...]) -> GgufFile:
 
 
 def _check_tensors(files: list[GgufFile]) -> None:
-    """Raise ConfigError for parts that are of several models."""
+    """Raise ConfigError for parts of different models."""
     counts = Counter(name for file in files for name in file.tensors)
     name, times = counts.most_common(1)[0] if counts else ("", 0)
     if times > 1:
@@ -175,15 +177,15 @@ def _check_tensors(files: list[GgufFile]) -> None:
         said = file.metadata.get("split.tensors.count", len(counts))
         if said != len(counts):
             raise ConfigError(
-                f"{file.path} is of a model of {said} tensors (split.tensors.count); all parts here have "
-                f"{len(counts)}, so one of them is of another model"
+                f"{file.path} belongs to a model of {said} tensors (split.tensors.count); all parts here have "
+                f"{len(counts)}, so one of them belongs to another model"
             )
 
 
 @lru_cache(maxsize=2)
 def _read(path: Path, num_bytes: int, _changed: int) -> GgufFile:
     if num_bytes < len(_MAGIC) + 4:
-        raise ConfigError(f"{path} is no GGUF file: it has {num_bytes} bytes")
+        raise ConfigError(f"{path} is not a GGUF file: it has {num_bytes} bytes")
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
@@ -193,25 +195,25 @@ def _read(path: Path, num_bytes: int, _changed: int) -> GgufFile:
             f"{path} is cut: it ends within its header, after {num_bytes} bytes; fetch it again"
         ) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is damaged: a text of its header is not valid UTF-8; fetch it again") from None
+        raise ConfigError(f"{path} is damaged: a string of its header is not valid UTF-8; fetch it again") from None
     except RecursionError:
-        raise ConfigError(f"{path} is damaged: lists of its header are nested without end; fetch it again") from None
+        raise ConfigError(f"{path} is damaged: lists in its header are nested too deeply; fetch it again") from None
 
 
 class _Header:
-    """Reads a mapped file from its beginning on; struct.error where that ends too early."""
+    """Reads a mapped file from its beginning. Raises struct.error if the file ends too early."""
 
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
         self._path, self._bytes, self._at = path, mapped, 0
 
     def read(self) -> GgufFile:
         if self._bytes[: len(_MAGIC)] != _MAGIC:
-            raise ConfigError(f"{self._path} is no GGUF file: it does not begin with {_MAGIC.decode()}")
+            raise ConfigError(f"{self._path} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
         self._at = len(_MAGIC)
         version = self._scalar("I")
         if version not in VERSIONS:
             known = ", ".join(map(str, VERSIONS))
-            raise ConfigError(f"{self._path} has GGUF version {version} (or another byte order); supported are {known}")
+            raise ConfigError(f"{self._path} has GGUF version {version} (or another byte order); supported: {known}")
         num_tensors, num_keys = self._scalar("Q"), self._scalar("Q")
         metadata = dict(self._pair() for _ in self._counted(num_keys))
         places = [self._place() for _ in self._counted(num_tensors)]
@@ -244,7 +246,7 @@ class _Header:
         return list(values)
 
     def _counted(self, count: int) -> range:
-        """Return a range of so many things, each of which takes a byte at least."""
+        """Return a range of `count` items. Each item takes at least one byte."""
         if count > len(self._bytes) - self._at:
             raise struct.error
         return range(count)
@@ -262,7 +264,7 @@ class _Header:
         return text.decode()
 
     def _place(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Return a tensor's name, shape, type, and its distance from where tensors begin."""
+        """Return a tensor's name, shape, type, and its offset from the start of the tensors."""
         name, num_dimensions = self._text(), self._scalar("I")
         if num_dimensions > _MOST_DIMENSIONS:
             raise self._damaged(f"the tensor {name} has {num_dimensions} dimensions")
@@ -288,7 +290,7 @@ class _Header:
 
         kind = next((known for known in GGMLQuantizationType if known == type_id), None)
         if kind is None:
-            raise ConfigError(f"{self._path}: the tensor {name} has the type {type_id}, which is not known here")
+            raise ConfigError(f"{self._path}: the tensor {name} has the type {type_id}, which specq does not support")
         block, block_bytes = GGML_QUANT_SIZES[kind]
         width = shape[-1] if shape else 1
         if width % block:

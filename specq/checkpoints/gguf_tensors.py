@@ -1,8 +1,7 @@
-"""The tensors of a GGUF file, dequantised or in their blocks, under the names and in the layout that transformers has
-for them.
+"""The tensors of a GGUF file, dequantised or in blocks, under transformers' names and in its layout.
 
-llama.cpp stores the rows of Llama's query and key projections in another order, that of its rotary kernel: a head's
-first and second half interleaved. It is undone here. Other architectures keep theirs.
+llama.cpp stores the rows of Llama's query and key projections in the order of its rotary kernel. A head's first and
+second half are interleaved. This module restores transformers' order. Other architectures need no change.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ _INTERLEAVED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"
 def tensors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float32Array]]:
     """Yield (name, values) of a file's tensors, for the model of this `config.json`.
 
-    Raises ConfigError for a tensor that such a model does not have, for one of a type that cannot be dequantised, and
-    for values that are not finite.
+    Raises ConfigError for an unknown tensor, an unsupported type, and values that are not finite.
     """
     for tensor in file.tensors.values():
         if tensor.name != ROPE_FACTORS:
@@ -52,10 +50,9 @@ def tensors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float
 def blocks(
     file: GgufFile, config: dict[str, Any], types: Collection[str]
 ) -> Iterator[tuple[str, str, npt.NDArray[np.uint8]]]:
-    """Yield (layer, type, rows) of the linear layers that the file has in one of these types of blocks, u8[rows, bytes
-    of a row].
+    """Yield (layer, type, rows) of linear layers in these block types; rows are u8[rows, bytes of a row].
 
-    A head that is tied to the embedding has its blocks.
+    A head that is tied to the embedding has the embedding's blocks.
     """
     from gguf.constants import GGMLQuantizationType
 
@@ -79,14 +76,13 @@ def has_only(file: GgufFile, types: Collection[str]) -> bool:
 
 
 def rope_factors(file: GgufFile) -> Float32Array | None:
-    """Return what each rotary frequency is divided by, f32[head_dim / 2]; None for none."""
+    """Return the divisor of each rotary frequency, f32[head_dim / 2]; None for none."""
     tensor = file.tensors.get(ROPE_FACTORS)
     return None if tensor is None else dequantise(file, tensor)
 
 
 def dequantise(file: GgufFile, tensor: GgufTensor) -> Float32Array:
-    """Return a tensor's values; raises ConfigError for a type that is not supported, and for values that are not
-    finite."""
+    """Return a tensor's values. Raises ConfigError for an unsupported type, and for values that are not finite."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -97,7 +93,7 @@ def dequantise(file: GgufFile, tensor: GgufTensor) -> Float32Array:
     except NotImplementedError:
         supported = ", ".join(kind.name for kind in _supported_types())
         raise ConfigError(
-            f"{file.path}: the tensor {tensor.name} has the type {kind.name}; supported are {supported}"
+            f"{file.path}: the tensor {tensor.name} has the type {kind.name}; supported: {supported}"
         ) from None
     if not np.isfinite(values).all():
         raise ConfigError(f"{file.path} is damaged: the tensor {tensor.name} has values that are not finite")
@@ -105,7 +101,7 @@ def dequantise(file: GgufFile, tensor: GgufTensor) -> Float32Array:
 
 
 def _supported_types() -> Iterator[Any]:
-    """Yield the types that the gguf package can dequantise: by trying, since it has no list."""
+    """Yield the types that the gguf package can dequantise. It has no list, so each type is tried."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -118,19 +114,17 @@ def _supported_types() -> Iterator[Any]:
 
 
 def _named(file: GgufFile, name: str) -> tuple[str, str]:
-    """Return the name that transformers has for a tensor, and the file's own without layer and kind."""
+    """Return transformers' name of a tensor, and the file's own name without layer and kind."""
     match = _NAME.fullmatch(name)
     layer, own, kind = match.groups() if match else (None, name, "")
     theirs = (_OUTER if layer is None else _INNER).get(own)
     if theirs is None:
-        raise ConfigError(
-            f"{file.path} has the tensor {name}, which a {file.architecture} model that is supported has not"
-        )
+        raise ConfigError(f"{file.path} has the tensor {name}, which a {file.architecture} model does not have")
     return (f"{theirs}.{kind}" if layer is None else f"model.layers.{layer}.{theirs}.{kind}"), own
 
 
 def _in_order(values: npt.NDArray[Any], own: str, config: dict[str, Any]) -> npt.NDArray[Any]:
-    """Return the rows of a projection as transformers has them; a row is values, or bytes of blocks."""
+    """Return the rows of a projection in transformers' order. A row is values, or bytes of blocks."""
     if config["model_type"] != "llama" or own not in _INTERLEAVED:
         return values
     heads = values.reshape(config[_INTERLEAVED[own]], -1, 2, *values.shape[1:])  # [heads, head_dim / 2, 2, ...]

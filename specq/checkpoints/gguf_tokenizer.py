@@ -1,13 +1,13 @@
-"""The tokenizer of a GGUF file as the files that it has in Hugging Face layout.
+"""The tokenizer of a GGUF file as the files of Hugging Face layout.
 
-Supported is byte-level BPE ("gpt2", as llama.cpp calls it), with the rules in RULES for how a text falls into words.
-Other kinds (SentencePiece and so on) are refused: a tokenizer that is only nearly right makes a worse text, and nobody
-sees why.
+It supports byte-level BPE ("gpt2" in llama.cpp), with the word-splitting rules in RULES. Other kinds (SentencePiece and
+so on) are refused. A slightly wrong tokenizer makes worse text, and the cause stays invisible.
 
-A token may stand twice. Its text becomes the last of its ids, as in llama.cpp's and transformers' tables, and each of
-its ids becomes that text: tokenizer.json has the others with a mark behind, which its decoder takes away.
+A token may appear twice. Its text is encoded as the last of its ids, as in llama.cpp's and transformers' tables. Each
+of its ids is decoded to that text. In tokenizer.json the earlier ones end with a mark, which its decoder removes.
 
-To add a rule: its name in llama.cpp (`tokenizer.ggml.pre`), and what the model's own tokenizer.json has for it.
+To add a rule, add its name in llama.cpp (`tokenizer.ggml.pre`). Add the matching part of the model's own
+tokenizer.json.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from specq.protocol import ConfigError
 
 _KIND = "gpt2"
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # of tokenizer.ggml.token_type; padding of the vocabulary is called unused
-_COPY = "\U0010fffd"  # a character of no script: the mark of a token that stands again later
+_COPY = "\U0010fffd"  # a character of no script: the mark of a token that appears again later
 _NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # key here -> name there
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """How a text falls into words, as tokenizer.json says it; `begins`: a prompt begins with BOS unless the file
-    says."""
+    """How a text is split into words, as in tokenizer.json.
+
+    `begins`: a prompt begins with BOS unless the file specifies otherwise.
+    """
 
     splits: tuple[dict[str, Any], ...]
     normalizer: str = ""
@@ -42,7 +44,7 @@ def _byte_level(*, use_regex: bool) -> dict[str, Any]:
 
 
 def _by_regex(digits: str) -> tuple[dict[str, Any], ...]:
-    """Return the splits of the GPT-4 family, where so many digits make a word."""
+    """Return the splits of the GPT-4 family. The regex `digits` matches the digits of one word."""
     regex = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
         + digits
@@ -68,7 +70,7 @@ RULES = {
 
 
 def tokenizer_files(file: GgufFile) -> dict[str, str]:
-    """Return tokenizer.json and tokenizer_config.json; raises ConfigError for a tokenizer that is not supported."""
+    """Return tokenizer.json and tokenizer_config.json. Raises ConfigError for a tokenizer that is not supported."""
     rule = _rule(file)
     tokens, kinds = _vocabulary(file)
     made = {"tokenizer.json": _tokenizer(file, rule, tokens, kinds), "tokenizer_config.json": _settings(file, tokens)}
@@ -79,23 +81,23 @@ def _rule(file: GgufFile) -> _Rule:
     kind, name = (file.metadata.get(f"tokenizer.ggml.{key}", "") for key in ("model", "pre"))
     if kind != _KIND:
         raise ConfigError(
-            f"{file.path} has a tokenizer of the kind {kind!r}; supported is {_KIND!r} (byte-level BPE), and not "
+            f"{file.path} has a tokenizer of kind {kind!r}; supported: {_KIND!r} (byte-level BPE), and not "
             f"llama, t5 (SentencePiece), bert (WordPiece), rwkv"
         )
     if not isinstance(name, str) or name not in RULES:
         raise ConfigError(
-            f"{file.path} splits words by the rule {name!r} (tokenizer.ggml.pre); supported are {', '.join(RULES)}"
+            f"{file.path} splits words by the rule {name!r} (tokenizer.ggml.pre); supported: {', '.join(RULES)}"
         )
     return RULES[name]
 
 
 def _vocabulary(file: GgufFile) -> tuple[dict[int, str], dict[int, int]]:
-    """Return the token and its kind by id, without those that only fill the vocabulary. No two are equal: see _COPY."""
+    """Return tokens and kinds by id, without tokens that only fill the vocabulary. All texts differ: see _COPY."""
     tokens = _list(file, "tokens", str)
     kinds = dict(enumerate(_list(file, "token_type", int)))
     if len(kinds) != len(tokens):
         raise ConfigError(
-            f"{file.path} is damaged: it has {len(tokens)} tokens and {len(kinds)} kinds of them; fetch it again"
+            f"{file.path} is damaged: it has {len(tokens)} tokens and {len(kinds)} token types; fetch it again"
         )
     named, copies = dict[int, str](), Counter[str]()
     for i in reversed([i for i, kind in kinds.items() if kind != _UNUSED]):
@@ -107,7 +109,7 @@ def _vocabulary(file: GgufFile) -> tuple[dict[int, str], dict[int, int]]:
 def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
     found = file.metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(found, list) or not all(isinstance(one, kind) for one in found):
-        raise ConfigError(f"{file.path} has no tokenizer.ggml.{key}, or not as a list of {kind.__name__}")
+        raise ConfigError(f"{file.path} has no tokenizer.ggml.{key} that is a list of {kind.__name__}")
     return found
 
 
@@ -156,12 +158,12 @@ def _merges(file: GgufFile) -> list[list[str]]:
     merges = [merge.split(" ") for merge in _list(file, "merges", str)]
     wrong = next((pair for pair in merges if len(pair) != 2), None)
     if wrong is not None:
-        raise ConfigError(f"{file.path} has the merge {' '.join(wrong)!r}; it must be two tokens with a space between")
+        raise ConfigError(f"{file.path} has the merge {' '.join(wrong)!r}; expected two tokens and a space between")
     return merges
 
 
 def _around(file: GgufFile, rule: _Rule, tokens: dict[int, str]) -> dict[str, Any] | None:
-    """Return what puts BOS before a prompt and EOS behind it, where the file wants them."""
+    """Return the processor that adds BOS before a prompt and EOS after it, if requested."""
     unsaid = {"bos": rule.begins, "eos": False}
     wanted = [end for end in unsaid if file.metadata.get(f"tokenizer.ggml.add_{end}_token", unsaid[end])]
     ids = {end: i for end in wanted if (i := _special_id(file, end)) in tokens}
@@ -181,7 +183,7 @@ def _special_id(file: GgufFile, key: str) -> int:
 
 
 def _settings(file: GgufFile, tokens: dict[int, str]) -> dict[str, Any]:
-    """Return the names of special tokens, and the chat template; a list by name where there is one for tools, too."""
+    """Return the names of special tokens and the chat template. A list by name if there is also one for tools."""
     ids = {name: _special_id(file, key) for key, name in _NAMED.items()}
     named = {f"{name}_token": tokens[i] for name, i in ids.items() if i in tokens}
     keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}

@@ -1,8 +1,8 @@
-"""The command line: one file a command, imported only when it is called, so that `specq --help` answers in a blink.
+"""The command line: one file per command, imported only when it is called, so that `specq --help` is fast.
 
-To add a command: a file with a click command of the same name, and one line in `COMMANDS`.
+To add a command, add a file with a click command of the same name and one line in `COMMANDS`.
 
-Rule: what a user can set right exits with 2, any other failure with 1, both with one line on standard error.
+Rule: an error that the user can correct exits with 2, any other failure with 1. Both print one line on standard error.
 """
 
 from __future__ import annotations
@@ -42,36 +42,36 @@ COMMANDS = {
 }
 SUMMARIES = {
     "chat": "Chat with a model in the terminal.",
-    "demo": "Show what `specq up` starts at work, and how fast it is.",
-    "doctor": "Check this machine and a pair of models; say how to run it.",
-    "up": "Run a broker, verifiers and what drafts for them on this machine.",
+    "demo": "Start a deployment, answer three prompts and measure the speedup.",
+    "doctor": "Check this machine and a model pair; recommend a command.",
+    "up": "Run a broker, verifiers and drafters on this machine.",
     "submit": "Send prompts from a JSONL file; write results as JSONL.",
     "jobs": "List the jobs of a broker.",
-    "results": "Print the results of jobs as `specq submit` does.",
-    "cancel": "Stop jobs; what they have generated stays.",
-    "status": "Show what a broker sees: workers, jobs, counters.",
-    "trace": "Show what happened to a job, in every process.",
-    "top": "Watch workers, sessions, rates and faults as they are.",
-    "keys": "Make CURVE and API keys: encryption, and who may do what.",
-    "models": "List the models that specq knows; fetch or inflate them.",
-    "train": "Train models: a target and its draft.",
-    "bench": "Measure specq and its rivals, in one of several suites.",
+    "results": "Print the results of jobs as JSONL.",
+    "cancel": "Cancel jobs; keep the tokens generated so far.",
+    "status": "Show the workers, jobs and counters of a broker once.",
+    "trace": "Show the events of a job in all processes.",
+    "top": "Watch workers, sessions, rates and faults live.",
+    "keys": "Create CURVE keys (encryption, roles) and API keys.",
+    "models": "List, fetch or inflate models.",
+    "train": "Train draft models, heads, or a target and its draft.",
+    "bench": "Measure specq and other engines with one of several suites.",
     "simulate": "Simulate hardware, network and load under a virtual clock.",
-    "serve": "Serve OpenAI's HTTP API in front of a broker.",
+    "serve": "Run the OpenAI-compatible HTTP gateway of a broker.",
     "broker": "Run the broker.",
-    "worker": "Run one target verifier or one draft worker.",
+    "worker": "Run one verifier or one draft worker.",
 }
 
 
 class _Specq(LazyGroup):
-    """The errors of the commands become one line and an exit status."""
+    """Turns errors of commands into one line and an exit status."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         with unwritable_said():
             return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> object:
-        from specq.protocol import SpecqError  # here, since it brings NumPy along, which `specq --help` does without
+        from specq.protocol import SpecqError  # imports NumPy, which `specq --help` does not need
 
         try:
             return _with_extras(super().invoke, ctx)
@@ -81,7 +81,7 @@ class _Specq(LazyGroup):
 
 
 def _with_extras(call: Callable[[click.Context], object], ctx: click.Context) -> object:
-    """Call, and turn the absence of an optional package into ConfigError that says how to get it."""
+    """Call; raise ConfigError with the install command if an optional package is missing."""
     try:
         return call(ctx)
     except ModuleNotFoundError as error:
@@ -94,7 +94,7 @@ def _with_extras(call: Callable[[click.Context], object], ctx: click.Context) ->
 
 
 def exit_status(error: SpecqError) -> int:
-    """Return 2 for what the user can set right (options, files, input), else 1."""
+    """Return 2 for an error that the user can correct (options, files, input), else 1."""
     from specq.protocol import ConfigError, JobError
 
     invalid_job = isinstance(error, JobError) and error.code == "invalid"
@@ -104,4 +104,7 @@ def exit_status(error: SpecqError) -> int:
 @click.group(cls=_Specq, table=COMMANDS, summaries=SUMMARIES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="specq")
 def main() -> None:
-    """Speculative decoding as a message queue: draft workers guess, target verifiers check, a broker routes."""
+    """Speculative decoding as a message queue.
+
+    Draft workers guess tokens, verifiers check them with the target model, a broker routes the messages.
+    """

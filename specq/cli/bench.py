@@ -1,5 +1,4 @@
-"""`specq bench`: the suites of `bench/`, which is part of the repository and not of the package; and two reports side
-by side."""
+"""`specq bench`: runs the suites of `bench/` (in the repository, not in the package) and compares two reports."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def __getattr__(name: str) -> click.Command:
-    """Resolve `bench`, which the table of commands names, when it is called."""
+    """Resolve `bench`, an entry of the command table, when it is called."""
     if name != "bench":
         raise AttributeError(name)
     return load()
@@ -26,11 +25,11 @@ def __getattr__(name: str) -> click.Command:
 
 @cache
 def load(root: Path = ROOT) -> click.Command:
-    """Return the command; raises ConfigError where specq was installed without its repository."""
+    """Return the command. Raises ConfigError if specq is not installed from a checkout."""
     if not (root / "bench" / "suites").is_dir():
         raise ConfigError(
-            "specq bench runs from a checkout of the repository (pip install -e .), and this is an installed package; "
-            "`specq doctor` measures this machine and a pair of models"
+            "specq bench needs a checkout of the repository (pip install -e .). With an installed package, use `specq "
+            "doctor` to measure this machine and a model pair"
         )
     if str(root) not in sys.path:
         sys.path.append(str(root))
@@ -42,7 +41,7 @@ def load(root: Path = ROOT) -> click.Command:
 
 
 class _Suites(LazyGroup):
-    """The suites; options without the name of a suite go to the default one."""
+    """The suites. Options without a suite name go to the default suite."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         from bench.suites import DEFAULT
@@ -58,11 +57,11 @@ class _Suites(LazyGroup):
 )
 @click.pass_context
 def _bench(ctx: click.Context, compare: tuple[Path, Path] | None) -> None:
-    """Measure: each suite prints a short table and writes all its figures to the file that `--out` names."""
+    """Run a benchmark suite. It prints a short table and writes all figures to the file of `--out`."""
     if compare is None:
         return
     if ctx.invoked_subcommand is not None:
-        raise click.UsageError("--compare reads two reports and measures nothing; give no suite")
+        raise click.UsageError("--compare reads two reports and runs no suite; remove the suite name")
     from bench.ratios import compare_reports
     from bench.report import read_report, show
 

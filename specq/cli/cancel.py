@@ -1,4 +1,4 @@
-"""`specq cancel`: stop jobs by their ids."""
+"""`specq cancel`: cancels jobs by their ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specq.config import ClientConfig, load, override
 @section_options(ClientConfig)
 @click.pass_context
 def cancel(ctx: click.Context, /, config_file: str | None, job_ids: tuple[int, ...], **values: Any) -> None:
-    """Stop jobs; what they have generated stays, as their results. The exit status is 0 only if all are known."""
+    """Cancel jobs. Their tokens so far become their results. The exit status is 0 only if all jobs are known."""
     config = override(load(config_file).client, **values)
     unknown = 0
     with JobDesk(config.broker, config.timeout_s, config.keys) as desk:
@@ -33,4 +33,4 @@ def _outcome(found: FoundJob) -> str:
     how = found.transcript.finish
     if how == "cancelled":
         return f"{found.key} cancelled with {num_tokens} tokens"
-    return f"{found.key} had ended before, with {num_tokens} tokens ({how or 'failed'})"
+    return f"{found.key} ended earlier, with {num_tokens} tokens ({how or 'failed'})"

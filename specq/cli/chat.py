@@ -1,6 +1,6 @@
 """`specq chat`: a conversation with a model in the terminal.
 
-A broker runs, but serves other models than the one that `specq chat` was asked for: the user chooses.
+If a running broker serves only other models than the requested one, the user chooses.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from specq.protocol import ConfigError, JobError
 def choose(model: str, served: Sequence[str], address: str) -> str:
     """Return which of the served models to use; "" to start processes for `model`.
 
-    Raises click.Abort for a user who gives up. Raises ConfigError where standard input is no terminal, and where no
-    verifier could have a model of this name.
+    Raises click.Abort if the user gives up. Raises ConfigError without a terminal, or if no verifier can have a model
+    of this name.
     """
     note = served_instead(model, served, address)
     if not is_terminal():
         raise ConfigError(
-            f"the model {model!r} is not served by the broker at {address}; {note}. Use one: --model {served[0]}. "
-            f"Or start {model} beside it: specq up --model {model} --broker tcp://127.0.0.1:PORT, then specq chat with "
-            "the same --broker"
+            f"the broker at {address} does not serve the model {model!r}; {note}. Use one: --model {served[0]}. Or "
+            f"start {model} as well: specq up --model {model} --broker tcp://127.0.0.1:PORT, then specq chat with the "
+            "same --broker"
         )
     choices = [
-        f"start {model} for this chat, in processes that share this machine with those of the broker",
-        *(f"chat with {name}, which is served" for name in served),
+        f"start {model} for this chat, on the same machine as the broker's processes",
+        *(f"chat with {name}, which the broker serves" for name in served),
         "give up",
     ]
-    click.echo(f"specq: the model {model!r} is not served by the broker at {address}; {note}", err=True)
+    click.echo(f"specq: the broker at {address} does not serve the model {model!r}; {note}", err=True)
     for number, text in enumerate(choices, 1):
         click.echo(f"  {number}  {text}", err=True)
     said: int = click.prompt("Which", type=click.IntRange(1, len(choices)), err=True)
@@ -52,25 +52,25 @@ def choose(model: str, served: Sequence[str], address: str) -> str:
     return ["", *served][said - 1]
 
 
-PROBE_S = 1.0  # for a broker at the usual address to answer
+PROBE_S = 1.0  # time for a broker at the default address to reply
 STDIN = "-"
-STDERR = 2  # where started processes say what they do: standard output is for answers
+STDERR = 2  # for the output of started processes; standard output is for answers
 
 
 @click.command()
 @click.argument("question", nargs=-1)
-@click.option("--system", default="", help="What the model shall be.  [default: as its template says]")
-@click.option("--temperature", type=float, help="0 is greedy.  [default: 0]")
-@click.option("--seed", type=int, help="The same seed gives the same text.  [default: drawn]")
-@click.option("--mode", help="async, sync, or plain: without any speculation.  [default: async]")
-@click.option("--max-tokens", type=int, default=MOST_TOKENS, show_default=True, help="Most tokens of an answer.")
+@click.option("--system", default="", help="System prompt.  [default: that of the chat template]")
+@click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy.  [default: 0]")
+@click.option("--seed", type=int, help="Random seed; the same seed gives the same text.  [default: random]")
+@click.option("--mode", help="Drafting mode: async, sync, or plain (no speculation).  [default: async]")
+@click.option(
+    "--max-tokens", type=int, default=MOST_TOKENS, show_default=True, help="Maximum number of tokens per answer."
+)
 @click.option(
     "--model",
-    help="Model to chat with: the name of a served one, or what to start.  [default: what is served, else smollm2]",
+    help="Model to chat with, either served by the broker or to start.  [default: the served model, else smollm2]",
 )
-@click.option(
-    "--draft-model", help="Draft model, where processes are started; empty: none.  [default: the model's own]"
-)
+@click.option("--draft-model", help="Draft model for the started processes; empty: none.  [default: the model's own]")
 @section_options(ClientConfig)
 @wait_options()
 def chat(
@@ -87,14 +87,16 @@ def chat(
     wait_seconds: float,
     **parameters: Any,
 ) -> None:
-    """Chat with a model; or answer one QUESTION and exit. What is piped in (specq chat "Sum this up:" < notes.txt)
-    stands at the end of the question, or where QUESTION has a -; without a QUESTION it is the question.
+    """Chat with a model, or answer one QUESTION and exit.
 
-    Where no broker runs and no --broker names one, the processes of `specq up` are started for the chat and stopped
-    after it. Where one runs that serves other models, you are asked which to use.
+    Piped text (specq chat "Sum this up:" < notes.txt) follows QUESTION, or replaces a - in it. Without QUESTION, the
+    piped text is the question.
+
+    Without a running broker and without --broker, this starts the processes of `specq up` and stops them after the
+    chat. If a running broker serves other models, this asks which one to use.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))  # unwind, so that no process is left behind
+        signal.signal(number, lambda *_: sys.exit(1))  # unwind, to stop all started processes
     settings = ChatSettings(given(parameters))
     settings.conversation.system = system
     check_values(settings.parameters)
@@ -117,8 +119,7 @@ def chat(
 
 
 def _question(words: tuple[str, ...]) -> str:
-    """Return what was asked on the command line and, where that is no terminal, standard input; "" for a
-    conversation."""
+    """Return the question from the command line and piped standard input; "" for a conversation."""
     if not words and is_terminal():
         return ""
     if not words:
@@ -129,16 +130,21 @@ def _question(words: tuple[str, ...]) -> str:
         parts = [*words, read_piped(_to_stderr)]
     text = " ".join(parts).strip()
     if not text:
-        raise click.UsageError("the question is empty")
+        raise click.UsageError("the question is empty; give text as QUESTION or on standard input")
     return text
 
 
-# --- who answers ----------------------------------------------------------------------------------------------------
+# --- the deployment --------------------------------------------------------------------------------------------------
 
 
 class _Place(NamedTuple):
-    """Who answers: a client, what looks after the processes, what is to be said once the model is there, and which
-    sources of drafts there are not."""
+    """The deployment that answers.
+
+    client    the connection to its broker
+    tend      checks the started processes
+    arrived   reports that the model is served
+    absent    the draft sources that the deployment does not have
+    """
 
     client: AsyncClient
     tend: Callable[[], object] = bool
@@ -147,19 +153,19 @@ class _Place(NamedTuple):
 
 
 def _is_named(client: ClientConfig, broker: str | None) -> bool:
-    """Tell whether the user has said which broker shall answer."""
+    """Return whether the user named a broker."""
     return broker is not None or client.broker != DEFAULT_BROKER or bool(client.keys)
 
 
 def _answering(client: ClientConfig, model: str, *, is_named: bool, starts: bool) -> str | None:
     """Return which model of a running broker to use, "" for any; None to start processes.
 
-    `is_named`: the user has named the broker; `starts`: the user has said how started processes draft.
+    `is_named`: the user named the broker; `starts`: the user gave options for started processes.
     """
     if is_named:
         return model
     served = None if starts else _served_models(client)
-    if served is None:  # no broker answers, or none is wanted
+    if served is None:  # no broker replies, or the user wants new processes
         return None
     if not model or model in served:
         return model
@@ -167,7 +173,7 @@ def _answering(client: ClientConfig, model: str, *, is_named: bool, starts: bool
 
 
 def _served_models(client: ClientConfig) -> list[str] | None:
-    """Return the names of the models that a broker serves; None where no broker answers within PROBE_S."""
+    """Return the names of the served models; None if no broker replies within PROBE_S."""
     with Client(client.broker, keys=client.keys, timeout_s=PROBE_S) as probe:
         try:
             return list(probe.status()["models"])
@@ -189,9 +195,9 @@ def _connect(config: Config, model: str, wait_s: float) -> _Place:
 
 
 def _start(config: Config, stack: ExitStack, *, drafts: bool) -> _Place:
-    """Start a broker and its workers, which end with the chat; `drafts`: also a draft model."""
+    """Start a broker and its workers for this chat; `drafts`: also a draft model."""
     from specq.processes.deployment import absent_sources, check_can_start, notes, placed, without_draft_model
-    from specq.processes.servers import Servers, on_free_port  # here, since `--help` needs none of it
+    from specq.processes.servers import Servers, on_free_port  # here, since `--help` does not need it
     from specq.processes.up import telling
 
     config = config if drafts else without_draft_model(config)
@@ -207,11 +213,11 @@ def _start(config: Config, stack: ExitStack, *, drafts: bool) -> _Place:
     return _Place(client, servers.tend, absent=absent_sources(config))
 
 
-# --- what is said ---------------------------------------------------------------------------------------------------
+# --- the conversation ------------------------------------------------------------------------------------------------
 
 
 def _talk(place: _Place, settings: ChatSettings, question: str, stack: ExitStack) -> None:
-    """Answer one question or, without one, the user's until they end it."""
+    """Answer one question, or chat until the user ends the conversation."""
     pen = pen_for(sys.stdout)
     talking = Chat(place.client, settings, pen, _to_stderr if question else click.echo, place.tend)
     stack.callback(talking.close)
@@ -226,5 +232,5 @@ def _talk(place: _Place, settings: ChatSettings, question: str, stack: ExitStack
 
 
 def _to_stderr(line: str) -> None:
-    """Show a line that is no answer beside one that may go to a file."""
+    """Print a message on standard error, since standard output may go to a file."""
     click.echo(line, err=True)

@@ -1,4 +1,4 @@
-"""`specq doctor`: is all well here, how fast is a pair of models on this machine, and how should it be run?"""
+"""`specq doctor`: checks the installation, measures a model pair and recommends a command."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from specq.config import ClientConfig, TargetConfig, load, override, with_own
 from specq.runtime import log
 
 DEFAULT_SESSIONS = (1, 8)
-PROMPTS_EACH = 4  # of each data set, that a running deployment is asked
+PROMPTS_EACH = 4  # prompts per data set for a running deployment
 
 
 @click.command()
 @config_option
-@click.option("--model", help="Target model: a name of `specq models`, a path, or a hub name.  [default: as specq up]")
-@click.option("--draft-model", help="Draft model, likewise.  [default: the target's own, if it has one]")
+@click.option(
+    "--model", help="Target model: a name from `specq models`, a path, or a hub name.  [default: as specq up]"
+)
+@click.option("--draft-model", help="Draft model, named as in --model.  [default: the target's own, if it has one]")
 @click.option(
     "--heads",
-    help="Medusa heads, or an EAGLE-3 head, for the target: a directory, or a name of `specq models`.  [default: none]",
+    help="Medusa heads or an EAGLE-3 head: a directory or a name from `specq models`.  [default: none]",
 )
 @key_options(TargetConfig, RUNNING)
 @own_key_options({"target": OWN["target"]})
@@ -32,14 +34,14 @@ PROMPTS_EACH = 4  # of each data set, that a running deployment is asked
     multiple=True,
     default=DEFAULT_SESSIONS,
     show_default=True,
-    help="Sessions at a time for which speeds are predicted; may be repeated.",
+    help="Number of concurrent sessions to predict speeds for. Repeatable.",
 )
 @click.option(
     "--broker",
     metavar="ADDRESS",
-    help="Instead: ask a running deployment whether drafts change its texts, and how fast it is with them and without.",
+    help="Check a running deployment instead: compare its texts and speed with and without drafts.",
 )
-@click.option("--quick", is_flag=True, help="Only look; measure and predict nothing.")
+@click.option("--quick", is_flag=True, help="Run only the checks, without measurements and predictions.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def doctor(
@@ -56,9 +58,11 @@ def doctor(
     as_json: bool,
     **running: Any,
 ) -> None:
-    """Check this installation and a pair of models, measure the pair, predict what each way of drafting brings here,
-    and advise. The exit status is 1 where something is wrong."""
-    from specq.doctor import Question, examine, lines  # here, since `--help` needs none of it
+    """Check this installation, measure a model pair, predict speedups, and recommend a command.
+
+    The exit status is 1 if a check fails.
+    """
+    from specq.doctor import Question, examine, lines  # here, since `--help` does not need it
 
     log.configure("error")
     config = load(config_file)
@@ -77,7 +81,7 @@ def doctor(
 
 
 def _ask_service(ctx: click.Context, config: ClientConfig, *, as_json: bool) -> None:
-    """Ask a running deployment, and exit."""
+    """Check a running deployment, and exit."""
     from specq import Client
     from specq.doctor import examine_service
 

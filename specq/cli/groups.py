@@ -1,8 +1,7 @@
 """Groups of commands and of options.
 
-LazyGroup        commands by table, each imported only when it is called, so that the group's `--help` needs none of
-                 them
-GroupedCommand   `--help` shows each group of options under its own heading, in the order in which they are declared
+LazyGroup        Commands by table, each imported only when it is called. The group's `--help` imports none.
+GroupedCommand   `--help` shows each group of options under its own heading, in the order of declaration.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 import click
 
-REST = "Options"  # the heading of those without a group, which come last
+REST = "Options"  # heading of the options without a group, which come last
 
 
 class LazyGroup(click.Group):
@@ -36,7 +35,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return what is called; the error for a name that is none has one that is like it."""
+        """Return the called command; the error for an unknown name suggests a similar one."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -50,7 +49,7 @@ class LazyGroup(click.Group):
 
 
 class GroupedOption(click.Option):
-    """An option with the heading under which it is shown: `click.option(..., cls=GroupedOption, group="Sampling")`."""
+    """An option with its heading: `click.option(..., cls=GroupedOption, group="Sampling")`."""
 
     def __init__(self, *args: Any, group: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -58,10 +57,10 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help is grouped."""
+    """A command with grouped help."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section a group."""
+        """Write one section per group."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None

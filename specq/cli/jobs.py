@@ -1,4 +1,4 @@
-"""`specq jobs`: the jobs of a broker."""
+"""`specq jobs`: lists the jobs of a broker."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 @click.command()
 @click.option(
-    "--limit", type=click.IntRange(0), default=20, show_default=True, help="Of the jobs that ended, the last N."
+    "--limit", type=click.IntRange(0), default=20, show_default=True, help="Maximum number of finished jobs to list."
 )
-@click.option("--all", "list_all", is_flag=True, help="All jobs that ended.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+@click.option("--all", "list_all", is_flag=True, help="List all finished jobs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 @section_options(ClientConfig)
 def jobs(config_file: str | None, limit: int, *, list_all: bool, as_json: bool, **values: Any) -> None:
-    """List the jobs of a broker: those that wait and run, then those that ended, the last one first."""
+    """List the jobs of a broker: waiting and running jobs, then finished jobs, newest first."""
     config = override(load(config_file).client, **values)
     with JobDesk(config.broker, config.timeout_s, config.keys) as desk:
         lines = list(desk.list_jobs(None if list_all else limit))
@@ -34,7 +34,7 @@ def jobs(config_file: str | None, limit: int, *, list_all: bool, as_json: bool, 
     else:
         click.echo(columns([_HEADER, *map(_row, lines)]) if lines else "no jobs")
         if not list_all and sum(map(has_ended, lines)) == limit:
-            click.echo(f"of the jobs that ended, the last {limit}; --all lists all", err=True)
+            click.echo(f"only the last {limit} finished jobs; --all lists all", err=True)
 
 
 def _row(line: dict[str, Any]) -> tuple[object, ...]:

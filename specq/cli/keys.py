@@ -1,4 +1,4 @@
-"""`specq keys`: make CURVE keys; `specq keys api`: API keys of the gateway."""
+"""`specq keys`: creates CURVE keys; `specq keys api`: creates API keys for the gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specq.transport import ROLES, make_keys
 
 
 class _Keys(click.Group):
-    """A group whose first argument may also be a directory: then it makes CURVE keys."""
+    """A group that creates CURVE keys if the first argument is not a subcommand."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -25,8 +25,11 @@ class _Keys(click.Group):
 
 @click.group(cls=_Keys)
 def keys() -> None:
-    """Make keys: `specq keys DIRECTORY NAME --role ROLE` for CURVE (encryption, and who may do what), `specq keys api
-    NAME` for the HTTP gateway."""
+    """Create keys.
+
+    `specq keys DIRECTORY NAME --role ROLE` creates a CURVE key for encryption and roles. `specq keys api NAME` creates
+    an API key for the HTTP gateway.
+    """
 
 
 @keys.command("api")
@@ -37,35 +40,47 @@ def keys() -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("api-keys.toml"),
     show_default=True,
-    help="Gets the key's hash.",
+    help="File that stores the hash of the key.",
 )
-@click.option("--max-priority", type=int, default=0, show_default=True, help="The highest priority of its jobs.")
+@click.option(
+    "--max-priority", type=int, default=0, show_default=True, help="Highest job priority that the key allows."
+)
 def api(name: str, path: Path, *, max_priority: int) -> None:
-    """Make an API key for `specq serve --api-keys FILE`: the file gets its name and hash, the key itself is shown
-    once."""
+    """Create an API key for `specq serve --api-keys FILE`.
+
+    The file stores its name and hash. This command prints the key once.
+    """
     from specq.gateway import make_key
 
     key = make_key(path, name, max_priority=max_priority)
-    click.echo(f"{path} has a key of {name} now", err=True)
+    click.echo(f"added a key of {name} to {path}", err=True)
     click.echo(key)
 
 
 @keys.command("curve")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.argument("name")
-@click.option("--role", "roles", type=click.Choice(ROLES), multiple=True, required=True, help="What the key may do.")
-@click.option("--trusted", is_flag=True, help="Of a drafter: believe what it says its tokens were drawn from.")
 @click.option(
-    "--max-priority", type=int, default=0, show_default=True, help="Of a client: the highest priority of its jobs."
+    "--role", "roles", type=click.Choice(ROLES), multiple=True, required=True, help="Role of the key. Repeatable."
 )
-@click.option("--tenants", is_flag=True, help="Of a client: it may submit jobs for tenants, as a gateway does.")
+@click.option("--trusted", is_flag=True, help="For a drafter: use the draft distributions that it sends.")
+@click.option(
+    "--max-priority",
+    type=int,
+    default=0,
+    show_default=True,
+    help="For a client: highest job priority that the key allows.",
+)
+@click.option("--tenants", is_flag=True, help="For a client: allow jobs for tenants, as a gateway submits them.")
 def curve(
     directory: Path, name: str, roles: tuple[str, ...], *, trusted: bool, max_priority: int, tenants: bool
 ) -> None:
-    """Make a CURVE key pair: DIRECTORY/NAME.secret, for its owner alone, and DIRECTORY/NAME.pub.
+    """Create a CURVE key pair: the private DIRECTORY/NAME.secret and the public DIRECTORY/NAME.pub.
 
-    The broker's directory is the list of who may connect: every .pub file in it, with its roles. All others need their
-    own secret and the broker's .pub file. Give the directory as --keys; see docs/security.md.
+    The broker accepts connections from all keys with a .pub file in its directory, with their roles. Each other process
+    needs its own .secret file and the broker's .pub file. Pass the directory as --keys; see docs/security.md.
     """
     secret, public = make_keys(directory, name, roles, trusted=trusted, max_priority=max_priority, tenants=tenants)
-    click.echo(f"{secret}  keep it secret\n{public}  for the broker" + (" and all who connect" * ("broker" in roles)))
+    click.echo(
+        f"{secret}  keep it secret\n{public}  copy it to the broker" + (" and its clients" * ("broker" in roles))
+    )

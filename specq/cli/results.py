@@ -1,4 +1,4 @@
-"""`specq results`: the results of jobs, fetched by their ids."""
+"""`specq results`: prints the results of jobs by their ids."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from specq.text import TextCodec
 
 
 class _JobId(click.IntRange):
-    """The number that the broker gave a job, which is not the `id` of its prompt."""
+    """A job number from the broker, which differs from the `id` of its prompt."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
             return int(super().convert(value, param, ctx))
         except click.BadParameter:
-            self.fail(f"{value!r} is not the number of a job, which `specq jobs` shows first in each line.", param, ctx)
+            self.fail(f"{value!r} is not a job number; `specq jobs` shows it in the first column.", param, ctx)
 
 
 JOB_ID = _JobId(1, 2**63 - 1)
@@ -40,12 +40,14 @@ JOB_ID = _JobId(1, 2**63 - 1)
 
 @click.command()
 @click.argument("job_ids", type=JOB_ID, nargs=-1, metavar="JOB...")
-@click.option("--all", "fetch_all", is_flag=True, help="Print the results of all jobs that ended.")
-@click.option("--wait", is_flag=True, help="Wait for jobs that still run.")
+@click.option("--all", "fetch_all", is_flag=True, help="Print the results of all finished jobs.")
+@click.option("--wait", is_flag=True, help="Wait for running jobs.")
 @click.option(
-    "--text/--no-text", default=True, help="Decode the tokens, for which a verifier must be there with its tokenizer."
+    "--text/--no-text",
+    default=True,
+    help="Decode the tokens; needs a running verifier with the tokenizer.  [default: on]",
 )
-@click.option("--verbose", is_flag=True, help="Print all counters with each result, under `internal`.")
+@click.option("--verbose", is_flag=True, help="Add all counters to each result, under `internal`.")
 @out_option()
 @section_options(ClientConfig)
 @click.pass_context
@@ -62,13 +64,13 @@ def results(
     verbose: bool,
     **values: Any,
 ) -> None:
-    """Print the results of jobs (of the last one that ended, if none is named) as `specq submit` does: JSONL, a line
-    for each, as they come.
+    """Print the results of jobs as JSONL, one line each, as `specq submit` does.
 
-    The exit status is 0 only if all are there and none failed.
+    Without JOB, print the result of the last finished job. The exit status is 0 only if all jobs have results and none
+    failed.
     """
     if job_ids and fetch_all:
-        raise click.UsageError("give the ids of jobs, or --all, not both")
+        raise click.UsageError("JOB and --all exclude each other; give one of them")
     config = override(load(config_file).client, **values)
     written = _Written(_Codecs(config) if text else None, verbose=verbose)
     with (
@@ -86,15 +88,15 @@ def results(
 
 
 def _ended(desk: JobDesk, limit: int | None) -> list[int]:
-    """Return the jobs that ended, the last one last; JobError where there is none and one was asked for."""
+    """Return the finished jobs, newest last. Raises JobError if a limit is given and no job has finished."""
     found = [line["job_id"] for line in reversed(list(desk.list_jobs(limit))) if has_ended(line)]
     if limit and not found:
-        raise JobError("no job has ended yet; `specq jobs` lists those that wait and run")
+        raise JobError("no job has finished yet; `specq jobs` lists waiting and running jobs")
     return found
 
 
 class _Codecs:
-    """The tokenizers of the models that jobs name, each fetched once."""
+    """The tokenizers of the jobs' models, each fetched once."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._config, self._known = config, dict[str, TextCodec]()
@@ -111,22 +113,24 @@ def _codec(client: Client) -> TextCodec:
     try:
         return client.served.codec
     except JobError as error:
-        raise JobError(f"{error}; or give --no-text for the tokens alone", error.code) from None
+        raise JobError(f"{error}; or use --no-text to print only the tokens", error.code) from None
 
 
 class _Written:
-    """Turns jobs into lines, and collects what is wrong with them."""
+    """Turns jobs into lines, and collects their errors."""
 
     def __init__(self, codecs: _Codecs | None, *, verbose: bool) -> None:
         self._codecs, self._verbose, self.problems = codecs, verbose, list[str]()
 
     def line(self, found: FoundJob) -> bytes:
-        """Return a job's line; nothing for one that has no result yet, or is unknown."""
+        """Return the line of a job; b"" for an unknown job or one without a result."""
         if found.error is not None:
             self.problems.append(str(found.error))
         elif not found.ended:
             num_tokens = len(found.transcript.token_ids)
-            self.problems.append(f"job {found.key} still runs ({num_tokens} tokens so far); --wait waits for it")
+            self.problems.append(
+                f"job {found.key} is still running ({num_tokens} tokens so far); use --wait to wait for it"
+            )
         if found.info is None or not found.ended:
             return b""
         return result_line(self._result(found, found.info), verbose=self._verbose)

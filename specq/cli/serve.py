@@ -1,4 +1,4 @@
-"""`specq serve`: run the HTTP gateway until it is told to stop."""
+"""`specq serve`: runs the HTTP gateway until a signal stops it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ from specq.runtime import log
 @log_options("info")
 @click.pass_context
 def serve(ctx: click.Context, /, config_file: str | None, log_level: str, *, log_json: bool, **values: Any) -> None:
-    """Serve OpenAI's HTTP API in front of a broker; see docs/http-api.md."""
+    """Run the OpenAI-compatible HTTP gateway of a broker (docs/http-api.md).
+
+    \b
+    Examples:
+      specq serve
+      specq serve --bind tcp://127.0.0.1:8001 --cors-origin https://chat.example.org
+    """
     config = override(load(config_file).serve, **values)
     log.configure(log_level, as_json=log_json)
-    from specq.processes.gateway import run  # here, since `--help` needs none of it
+    from specq.processes.gateway import run  # here, since `--help` does not need it
 
     ctx.exit(run(config))

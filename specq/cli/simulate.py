@@ -1,4 +1,4 @@
-"""`specq simulate`: the real broker, verifiers and drafters under a virtual clock."""
+"""`specq simulate`: runs the real broker, verifiers and drafters under a virtual clock."""
 
 from __future__ import annotations
 
@@ -22,19 +22,25 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.command()
 @click.argument("config", type=_FILE, required=False)
 @click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="As in network.rtt_ms=[1,20]; wins over files."
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key of the scenario, e.g. network.rtt_ms=[1,20]; overrides files. Repeatable.",
 )
+@click.option("--calibrate", type=_FILE, help="JSON file of measurements (specq bench calibrate); overrides CONFIG.")
+@click.option("--out", type=OutFolder(), help="Directory for the JSON report, PNG plots and the scenario.")
 @click.option(
-    "--calibrate", type=_FILE, help="Measured figures, JSON (specq bench calibrate): they win over the config."
-)
-@click.option("--out", type=OutFolder(), help="Directory for JSON, PNG and the scenario.")
-@click.option(
-    "--processes", type=click.IntRange(1), default=1, show_default=True, help="Processes that share the work."
+    "--processes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of processes to run the simulations in.",
 )
 def simulate(
     config: Path | None, settings: tuple[str, ...], calibrate: Path | None, out: Path | None, processes: int
 ) -> None:
-    """Simulate the scenarios of a TOML file: throughput, latency and acceptance on hardware that need not be there."""
+    """Simulate the scenarios of a TOML file: throughput, latency and acceptance on hardware that you do not have."""
     log.configure("error")
     tables = read_tables(config) if config else {}
     if calibrate:
@@ -57,7 +63,7 @@ def _write(tables: dict[str, Any], outcomes: list[Outcome], out: Path) -> None:
 
 
 def _draw(outcomes: list[Outcome], out: Path) -> None:
-    """Draw, or say why not: the figures are in the JSON in any case."""
+    """Draw the plots, or print why not. The figures are in the JSON in any case."""
     from specq.simulate.report import draw
 
     try:

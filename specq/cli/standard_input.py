@@ -1,10 +1,10 @@
-"""Standard input as a part of what is asked on the command line.
+"""Standard input as part of a question on the command line.
 
-    read_all    for a user who has asked for it: waits until it ends
-    read_piped  for one who has not: a terminal is left alone, and a pipe that nobody writes to is not waited for
+    read_all    reads to the end; used if the user requested standard input
+    read_piped  reads piped text only; ignores a terminal and a pipe without data
 
-Rule: whoever starts a process may leave it an open pipe for standard input and never write to it, as test runners and
-ssh do. Nothing waits for such a pipe unless the user asked for that.
+Rule: test runners and ssh may leave an open pipe on standard input and never write to it. specq does not wait for such
+a pipe unless the user requests it.
 """
 
 from __future__ import annotations
@@ -17,34 +17,33 @@ from typing import TextIO
 
 import click
 
-FIRST_S = 5.0  # for the first byte to come
+FIRST_S = 5.0  # time for the first byte to arrive
 _NOTHING_CAME = (
-    "specq: nothing came on standard input within {:g} s; going on without it (- in the question waits for it, < "
-    "/dev/null says that nothing will come)"
+    "specq: received no standard input within {:g} s; continuing without it (use - in the question to wait for it, or "
+    "< /dev/null for empty input)"
 )
 
 
 def is_terminal() -> bool:
-    """Return whether a user types there."""
+    """Return whether standard input is a terminal."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def read_all() -> str:
-    """Return all of standard input; raises UsageError if it is closed, cannot be read, or is not valid text."""
+    """Return all of standard input. Raises UsageError if it is closed, unreadable, or not valid text."""
     if sys.stdin is None:
-        raise click.UsageError("standard input is closed")
+        raise click.UsageError("standard input is closed; redirect a file or a pipe to it")
     try:
         return _text(sys.stdin)
     except OSError as error:
-        raise click.UsageError(f"standard input cannot be read: {error.strerror or error}") from None
+        raise click.UsageError(f"cannot read standard input: {error.strerror or error}") from None
 
 
 def read_piped(tell: Callable[[str], object], first_s: float = FIRST_S) -> str:
-    """Return what was piped or redirected to this process; "" for a terminal, and where standard input is closed or
-    cannot be read.
+    """Return the text piped or redirected to this process; "" for a terminal, or if it is closed or unreadable.
 
-    Where nothing comes within `first_s` seconds, "" is returned, and `tell` receives a line that says so. What has
-    begun to come is read to its end. Raises UsageError for what is not valid text.
+    Returns "" and calls `tell` with a message if no data arrives within `first_s` seconds. Otherwise reads to the end.
+    Raises UsageError for data that is not valid text.
     """
     if sys.stdin is None or is_terminal():
         return ""
@@ -53,7 +52,7 @@ def read_piped(tell: Callable[[str], object], first_s: float = FIRST_S) -> str:
         return ""
     try:
         return _text(sys.stdin)
-    except OSError:  # open for writing only, as `nohup` leaves it
+    except OSError:  # open for writing only, as `nohup` does
         return ""
 
 
@@ -65,8 +64,8 @@ def _text(stream: TextIO) -> str:
 
 
 def _has_begun(stream: TextIO, first_s: float) -> bool:
-    """Wait until there is something to read, or the end; False if neither comes in time."""
+    """Wait for data or the end of input; False if neither arrives in time."""
     try:
         return bool(select.select([stream], [], [], first_s)[0])
-    except io.UnsupportedOperation:  # a text in memory: it is there
+    except io.UnsupportedOperation:  # text in memory is always ready
         return True

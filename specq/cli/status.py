@@ -1,4 +1,4 @@
-"""`specq status`: what the broker sees, without rates: `specq top` shows more of the same."""
+"""`specq status`: shows the state of the broker once, without rates. `specq top` shows it live, with rates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specq.observe import Snapshot, View, plain
 @section_options(ClientConfig)
 @click.option("--json", "as_json", is_flag=True, help="Print the whole report as JSON.")
 def status(config_file: str | None, *, as_json: bool, **values: Any) -> None:
-    """Show what a broker sees: workers, jobs, counters."""
+    """Show the workers, jobs and counters of a broker once."""
     config = override(load(config_file).client, **values)
     with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys) as client:
         report = client.status()

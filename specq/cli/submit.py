@@ -1,4 +1,4 @@
-"""`specq submit`: prompts from a JSONL file, results to a JSONL file."""
+"""`specq submit`: sends prompts from a JSONL file and writes results to a JSONL file."""
 
 from __future__ import annotations
 
@@ -36,28 +36,44 @@ _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
 @click.command(cls=GroupedCommand, context_settings={"max_content_width": 120})
 @click.argument("prompts", type=click.File("rb"))
 @out_option(**_FILES)
-@click.option("--chat", is_flag=True, help="Take each prompt as a user's message, for the model's template.", **_FILES)
-@click.option("--stream", is_flag=True, help="Show the texts as they grow, one after the other.", **_FILES)
 @click.option(
-    "--concurrency", type=click.IntRange(1, 4096), default=16, show_default=True, help="Prompts at a time.", **_FILES
+    "--chat", is_flag=True, help="Send each prompt as a user message, with the model's chat template.", **_FILES
 )
-@click.option("--verbose", is_flag=True, help="Write all counters with each result, under `internal`.", **_FILES)
+@click.option("--stream", is_flag=True, help="Print the texts while they are generated, one after another.", **_FILES)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 4096),
+    default=16,
+    show_default=True,
+    help="Maximum number of prompts in flight.",
+    **_FILES,
+)
+@click.option("--verbose", is_flag=True, help="Add all counters to each result, under `internal`.", **_FILES)
 @wait_options(**_FILES)
-@click.option("--detach", is_flag=True, help="Leave the jobs to the broker and print their ids, a line each.", **_FILES)
+@click.option("--detach", is_flag=True, help="Submit the jobs, print their ids, one per line, and exit.", **_FILES)
 @click.option(
     "--priority",
     type=int,
-    help="Jobs of a higher one go first; with keys, at most what yours may claim.  [default: 0]",
+    help="Job priority; higher runs first. With keys, your key sets the maximum.  [default: 0]",
     **_FILES,
 )
-@click.option("--deadline", type=float, help="Seconds after which a job fails if it has not ended.", **_FILES)
+@click.option(
+    "--deadline",
+    type=float,
+    help="Fail a job that has not finished after this long, in seconds.  [default: none]",
+    **_FILES,
+)
 @click.option(
     "--cache-salt",
-    help="Share the KV of prompts, and what earlier texts say, with jobs of the same salt only.",
+    help="Share the KV cache and drafts from earlier texts only with jobs of the same salt.  [default: none]",
     **_FILES,
 )
 @click.option(
-    "--trace", is_flag=True, default=None, help="Let every process note what happens, for `specq trace`.", **_FILES
+    "--trace",
+    is_flag=True,
+    default=None,
+    help="Record the events of each job in all processes, for `specq trace`.",
+    **_FILES,
 )
 @parameter_options
 @section_options(ClientConfig)
@@ -81,18 +97,26 @@ def submit(
     detach: bool,
     **parameters: Any,
 ) -> None:
-    """Send the prompts of a JSONL file (- is standard input); write a line of results for each completion, in order.
+    """Send the prompts of a JSONL file (- is standard input) and write one result line per completion, in order.
 
-    A line is {"prompt": ...}, {"messages": [...]} or {"token_ids": [...]}, optionally with "id" and any of the
-    parameters below ("top_p": 0.9), which wins over the option. The exit status is 0 only if no line failed. A run that
-    was killed, or lost its broker, goes on where it stopped when it is run again with the same prompts, options and
-    --out. Where no broker or no verifier is there yet, it reports that and waits for them.
+    A line is {"prompt": ...}, {"messages": [...]} or {"token_ids": [...]}. It may also have "id" and any parameter
+    below ("top_p": 0.9), which overrides the option. The exit status is 0 only if no line failed.
+
+    After a kill or the loss of the broker, run the same command again. With the same prompts, options and --out it
+    continues where it stopped. Without a broker or a verifier, it prints a notice and waits.
+
+    \b
+    Examples:
+      specq submit examples/prompts.jsonl --out results.jsonl
+      echo '{"prompt": "What is 3 times 4?"}' | specq submit - --chat --temperature 0
     """
     config = override(load(config_file).client, broker=broker, keys=keys, timeout_s=timeout_s)
     defaults = given(parameters)
     check_values(defaults)
     if detach and (out != "-" or stream):
-        raise click.UsageError("--detach prints ids; `specq results` fetches their results (--out, --wait)")
+        raise click.UsageError(
+            "--detach excludes --out and --stream; fetch the results with `specq results` (--out, --wait)"
+        )
     with _connected(config, wait_seconds if wait else 0.0) as client:
         lines = read_lines(prompts)
         if detach:
@@ -110,12 +134,12 @@ def submit(
                 client, todo, defaults, write, concurrency=concurrency, as_chat=chat, show=show, key=file.key
             )
     if not write.num_written and not file.num_done:
-        click.echo(f"specq: there is no prompt in {prompts.name}", err=True)
+        click.echo(f"specq: {prompts.name} contains no prompts", err=True)
     ctx.exit(_conclude(write, num_before, num_failed, out))
 
 
 def _conclude(write: _Writer, num_before: int, num_failed: int, out: str) -> int:
-    """Say what became of the lines; return the exit status."""
+    """Print a summary of the lines, and return the exit status."""
     if num_failed:
         click.echo(f"specq: {num_failed} of {write.num_written} lines failed: {write.first_error}", err=True)
     elif out != "-" and write.num_written:
@@ -125,8 +149,7 @@ def _conclude(write: _Writer, num_before: int, num_failed: int, out: str) -> int
 
 @contextlib.contextmanager
 def _connected(config: ClientConfig, wait_s: float) -> Iterator[Client]:
-    """Connect, and wait for broker and verifier: if they are missing, there is one message instead of one for each
-    line."""
+    """Connect, and wait for broker and verifier. If they are missing, print one message, not one per line."""
     report = WaitReport(wait_s)
     with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys, wait_s=wait_s, on_wait=report) as client:
         try:
@@ -155,7 +178,7 @@ def _detach(
 
 
 class _Stream:
-    """Results that go to a terminal or a pipe: as a `ResultsFile`, but nobody can go on with it later."""
+    """Results for a terminal or a pipe: like a `ResultsFile`, but a later run cannot continue it."""
 
     num_done = 0
     key = None
@@ -164,7 +187,7 @@ class _Stream:
         self._file = file
 
     def remaining(self, lines: Iterator[PromptLine]) -> Iterator[PromptLine]:
-        """Return all lines: none is done."""
+        """Return all lines, since none is done."""
         return lines
 
     def write(self, data: bytes) -> None:
@@ -184,7 +207,7 @@ def _results(out: str, prompts: BinaryIO, options: dict[str, Any]) -> Iterator[_
         return
     path = Path(out)
     if path.exists() and prompts.name not in ("-", "<stdin>") and path.samefile(prompts.name):
-        raise click.UsageError(f"{out} is the prompts file; give --out another name")
+        raise click.UsageError(f"{out} is the prompts file; choose another file for --out")
     with writing(out):
         if path.exists() and not path.is_file():
             with path.open("wb") as pipe:
@@ -196,12 +219,12 @@ def _results(out: str, prompts: BinaryIO, options: dict[str, Any]) -> Iterator[_
 
 @contextlib.contextmanager
 def _saying_how_to_go_on(out: str) -> Iterator[None]:
-    """Make Ctrl-C a line and an exit status; where the results are in a file, it tells that nothing of them is lost."""
+    """Turn Ctrl-C into one line and an exit status. The line names the file of results that a rerun continues."""
     try:
         yield
     except KeyboardInterrupt:
         kept = out != "-" and Path(out).is_file()
-        click.echo(f"specq: stopped{f'; the same command again goes on with {out}' if kept else ''}", err=True)
+        click.echo(f"specq: stopped{f'; run the same command again to continue {out}' if kept else ''}", err=True)
         raise click.exceptions.Exit(1) from None
 
 
@@ -210,7 +233,7 @@ def _shower(*, to_stderr: bool) -> Any:
 
 
 def _progress(prompts: BinaryIO, *, stream: bool) -> Any:
-    """Return a progress bar on standard error if that is a terminal and the number of prompts can be known."""
+    """Return a progress bar on standard error, if it is a terminal and the prompts can be counted."""
     if stream or not sys.stderr.isatty() or not prompts.seekable():
         return contextlib.nullcontext()
     length = sum(1 for raw in prompts if raw.strip())
@@ -219,7 +242,7 @@ def _progress(prompts: BinaryIO, *, stream: bool) -> Any:
 
 
 class _Writer:
-    """Writes the results of a prompt as one, counts them, and moves the progress bar."""
+    """Writes all results of a prompt at once, counts them, and advances the progress bar."""
 
     def __init__(self, write: Callable[[bytes], None], bar: Any, *, verbose: bool) -> None:
         self._write, self._bar, self._verbose = write, bar, verbose
@@ -235,18 +258,18 @@ class _Writer:
         self.skip(1)
 
     def summary(self, num_before: int) -> str:
-        """Return how many results there are; `num_before`: prompts that an earlier run had done."""
+        """Return the number of results as text; `num_before`: prompts that an earlier run finished."""
         number = f"{self.num_written} result{'s' * (self.num_written != 1)}"
         return (
             f"{number} (after {num_before} prompt{'s' * (num_before != 1)} of an earlier run)" if num_before else number
         )
 
     def figures(self) -> str:
-        """Return what these results took."""
-        a_round = f", {self._num_tokens / self._num_rounds:.1f} tokens a round" if self._num_rounds else ""
+        """Return tokens, time and tokens per round as text."""
+        a_round = f", {self._num_tokens / self._num_rounds:.1f} tokens per round" if self._num_rounds else ""
         return f"{self._num_tokens} tokens in {time.monotonic() - self._started:.1f} s{a_round}"
 
     def skip(self, num_prompts: int) -> None:
-        """Move the progress bar on."""
+        """Advance the progress bar."""
         if self._bar is not None:
             self._bar.update(num_prompts)

@@ -1,4 +1,4 @@
-"""`specq top`: what a broker sees, as it changes."""
+"""`specq top`: shows the state of a broker live."""
 
 from __future__ import annotations
 
@@ -24,13 +24,19 @@ from specq.observe import SORTS, Snapshot, View, plain
     type=Seconds(0.1, 3600),
     default=1.0,
     show_default=True,
-    help="Seconds between two looks, and of rates.",
+    help="Refresh interval, and the window of rates, in seconds.",
 )
 @click.option(
-    "--sessions", type=click.IntRange(0, 1000), default=50, show_default=True, help="List the N busiest sessions."
+    "--sessions",
+    type=click.IntRange(0, 1000),
+    default=50,
+    show_default=True,
+    help="Maximum number of sessions to list, busiest first.",
 )
-@click.option("--sort", type=click.Choice(list(SORTS)), default="TOK/S", show_default=True, help="Order of sessions.")
-@click.option("--filter", "filter_by", default="", help="Only rows that contain this text.")
+@click.option(
+    "--sort", type=click.Choice(list(SORTS)), default="TOK/S", show_default=True, help="Column to sort sessions by."
+)
+@click.option("--filter", "filter_by", default="", help="Show only rows that contain this text.  [default: all rows]")
 @section_options(ClientConfig)
 def top(
     config_file: str | None,
@@ -43,19 +49,20 @@ def top(
     as_json: bool,
     **values: Any,
 ) -> None:
-    """Watch a broker: workers, sessions, tokens a second, drafts by source, where steps spend their time, queues, last
-    faults.
+    """Watch a broker: workers, sessions, tokens/s, drafts by source, step times, queues and recent faults.
 
     Keys: q quits, s sorts sessions by the next column, r reverses them, f filters all rows, arrows scroll, p pauses.
-    Where keys are on, sessions and failed jobs are one's own; the broker's own key sees all.
+    With CURVE keys, you see only your own sessions and failed jobs; the broker's key shows all.
     """
     config = override(load(config_file).client, **values)
     is_live = not (once or as_json)
     if is_live and not (sys.stdout.isatty() and sys.stdin.isatty()):
-        raise click.UsageError("a live view needs a terminal; --once prints a snapshot, --json one for programs")
+        raise click.UsageError(
+            "the live view needs a terminal; use --once for one snapshot, or --json for one snapshot as JSON"
+        )
     view = View(sort, filter_by=filter_by)
     with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys) as client:
-        first = client.status(sessions=sessions)  # fails as `specq status` does where there is no broker
+        first = client.status(sessions=sessions)  # without a broker, fails as `specq status` does
         if is_live:
             from specq.observe.screen import watch
 

@@ -1,4 +1,4 @@
-"""`specq train METHOD`: a table of methods, each a command in a file of its own, imported only when it is called."""
+"""`specq train METHOD`: a table of methods, each a command in its own file, imported only when it is called."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ METHODS = {
     "parallel": "specq.cli.train_parallel:parallel",
 }
 SUMMARIES = {
-    "draft": "A small draft model for a target that exists.",
-    "eagle3": "A layer that drafts from a target's hidden states and its own.",
-    "medusa": "Heads that draft from a target's hidden states.",
-    "pair": "A small target, and a draft distilled from it.",
-    "parallel": "A draft model that foresees several tokens in one pass.",
+    "draft": "Train a small draft model for an existing target.",
+    "eagle3": "Train an EAGLE-3 head on a target's hidden states.",
+    "medusa": "Train Medusa heads on a target's hidden states.",
+    "pair": "Train a small target, and distil a draft from it.",
+    "parallel": "Train a draft model that predicts several tokens in one pass.",
 }
 
 
 @click.group(cls=LazyGroup, table=METHODS, summaries=SUMMARIES)
 def train() -> None:
-    """Train models: a draft or heads for a target, or both target and draft."""
+    """Train a draft model or heads for a target, or both target and draft."""

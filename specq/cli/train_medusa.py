@@ -1,4 +1,4 @@
-"""`specq train medusa`: heads that draft from a target's own hidden states."""
+"""`specq train medusa`: trains heads that draft from the hidden states of the target."""
 
 from __future__ import annotations
 
@@ -13,29 +13,34 @@ from specq.training import MEDUSA_STAGES
 @click.command(context_settings={"show_default": True})
 @click.argument("stage", type=click.Choice([*MEDUSA_STAGES, ALL_STAGES]))
 @run_options("heads", "the heads go")
-@click.option("--seconds", type=DURATION, default=270.0, help="How long to train.")
-@click.option("--num-heads", type=click.IntRange(1, 16), default=4, help="Heads: how many tokens are drafted at once.")
-@click.option("--num-layers", type=click.IntRange(1, 8), default=1, help="Residual blocks of each head.")
+@click.option("--seconds", type=DURATION, default=270.0, help="Training time, in seconds.")
+@click.option(
+    "--num-heads",
+    type=click.IntRange(1, 16),
+    default=4,
+    help="Number of heads, which is the number of tokens drafted at once.",
+)
+@click.option("--num-layers", type=click.IntRange(1, 8), default=1, help="Number of residual blocks per head.")
 @click.option(
     "--own-output/--shared-output",
     default=False,
-    help="Whether each head has an output matrix of its own, as Medusa's, or all use the target's.",
+    help="Give each head its own output matrix, as in Medusa, or share the target's.",
 )
-@click.option("--head-size", type=COUNT, default=16384, help="Most tokens that the heads may say.")
-@click.option("--batch-tokens", type=COUNT, default=16384, help="Tokens in a batch.")
+@click.option("--head-size", type=COUNT, default=16384, help="Maximum size of the heads' output vocabulary, in tokens.")
+@click.option("--batch-tokens", type=COUNT, default=16384, help="Tokens per batch.")
 @click.option("--lr", type=RATE, default=1e-3, help="Peak learning rate of biases and output matrices.")
 @click.option("--matrix-lr", type=RATE, default=4e-3, help="Peak learning rate of the blocks' matrices.")
 @click.option(
     "--depth-decay",
     type=OPEN_SHARE,
     default=0.8,
-    help="What the loss of a head counts, times that of the one before it.",
+    help="Factor of a head's loss weight relative to the previous head.",
 )
 def medusa(stage: str, *, target: str, device: str, **options: Any) -> None:
-    """Train Medusa-1 heads, for `--heads`, on what a target answers; the target stays as it is.
+    """Train Medusa-1 heads, for `--heads`, on the answers of a target. The target does not change.
 
-    STAGE is one step of this work, or `all`. Each stage reads what the earlier ones have written to --work and --out.
-    `heads` goes on where a run with the same settings was cut off.
+    STAGE is one step of the training, or `all`. Each stage reads the output of earlier stages in --work and --out.
+    An interrupted `heads` stage continues when it runs again with the same settings.
     """
     found = checked(stage, MEDUSA_STAGES, target, options)
     from specq.training.settings import MedusaSettings, choose_device

@@ -1,5 +1,4 @@
-"""What the commands of `specq train` share: they run one stage of a table, or all in order; and the options of those
-that train a drafter for a target that exists."""
+"""Shared parts of the `specq train` commands: running one or all stages of a table, and common options."""
 
 from __future__ import annotations
 
@@ -40,18 +39,20 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 def run_stages(stage: str, stages: Mapping[str, str], settings: object) -> None:
-    """Run a stage, or with ALL_STAGES each of the table, with these settings."""
+    """Run one stage, or all stages of the table in order with ALL_STAGES."""
     for name in stages if stage == ALL_STAGES else [stage]:
         click.echo(f"== {name}")
         resolve("stage", stages, name)(settings)
 
 
 def checked(stage: str, stages: Mapping[str, str], target: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of such a method, with the prompts that come with specq where none are named, and the target's
-    path; ConfigError for what the stage would not find there. It imports no torch, which takes seconds."""
+    """Return the options, with the target's path and the default prompts filled in.
+
+    Raises ConfigError for files that the stage needs and that are missing. Does not import torch, which takes seconds.
+    """
     path = Path(resolve_model(target, "target"))
     if not path.exists():
-        raise ConfigError(f"there is no {path}; drafters are trained for a model that lies on this machine")
+        raise ConfigError(f"{path} does not exist; --target must be a model on this machine")
     corpus, bench = options["corpus"] or PROMPTS_HERE, options["bench"] or PROMPTS_HERE
     names, folder = list(stages), options["work"] / ROLLOUTS
     is_first, is_last = stage in (ALL_STAGES, names[0]), stage in (ALL_STAGES, names[-1])
@@ -67,8 +68,10 @@ def checked(stage: str, stages: Mapping[str, str], target: str, options: Mapping
 
 
 def run_options(out: str, made: str) -> Callable[[F], F]:
-    """Add the options of `specq.training.settings.RunSettings` whose defaults are the same for all methods;
-    `made`, into the folder `out`: what such a method makes."""
+    """Add the options of `specq.training.settings.RunSettings` with the same defaults for all methods.
+
+    `out`: default output folder; `made`: start of its description, such as "the heads go".
+    """
     options = [*_text_options(), *_place_options(out, made), *_rollout_options(), *_bench_options()]
 
     def add(command: F) -> F:
@@ -80,25 +83,27 @@ def run_options(out: str, made: str) -> Callable[[F], F]:
 
 
 def _text_options() -> list[Option]:
-    """Return the options that say what is trained for, and on which texts."""
+    """Return the options of the target and the training texts."""
     return [
         click.option(
-            "--target", required=True, help="A name of `specq models`, a directory, or a GGUF file; Llama or Qwen2."
+            "--target",
+            required=True,
+            help="Target (Llama or Qwen2): a name from `specq models`, a directory, or a GGUF file.",
         ),
         click.option(
             "--corpus",
             type=click.Path(path_type=Path),
             default=None,
-            show_default="prompts that come with specq",
+            show_default="bundled prompts",
             help="Prompts: a directory of *.jsonl.gz, *.jsonl or *.txt files, or one such file.",
         ),
         click.option(
             "--bench",
             type=_FOLDER,
             default=None,
-            show_default="others that come with specq",
-            help="Directory of *.jsonl prompts for `evaluate`; where it is that of --corpus, too, every fourth of "
-            "them, and `rollouts` takes the rest.",
+            show_default="other bundled prompts",
+            help="Directory of *.jsonl prompts for the stage `evaluate`. If equal to --corpus, `evaluate` uses every "
+            "fourth prompt and `rollouts` the rest.",
         ),
     ]
 
@@ -106,10 +111,8 @@ def _text_options() -> list[Option]:
 def _place_options(out: str, made: str) -> list[Option]:
     return [
         click.option("--work", type=OutFolder(), default=".train", help="Directory for rollouts and the report."),
-        click.option("--out", type=OutFolder(), default=out, help=f"Where {made}."),
-        click.option(
-            "--results", type=OutFile(makes_directory=True), default=None, help="A second place for the report."
-        ),
+        click.option("--out", type=OutFolder(), default=out, help=f"Directory where {made}."),
+        click.option("--results", type=OutFile(makes_directory=True), default=None, help="Second file for the report."),
     ]
 
 
@@ -120,25 +123,31 @@ def _rollout_options() -> list[Option]:
             type=_FILE,
             multiple=True,
             show_default=False,
-            help="Also learn from this .npz file; repeatable.",
+            help="Also train on this .npz file. Repeatable.",
         ),
-        click.option("--device", default="", help="torch device; a GPU if there is one."),
-        click.option("--seed", type=SEED, default=17, help="Seed of everything."),
-        click.option("--limit", type=COUNT, default=None, help="Most records to read of each shard."),
+        click.option("--device", default="", help="torch device.  [default: a GPU if present]"),
+        click.option("--seed", type=SEED, default=17, help="Seed of all random numbers."),
+        click.option(
+            "--limit", type=COUNT, default=None, help="Maximum number of records to read per shard.  [default: all]"
+        ),
         click.option(
             "--rollout-seconds",
             type=Seconds(0, MOST_SECONDS),
             default=600.0,
-            help="How long the target answers; what is there then counts.",
+            help="Time limit for the target's answers, in seconds; finished answers count.",
         ),
-        click.option("--rollout-rows", type=COUNT, default=2048, help="Prompts in a batch of rollouts, at most."),
-        click.option("--rollout-tokens", type=COUNT, default=256, help="New tokens of a rollout, at most."),
+        click.option(
+            "--rollout-rows", type=COUNT, default=2048, help="Maximum number of prompts per batch of rollouts."
+        ),
+        click.option("--rollout-tokens", type=COUNT, default=256, help="Maximum number of new tokens per rollout."),
     ]
 
 
 def _bench_options() -> list[Option]:
     return [
         click.option("--hard-weight", type=SHARE, default=0.5, help="Weight of the target's first choice in the loss."),
-        click.option("--bench-prompts", type=COUNT, default=60, help="Prompts of each benchmark."),
-        click.option("--bench-tokens", type=COUNT, default=192, help="New tokens of a benchmark answer, at most."),
+        click.option("--bench-prompts", type=COUNT, default=60, help="Number of prompts per benchmark."),
+        click.option(
+            "--bench-tokens", type=COUNT, default=192, help="Maximum number of new tokens per benchmark answer."
+        ),
     ]

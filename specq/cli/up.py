@@ -1,4 +1,4 @@
-"""`specq up`: a broker, verifiers and what drafts for them on this machine, started and stopped together."""
+"""`specq up`: starts and stops a broker, verifiers and drafters on this machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import click
 from specq.cli.options import OWN, OWN_NAMES, RUNNING, key_options, log_options, own_key_options, section_options
 from specq.config import Config, ServeConfig, TargetConfig, UpConfig, load, override, with_own
 
-# Keys of [target] that say what drafts in the verifier's process: options here, too, as of `specq worker --role
-# target`.
+# Keys of [target] for drafting in the verifier's process. They are options here and of `specq worker --role target`.
 DRAFTING = (
     "drafts",
     "heads",
@@ -23,25 +22,33 @@ DRAFTING = (
     "lookahead_ngram",
     "lookahead_guesses",
 )
-SERVING = ("bind", "tls_cert", "tls_key", "hosts", "cors_origins")  # and of [serve], as of `specq serve`
+SERVING = (
+    "bind",
+    "tls_cert",
+    "tls_key",
+    "hosts",
+    "cors_origins",
+)  # keys of [serve], which are also options of `specq serve`
 
 
 @click.command()
 @section_options(UpConfig)
-@click.option("--model", help="Target model: a name of `specq models`, a path, or a hub name.  [default: smollm2]")
+@click.option("--model", help="Target model: a name from `specq models`, a path, or a hub name.  [default: smollm2]")
 @click.option(
     "--draft-model",
-    help="Draft model, likewise; empty: none, but in workers that --drafters asks for.  [default: the target's own, if "
-    "it has one]",
+    help="Draft model, named as in --model. Empty: no draft model in the verifier (draft workers still use one).  "
+    "[default: the target's own, if it has one]",
 )
 @key_options(TargetConfig, RUNNING)
 @own_key_options({"target": OWN["target"]})
 @key_options(TargetConfig, DRAFTING)
-@click.option("--broker", "address", help="Address to bind the broker to.  [default: tcp://127.0.0.1:5750]")
-@click.option("--keys", help="Directory of CURVE keys (specq keys) for all of them; none: no encryption.")
-@click.option("--api-keys", help="File of API keys for --serve (specq keys api); none: everyone may ask.")
+@click.option("--broker", "address", help="Address for the broker to listen on.  [default: tcp://127.0.0.1:5750]")
+@click.option("--keys", help="Directory of CURVE keys (`specq keys`) for all processes. Default: no encryption.")
+@click.option("--api-keys", help="File of API keys for --serve (`specq keys api`). Default: no authentication.")
 @key_options(ServeConfig, SERVING)
-@click.option("--journal", help="File that outlives the broker; none: memory only.  [default: one for each address]")
+@click.option(
+    "--journal", help="Journal file. `none`: keep jobs in memory only.  [default: one file per broker address]"
+)
 @log_options("warning")
 @click.pass_context
 def up(
@@ -59,8 +66,15 @@ def up(
     log_json: bool,
     **values: Any,
 ) -> None:
-    """Run a broker, verifiers and what drafts for them (with --serve also the HTTP gateway) on this machine, dividing
-    its cores among them; Ctrl-C stops them all."""
+    """Run a broker, verifiers and drafters on this machine, with --serve also the HTTP gateway.
+
+    The processes share the cores of the machine. Ctrl-C stops them all.
+
+    \b
+    Examples:
+      specq up
+      specq up --serve --model smollm2 --drafters 2
+    """
     config: Config = load(config_file)
     names_of_target = (*RUNNING, *DRAFTING, *(name for name in values if name in OWN_NAMES))
     of_target, of_serve = ({name: values.pop(name) for name in names} for names in (names_of_target, SERVING))
@@ -75,7 +89,7 @@ def up(
         draft=override(config.draft, model=draft_model, keys=keys),
         serve=override(config.serve, keys=keys, api_keys=api_keys, **of_serve),
     )
-    from specq.processes.deployment import without_draft_model  # here, since `--help` needs none of it
+    from specq.processes.deployment import without_draft_model  # here, since `--help` does not need it
     from specq.processes.up import run
 
     if draft_model == "":
@@ -85,8 +99,8 @@ def up(
 
 
 def _refuse_given(ctx: click.Context, of_serve: Mapping[str, Any]) -> None:
-    """Raise UsageError for an option of the gateway that was given, where no gateway is started."""
+    """Raise UsageError if an option of the gateway is given without --serve."""
     flags = {one.name: one.opts[0] for one in ctx.command.params}
     for name, value in of_serve.items():
         if value is not None:
-            raise click.UsageError(f"{flags[name]} says how HTTP is served, which needs --serve as well")
+            raise click.UsageError(f"{flags[name]} is an option of the HTTP gateway; add --serve")

@@ -1,4 +1,4 @@
-"""Commands that wait for a broker and a verifier: their options, and what they say meanwhile."""
+"""Options and progress messages of commands that wait for a broker and a verifier."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wait_options(**kind: Any) -> Callable[[F], F]:
         whether = click.option(
             "--wait/--no-wait",
             default=True,
-            help="Wait for a broker and a verifier, or fail if they are not there.",
+            help="Wait for a broker and a verifier, or fail at once.  [default: wait]",
             **kind,
         )
         how_long = click.option(
@@ -33,7 +33,7 @@ def wait_options(**kind: Any) -> Callable[[F], F]:
             type=Seconds(0, 86_400),
             default=600.0,
             show_default=True,
-            help="How long to wait for them.",
+            help="Maximum time to wait for broker and verifier, in seconds.",
             **kind,
         )
         return whether(how_long(command))
@@ -42,10 +42,9 @@ def wait_options(**kind: Any) -> Callable[[F], F]:
 
 
 class WaitReport:
-    """Says what a client waits for, as its `on_wait`, again every few seconds until `stop`, and when the model is
-    there.
+    """Prints what a client waits for, repeatedly until `stop`, and when the model is served.
 
-    `look` returns what else is to be said of the wait, "" for nothing; what it raises ends the wait.
+    It is the client's `on_wait`. `look` returns a further note, or "". An exception of `look` ends the wait.
     """
 
     def __init__(self, wait_s: float, every_s: float = EVERY_S, look: Callable[[], str] = str) -> None:
@@ -60,7 +59,7 @@ class WaitReport:
             threading.Thread(target=self._repeat, daemon=True).start()
 
     def _looked(self) -> str:
-        """Return what else is to be said, in brackets."""
+        """Return the further note in brackets, or ""."""
         try:
             note = self._look()
         except BaseException:
@@ -74,26 +73,27 @@ class WaitReport:
             click.echo(f"specq: still waiting for {self._what}: {waited_s:.0f} of {self._wait_s:g} s", err=True)
 
     def stop(self) -> None:
-        """Say no more: the wait is over."""
+        """Stop printing, since the wait is over."""
         self._is_over.set()
 
     def is_served(self, model: str) -> None:
-        """Say so, if it had to be waited for."""
+        """Print that the model is served, if there was a wait."""
         self.stop()
         if self._what:
             click.echo(f"specq: {model} is served, after {time.monotonic() - self._started:.0f} s", err=True)
 
 
 def served_instead(model: str, served: Sequence[str], address: str) -> str:
-    """Return what a broker serves instead of a model that is waited for; "" where nothing is served yet, or the model
-    itself.
+    """Return a note on what a broker serves instead of `model`.
 
-    Raises ConfigError where others are served and no verifier could have a model of this name.
+    Returns "" if it serves no model yet, or `model` itself.
+
+    Raises ConfigError if it serves other models and no verifier can have a model of this name.
     """
     if not served or model in served:
         return ""
     hint = did_you_mean(model, served)
-    note = f"served are {', '.join(served)}" + (f"; {hint}" if hint else "")
+    note = f"served models: {', '.join(served)}" + (f"; {hint}" if hint else "")
     if not could_be_target(model):
-        raise ConfigError(f"the model {model!r} is not served by the broker at {address}; {note}")
+        raise ConfigError(f"the broker at {address} does not serve the model {model!r}; {note}")
     return note

@@ -85,10 +85,12 @@ def read_job_options(values: dict[str, Any]) -> JobOptions:
     """Return the job options among the arguments of a request."""
     priority = values.get("priority")
     if priority is not None and (type(priority) is not int or not PRIORITY.admits(priority)):
-        raise JobError(f"priority is {shown(priority)}; it must be a whole number {PRIORITY.allowed}", field="priority")
+        raise JobError(
+            f"priority is {shown(priority)}, but must be a whole number {PRIORITY.allowed}", field="priority"
+        )
     tenant = values.get("tenant", "")
     if not isinstance(tenant, str) or not TENANT.admits(tenant):
-        raise JobError(f"tenant is {shown(tenant)}; it must be {TENANT.allowed}", field="tenant")
+        raise JobError(f"tenant is {shown(tenant)}, but must be {TENANT.allowed}", field="tenant")
     deadline_ms, keep_running = _milliseconds(values.get("deadline")), bool(values.get("keep_running", False))
     trace, explain = (_flag(values, name) for name in ("trace", "explain"))
     key, salt = values.get("job_key"), _salt(values.get("cache_salt"))
@@ -100,7 +102,7 @@ def _salt(salt: Any) -> str:
         return ""
     is_text = isinstance(salt, str) and salt.encode(errors="ignore").decode() == salt  # no half of a surrogate pair
     if not is_text or not salt or not CACHE_SALT.admits(salt):
-        reason = f"cache_salt is {shown(salt)}; it must be text of 1 to {CACHE_SALT.most} characters"
+        reason = f"cache_salt is {shown(salt)}, but must be text of 1 to {CACHE_SALT.most} characters"
         raise JobError(reason, field="cache_salt")
     return str(salt)
 
@@ -108,7 +110,7 @@ def _salt(salt: Any) -> str:
 def _flag(values: dict[str, Any], name: str) -> bool:
     value = values.get(name, False)
     if type(value) is not bool:
-        raise JobError(f"{name} is {shown(value)}; it must be true or false", field=name)
+        raise JobError(f"{name} is {shown(value)}, but must be true or false", field=name)
     return value
 
 
@@ -116,7 +118,7 @@ def _milliseconds(seconds: Any) -> int:
     if seconds is None:
         return 0
     if type(seconds) not in (int, float) or not math.isfinite(seconds) or not 0 < seconds * 1000 <= DEADLINE_MS.high:
-        reason = f"deadline is {shown(seconds)}; it must be a number of seconds above 0, at most a year"
+        reason = f"deadline is {shown(seconds)}, but must be a number of seconds above 0, at most a year"
         raise JobError(reason, field="deadline")
     return max(1, int(seconds * 1000))
 
@@ -183,7 +185,7 @@ def seed_used(seed: Any) -> int:
     values.
     """
     if type(seed) is not int or not LEAST_SEED <= seed <= MOST_SEED:
-        raise JobError(f"seed is {shown(seed)}; it must be a whole number from -2**63 to 2**64 - 1", field="seed")
+        raise JobError(f"seed is {shown(seed)}, but must be a whole number from -2**63 to 2**64 - 1", field="seed")
     return seed if 0 <= seed <= MAX_SEED else keyed_number(f"seed {seed}")
 
 
@@ -209,12 +211,12 @@ def _check_honoured(params: SamplingParams, speculation: Speculation, given: dic
                 raise JobError(reason, field=name)
     idle = [name for name in speculation.to_dict() if name != "mode"]
     if speculation.mode == "plain" and idle:
-        raise JobError(f"{idle[0]} is given with mode plain, in which nothing is drafted", field=idle[0])
+        raise JobError(f"{idle[0]} is given with mode plain, which has no drafts; remove one of them", field=idle[0])
 
 
 def _count(n: Any) -> int | None:
     if n is not None and (type(n) is not int or not 1 <= n <= MAX_COMPLETIONS):
-        raise JobError(f"n is {shown(n)}; it must be a whole number in [1, {MAX_COMPLETIONS}]", field="n")
+        raise JobError(f"n is {shown(n)}, but must be a whole number in [1, {MAX_COMPLETIONS}]", field="n")
     return n
 
 
@@ -222,9 +224,9 @@ def _words(words: Any) -> tuple[str, ...]:
     """Return bad words as a tuple: one text, or several."""
     listed = (words,) if isinstance(words, str) else words
     if isinstance(listed, (list, tuple)) and len(listed) > MAX_LISTED:
-        raise JobError(f"bad_words has {len(listed)} entries; it must have at most {MAX_LISTED}", field="bad_words")
+        raise JobError(f"bad_words has {len(listed)} entries, but must have at most {MAX_LISTED}", field="bad_words")
     if not isinstance(listed, (list, tuple)) or not all(isinstance(word, str) and word.strip(" ") for word in listed):
-        reason = f"bad_words is {shown(words)}; it must be a list of texts that are more than spaces"
+        reason = f"bad_words is {shown(words)}, but must be a list of texts that are more than spaces"
         raise JobError(reason, field="bad_words")
     for word in listed:
         _check_text("bad_words", word)

@@ -88,7 +88,7 @@ class PendingRequest:
     def silence(self, address: str, timeout_s: float, heard: float | None, now: float) -> tuple[str, str]:
         """Return the code and the reason for a request that is given up.
 
-        heard  the time of the broker's last message.
+        `heard` is the time of the broker's last message.
         """
         if heard is None:
             return "no_broker", no_broker(address, max(timeout_s, round(now - self.started, 1)))
@@ -212,7 +212,7 @@ class OpenRequests(dict[int | str, PendingRequest]):
     def give_up(self, address: str, timeout_s: float, heard: float | None, now: float) -> list[Event]:
         """End the requests without an answer in time.
 
-        heard  the time of the last message of the broker at `address`.
+        `heard` is the time of the last message of the broker at `address`.
 
         If the broker has been silent for that long, the requests that wait for their turn fail too. Each would wait as
         long.

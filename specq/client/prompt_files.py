@@ -58,7 +58,7 @@ class PromptLine:
         """Return the arguments of `Client.generate`; with `as_chat` a prompt becomes a user's message."""
         arguments = defaults | {"id": self.id} | self.arguments
         if is_batch(self.arguments):
-            raise JobError("a list of prompts; give each a line of its own")
+            raise JobError("a list of prompts is not supported; put each prompt on its own line")
         return _to_chat(arguments) if as_chat else arguments
 
     def job_key(self, run: str) -> str:
@@ -163,7 +163,7 @@ def run_lines(
             write(results)
     except JobError as error:
         client.leave()
-        raise JobError(f"{error}; run the same command again to go on where it stopped", error.code) from None
+        raise JobError(f"{error}; run the same command again to continue", error.code) from None
     return num_failed
 
 

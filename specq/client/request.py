@@ -46,7 +46,7 @@ def _spellings(word: str, codec: TextCodec) -> list[TokenIds]:
     """Return a word's tokens, and those of the word after a space unless they end with the first ones."""
     alone, spaced = tuple(codec.encode_part(word)), tuple(codec.encode_part(" " + word))
     if not alone:
-        raise JobError(f"bad_words has {shown(word)}, for which the tokenizer has no tokens", field="bad_words")
+        raise JobError(f"bad_words has {shown(word)}, which the tokenizer cannot encode", field="bad_words")
     return [alone] if spaced[-len(alone) :] == alone else [alone, spaced]
 
 
@@ -211,7 +211,7 @@ def _check_known(token_ids: Sequence[int], served: ServedModel) -> None:
 
 def _from_text(prompt: Any, served: ServedModel) -> tuple[str, Sequence[int]]:
     if not isinstance(prompt, str):
-        raise JobError(f"prompt is {shown(prompt)}; it must be a string")
+        raise JobError(f"prompt is {shown(prompt)}, but must be a string")
     if not prompt:
         raise JobError("the prompt is empty")
     token_ids = served.codec.encode(prompt)
@@ -221,10 +221,10 @@ def _from_text(prompt: Any, served: ServedModel) -> tuple[str, Sequence[int]]:
 
 def _from_messages(variables: Any, messages: Any, served: ServedModel) -> tuple[str, Sequence[int]]:
     if not isinstance(variables, dict) or not all(isinstance(name, str) for name in variables):
-        reason = f"{CHAT_VARIABLES} is a {type(variables).__name__}; it must be an object of the template's variables"
+        reason = f"{CHAT_VARIABLES} is a {type(variables).__name__}, but must be an object of the template's variables"
         raise JobError(reason, field=CHAT_VARIABLES)
     if "messages" in variables:
-        raise JobError(f"{CHAT_VARIABLES} has messages; they are given by themselves", field=CHAT_VARIABLES)
+        raise JobError(f"{CHAT_VARIABLES} has messages; give them as messages", field=CHAT_VARIABLES)
     text = served.codec.render_chat(messages, **variables)
     token_ids = served.codec.encode_part(text)
     _check_known(token_ids, served)
@@ -245,7 +245,7 @@ def _room(prompt_ids: Int32Array, served: ServedModel) -> int:
     limit = served.context_length
     if len(prompt_ids) >= limit:
         raise JobError(
-            f"the prompt has {len(prompt_ids)} tokens; {served.info.name} takes {limit}, the generated ones included"
+            f"the prompt has {len(prompt_ids)} tokens; {served.info.name} accepts {limit}, generated tokens included"
         )
     return limit - len(prompt_ids)
 

@@ -103,7 +103,7 @@ class ResultsFile:
             raise self._refusal(f"is the beginning of a run with other options: {change}")
 
     def _refusal(self, what: str) -> ConfigError:
-        return ConfigError(f"{self.path} {what}; go on with the same, or delete {self._beside} to begin anew")
+        return ConfigError(f"{self.path} {what}; continue with the same, or delete {self._beside} to start over")
 
     def _open(self) -> BinaryIO:
         file = self.path.open("r+b" if self._size else "wb")

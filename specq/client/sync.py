@@ -69,7 +69,7 @@ class Job(BaseJob):
         With `n`, the result of a failed completion has `error`.
         """
         if not self._ended.wait(timeout_s):
-            raise TimeoutError(f"job {self.id} runs on after {timeout_s} s")
+            raise TimeoutError(f"job {self.id} is still running after {timeout_s} s")
         return self._completions.results()
 
 

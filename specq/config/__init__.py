@@ -1,14 +1,14 @@
-"""Configuration: defaults, a TOML file, the environment and the command line become frozen sections.
+"""Configuration: merges defaults, a TOML file, the environment and the command line into frozen sections.
 
-    sections         one dataclass for each role; every key is also an option of the command
-    options          a field of a section: its default, help text, what its value may be
-    loading          reads the file and the environment, the only module that does; keys of one engine or proposer;
-                     old names of keys
+    sections         one dataclass for each role; each key is also a command-line option
+    options          a field of a section: its default, help text and allowed values
+    loading          reads the file and the environment (no other module does); engine and proposer options;
+                     renamed keys
     engine_options   options as name=value, values in JSON
-    values           addresses and trees of drafts, as people write them down
+    values           parses addresses and draft trees in text form
 
-In: a path, variables, options. Out: `Config` and its sections, or ConfigError. To add an option: one line in its
-section.
+In: a path, environment variables, options. Out: `Config` and its sections, or ConfigError. To add an option, add one
+line to its section.
 """
 
 from specq.config.engine_options import Options, parsed

@@ -1,4 +1,4 @@
-"""Options that are handed on to an engine as they are: `name=value`, the value in JSON, or else a string."""
+"""Options passed unchanged to an engine, as `name=value`. A value that is not valid JSON is a string."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ Options = tuple[str, ...]  # each name=value
 
 
 def from_table(table: Mapping[str, Any], section: str = "") -> Options:
-    """Return the options that a TOML table, that of a section, holds; ConfigError for dates and times, which JSON does
-    not have."""
+    """Return the options in a section's TOML table. Raises ConfigError for dates and times, which JSON lacks."""
     return tuple(f"{name}={_in_json(f'{section}.{name}', value)}" for name, value in table.items())
 
 
@@ -21,18 +20,20 @@ def _in_json(key: str, value: Any) -> str:
     try:
         return json.dumps(value)
     except TypeError:
-        raise ConfigError(f"{key} is or holds a date or time; such a value must be a string, in quotes") from None
+        raise ConfigError(
+            f"{key} contains a date or time, which is not supported; write it as a string, in quotes"
+        ) from None
 
 
 def parsed(options: Iterable[str]) -> dict[str, Any]:
-    """Return names and values; ConfigError for what is no name=value, and for a name that comes twice."""
+    """Return names and values. Raises ConfigError for text that is not name=value, and for a duplicate name."""
     values: dict[str, Any] = {}
     for option in options:
         name, equals, text = option.partition("=")
         if not equals or not name.isidentifier():
-            raise ConfigError(f"engine option {option!r} is not of the form name=value")
+            raise ConfigError(f"engine option {option!r} is not valid; expected name=value")
         if name in values:
-            raise ConfigError(f"engine option {name} is given twice")
+            raise ConfigError(f"engine option {name} is given twice; remove one")
         values[name] = _value(text)
     return values
 

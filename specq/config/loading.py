@@ -2,27 +2,24 @@
 
 Precedence, weakest first: the sections' defaults, the file, the environment, the command line (`override`).
 
-    SPECQ_CONFIG   the file to read where no `--config` is given
-    SPECQ_BROKER   the broker that workers and clients connect to
-    SPECQ_CACHE    where compiled kernels, fetched tokenizers, fetched and unpacked models are kept
-    SPECQ_STATE    where brokers keep their journals
+    SPECQ_CONFIG   configuration file if `--config` is not given
+    SPECQ_BROKER   broker that workers and clients connect to
+    SPECQ_CACHE    directory of compiled kernels, tokenizers, and fetched or unpacked models
+    SPECQ_STATE    directory of the brokers' journals
     NO_COLOR, TERM   whether a terminal gets colours
 
 Rule: this is the only module that reads the environment (`specq.runtime.usage` and the vllm engine write to it).
 
-Old names of keys, which users may still have in files and in commands: each is an alias for one version, with a
-warning.
+Renamed keys: files and commands may still use the old name for one version, with a warning. To rename a key, change it
+in its section and add a line to `RENAMED`. Remove the line one version later.
 
-To rename a key: change it in its section and add a line to `RENAMED`; remove the line one version later.
+Arguments: `specq up` converts sections to command-line arguments for the processes that it starts.
 
-Sections as the arguments of a command, and back: what `specq up` hands to the processes that it starts.
-
-Options of one engine or proposer: keys of its own, declared beside it, in a section of their own.
-
-`[target]` holds what all engines share, `[target.NAME]` what only the engine NAME knows (and `[draft.NAME]` a
-proposer). The configuration does not know their names: it keeps such tables as they are until one is chosen. On the
-command line the same keys are `--engine-option name=value`, or options of their own for what comes with specq; the
-command line wins.
+Engine and proposer options: `[target]` holds the options that all engines share. `[target.NAME]` holds the options of
+the engine NAME, and `[draft.NAME]` those of the proposer NAME. Each is declared beside its engine or proposer. This
+module does not know their names: it keeps such tables unchanged until one is chosen. On the command line the same keys
+are `--engine-option name=value`. Engines and proposers that ship with specq also have separate options. The command
+line wins.
 """
 
 from __future__ import annotations
@@ -53,13 +50,13 @@ from specq.protocol import ConfigError, did_you_mean, known_names
 
 RENAMED: Mapping[str, Mapping[str, str]] = {  # section, or section of an engine or proposer: old name: new name
     "target": {"backup": "prompt_lookup"},  # since wire version 2
-    "draft": {"law_size": "distribution_size"},  # likewise
-    "target.vllm": {"tensor_parallel": "tensor_parallel_size"},  # `specq bench gpu` had it as --tensor-parallel
+    "draft": {"law_size": "distribution_size"},  # since wire version 2
+    "target.vllm": {"tensor_parallel": "tensor_parallel_size"},  # the former --tensor-parallel of `specq bench gpu`
 }
 
 
 def with_new_names(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a section under their new names; warns of old ones.
+    """Return the values of a section under their new names, with a warning for each old name.
 
     Raises ConfigError for a key that is given under both names.
     """
@@ -67,9 +64,11 @@ def with_new_names(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     for old in names.keys() & values.keys():
         new = names[old]
         if new in values:
-            raise ConfigError(f"{section}.{old} and {section}.{new} are both given; {old} is the old name of {new}")
+            raise ConfigError(
+                f"{section}.{old} and {section}.{new} are both given; remove {old}, the old name of {new}"
+            )
         warnings.warn(
-            f"{section}.{old} is now {section}.{new}; the next version does not know the old name",
+            f"{section}.{old} is now {section}.{new}; the next version does not accept the old name",
             FutureWarning,
             stacklevel=2,
         )
@@ -77,7 +76,7 @@ def with_new_names(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_arguments(section: Section) -> list[str]:
-    """Return the options that make this section of the defaults: what `section_options` reads back."""
+    """Return the command-line options that turn the defaults into this section (see `section_options`)."""
     arguments = []
     for f in fields(section):
         value, flag = getattr(section, f.name), f.name.replace("_", "-")
@@ -95,11 +94,11 @@ def to_arguments(section: Section) -> list[str]:
 
 
 def of_one(flag: str) -> str:
-    """Return the flag of a key that holds several values, of which each is given by itself."""
+    """Return the flag for one value of a key that holds several values."""
     return flag.removesuffix("s")
 
 
-# Keys that were in the section itself, and whose they are. To be dropped with the next version.
+# Keys that moved from the section to that of an engine. Remove in the next version.
 MOVED = {
     "target": {
         "helper_cores": "torch",
@@ -111,18 +110,23 @@ MOVED = {
 
 @dataclass(frozen=True, slots=True)
 class OwnOptions(Section):
-    """Base of the options of an engine or proposer: a frozen dataclass whose fields are made by `option`. One with a
-    field `further` takes names that it does not know, too."""
+    """Base of the options of an engine or proposer: a frozen dataclass with fields made by `option`.
 
-    LABEL = "options"  # how messages call it
+    A class with a field `further` also accepts unknown names.
+    """
+
+    LABEL = "options"  # the name in messages
 
     def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments that the engine or proposer is made with."""
+        """Return the keyword arguments for the engine or proposer."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def options_of(config: TargetConfig | DraftConfig) -> dict[str, Any]:
-    """Return the options of what is chosen, under their new names: from its section of a file, and the command line."""
+    """Return the options of the chosen engine or proposer, under their new names.
+
+    They come from its section of the file and from the command line.
+    """
     section = f"{section_name(type(config))}.{chosen(config)}"
     in_file, further = dict(config.own).get(chosen(config), ()), config.engine_options
     return with_new_names(section, engine_options.parsed(in_file)) | with_new_names(
@@ -131,19 +135,21 @@ def options_of(config: TargetConfig | DraftConfig) -> dict[str, Any]:
 
 
 def own_options(config: TargetConfig | DraftConfig, kind: type[OwnOptions], known: Collection[str]) -> OwnOptions:
-    """Return the checked options of what is chosen; `known`: all names that could have a section."""
+    """Return the checked options of the chosen engine or proposer; `known`: all names that may have a section."""
     for name, _ in config.own:
         if name not in known:
             section = section_name(type(config))
             hint = did_you_mean(name, known)
-            end = f"{hint}{' ' if hint else ''}sections are known for {', '.join(sorted(known))}"
+            end = f"{hint}{' ' if hint else ''}valid sections: {', '.join(sorted(known))}"
             raise ConfigError(f"unknown key {section}.{name}; {end}")
     return read_own(kind, options_of(config), chosen(config))
 
 
 def read_own(kind: type[OwnOptions], values: Mapping[str, Any], name: str = "") -> OwnOptions:
-    """Return checked options; ConfigError for a name that is unknown, and for a value that is not allowed. `name`: of
-    the engine or proposer, for one that has none of its own."""
+    """Return checked options. Raises ConfigError for an unknown name and for an invalid value.
+
+    `name` is that of the engine or proposer, used in messages if it has no options.
+    """
     names = kinds(kind)
     further = {name: value for name, value in values.items() if name not in names}
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names}
@@ -155,16 +161,16 @@ def read_own(kind: type[OwnOptions], values: Mapping[str, Any], name: str = "") 
 
 
 def chosen(config: TargetConfig | DraftConfig) -> str:
-    """Return the name of the engine or proposer that is chosen."""
+    """Return the name of the chosen engine or proposer."""
     return config.engine if isinstance(config, TargetConfig) else config.proposer
 
 
 def gather_own(
     section: str, values: Mapping[str, Any], known: Collection[str], default: str
 ) -> tuple[dict[str, Any], Tables]:
-    """Return a file's values without the sections of engines or proposers and keys at former places, and those.
+    """Split a file's section into its own values and the tables of engines or proposers.
 
-    `default`: who is chosen if the file does not say.
+    Keys at former places go to their new tables. `default`: the engine or proposer if the file names none.
     """
     tables: dict[str, dict[str, Any]] = {}
     kept: dict[str, Any] = {}
@@ -185,24 +191,24 @@ def gather_own(
 
 
 def _note_move(old: str, new: str) -> None:
-    warnings.warn(f"{old} is now {new}; the old place goes with the next version", FutureWarning, stacklevel=2)
+    warnings.warn(f"{old} is now {new}; the next version does not accept the old place", FutureWarning, stacklevel=2)
 
 
 def _table(key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{key} is {value!r}; it must be a table of options")
+        raise ConfigError(f"{key} is {value!r}; expected a table of options")
     return value
 
 
 def _add(tables: dict[str, dict[str, Any]], section: str, name: str, values: Mapping[str, Any]) -> None:
     table = tables.setdefault(name, {})
     for key in table.keys() & values.keys():
-        raise ConfigError(f"{section}.{name}.{key} is given twice")
+        raise ConfigError(f"{section}.{name}.{key} is given twice; remove one")
     table.update(values)
 
 
 def with_own(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return a command's values with those of `names` among its engine options; None means not given."""
+    """Return a command's values, with those of `names` moved to its engine options. None means not given."""
     own = {name: value for name, value in given.items() if name in names and value is not None}
     kept = {name: value for name, value in given.items() if name not in names}
     if own:
@@ -212,16 +218,16 @@ def with_own(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]
 
 
 S = TypeVar("S", bound=Section)
-ALIKE = 0.65  # of an unknown key and a known one: "engine", which [draft] lacks, is not meant for "engine_options"
+ALIKE = 0.65  # least similarity for a hint; [draft] lacks "engine", and "engine_options" is not a useful hint
 
 
 def load(path: str | Path | None = None) -> Config:
-    """Read a TOML file (`path`, else SPECQ_CONFIG, else none); raises ConfigError that names the file and the key."""
+    """Read a TOML file (`path`, else SPECQ_CONFIG, else none). Raises ConfigError that names the file and key."""
     path = path or os.environ.get("SPECQ_CONFIG") or None
     try:
         return _load(path)
     except RecursionError:
-        raise ConfigError(f"{path} is no configuration: its lists or tables are nested hundreds deep") from None
+        raise ConfigError(f"{path} is not a valid configuration: its lists or tables are nested too deeply") from None
 
 
 def _load(path: str | Path | None) -> Config:
@@ -235,7 +241,7 @@ def _load(path: str | Path | None) -> Config:
 
 
 def override(section: S, **cli_values: Any) -> S:
-    """Return the section with the values that were given on the command line; None means not given."""
+    """Return the section with the values of the command line applied. None means not given."""
     given = {name: value for name, value in cli_values.items() if value is not None}
     given = with_new_names(section_name(type(section)), given)
     _refuse_unknown(f"option of {section_name(type(section))} ", given, kinds(type(section)))
@@ -243,21 +249,21 @@ def override(section: S, **cli_values: Any) -> S:
 
 
 def cache_dir() -> Path:
-    """Return the directory for what can be made again: SPECQ_CACHE, or specq/ in the user's cache."""
+    """Return the directory for data that can be recreated: SPECQ_CACHE, or specq/ in the user's cache."""
     own = os.environ.get("SPECQ_CACHE")
     shared = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(own) if own else Path(shared) / "specq"
 
 
 def state_dir() -> Path:
-    """Return the directory for what must not be lost: SPECQ_STATE, or specq/ in the user's state."""
+    """Return the directory for persistent data: SPECQ_STATE, or specq/ in the user's state directory."""
     own = os.environ.get("SPECQ_STATE")
     shared = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(own) if own else Path(shared) / "specq"
 
 
 def journal_address(config: BrokerConfig) -> str:
-    """Return where a broker's journal is: a path, or KIND://...; empty for a broker that keeps none.
+    """Return a broker's journal: a path, KIND://URL, or "" for none.
 
     A broker that binds any free port has a journal only if the configuration names one.
     """
@@ -270,12 +276,12 @@ def journal_address(config: BrokerConfig) -> str:
 
 
 def wants_colours() -> bool:
-    """Tell whether text on a terminal may have colours (https://no-color.org)."""
+    """Return whether text on a terminal may have colours (https://no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def environment_of_children() -> dict[str, str]:
-    """Return the environment for processes that get all of their configuration on the command line."""
+    """Return the environment for processes that receive their configuration on the command line."""
     return {name: value for name, value in os.environ.items() if name not in ("SPECQ_CONFIG", "SPECQ_BROKER")}
 
 
@@ -290,7 +296,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _section(name: str, values: Any) -> Section:
     if not isinstance(values, dict):
-        raise ConfigError(f"{name} is {values!r}; it must be a section, [{name}]")
+        raise ConfigError(f"{name} is {values!r}; expected a section, [{name}]")
     cls, values = SECTIONS[name], with_new_names(name, values)
     known = {key: kind for key, kind in kinds(cls).items() if kind != Tables}
     own: Tables = ()

@@ -1,4 +1,4 @@
-"""Options: the fields of a section, each with its default, its help text and what its value may be."""
+"""Options: the fields of a section, each with a default, a help text and the allowed values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MAX_COUNT = 2**31 - 1
 
 T = TypeVar("T")
 Cores = tuple[int, ...]
-Texts = NewType("Texts", tuple[str, ...])  # of a file: a list; on the command line each by itself
-Tables = tuple[tuple[str, Options], ...]  # of a file: the options in the section of each engine or proposer
+Texts = NewType("Texts", tuple[str, ...])  # a list in a file; a repeated option on the command line
+Tables = tuple[tuple[str, Options], ...]  # from a file: the options in the section of each engine or proposer
 
 
 def option(
@@ -28,21 +28,21 @@ def option(
     *,
     is_hidden: bool = False,
 ) -> T:
-    """Return a field with its help text, the range of its numbers or the choice of its words.
+    """Return a dataclass field with its help text, the range of its numbers or its choices.
 
-    `check` raises ConfigError for a value that is not allowed for another reason; it gets the key and the value.
+    `check` receives the key and the value. It raises ConfigError for a value that breaks another rule.
     """
     limits = {"low": low, "high": high, "choices": choices, "check": check}
     return field(default=default, metadata={"help": text, "is_hidden": is_hidden} | limits)
 
 
 def hidden() -> tuple[Any, ...]:
-    """Return an empty field that is no option of the command line."""
+    """Return an empty field that the command line does not show."""
     return option((), "", is_hidden=True)
 
 
 def check_type(key: str, value: object, kind: Any) -> None:
-    """Raise ConfigError unless the value has its key's type; whole numbers do for fractions."""
+    """Raise ConfigError unless the value has the type `kind`. An int is accepted for a float."""
     if kind == Cores:
         right = isinstance(value, tuple) and all(type(v) is int for v in value)
     elif kind is Texts:
@@ -60,17 +60,16 @@ def check_type(key: str, value: object, kind: Any) -> None:
                 "options", Texts: "a list of strings"
         }  # fmt: skip
         shown = list(value) if isinstance(value, tuple) else value
-        raise ConfigError(f"{key} is {shown!r}; it must be {wanted.get(kind, 'a list of CPU ids')}")
+        raise ConfigError(f"{key} is {shown!r}, but must be {wanted.get(kind, 'a list of CPU ids')}")
 
 
 def check_limits(key: str, value: object, metadata: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless a number lies in its key's range (NaN does not), a word is a choice, and `check`
-    passes."""
+    """Raise ConfigError for a number out of range (NaN included), an unknown choice, or a failed `check`."""
     low, high, choices, check = (metadata[name] for name in ("low", "high", "choices", "check"))
     numbers = value if isinstance(value, tuple) else (value,)
     if not all(low <= v <= high for v in numbers if isinstance(v, (int, float))):
-        raise ConfigError(f"{key} is {value!r}; it must be from {low} to {high}")
+        raise ConfigError(f"{key} is {value!r}, but must be from {low} to {high}")
     if choices and value not in choices:
-        raise ConfigError(f"{key} is {value!r}; it must be one of {', '.join(choices)}")
+        raise ConfigError(f"{key} is {value!r}, but must be one of {', '.join(choices)}")
     if check:
         check(key, value)

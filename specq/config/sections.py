@@ -1,8 +1,10 @@
-"""The sections of a configuration: frozen dataclasses, one for each role; a constructor takes its own section, not the
-whole.
+"""The sections of a configuration: one frozen dataclass for each role.
 
-A value is checked when a section is made, wherever it came from. To add an option: one line in its section; file,
-checks and command line follow.
+Rule: a constructor takes its own section, not the whole configuration.
+
+A section checks its values when it is created, from any origin. To add an option, add one line to its section.
+The file format, the checks and the command line follow from it. The help text states what the option does, its unit and
+its special values. `--help` appends the default, unless it is empty.
 """
 
 from __future__ import annotations
@@ -28,66 +30,69 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def _broker() -> str:
-    return option(DEFAULT_BROKER, "address of the broker to connect to", check=check_connect)
+    return option(DEFAULT_BROKER, "Address of the broker to connect to.", check=check_connect)
 
 
 def _keys() -> str:
-    return option("", "directory of CURVE keys (specq keys), or DIRECTORY/NAME of one's own; empty: no encryption")
+    return option("", "Directory of CURVE keys (`specq keys`), or DIRECTORY/NAME for one key. Default: no encryption.")
 
 
 def _insecure() -> bool:
-    return option(default=False, text="listen beyond this machine without keys")
+    return option(default=False, text="Allow listening on non-local addresses without keys.")
 
 
 def _drain() -> float:
-    return option(5.0, "seconds that what runs may take to end or to go elsewhere, after SIGTERM", high=86_400)
+    return option(5.0, "Time after SIGTERM for running jobs to finish or move, in seconds.", high=86_400)
 
 
 def _name() -> str:
-    return option("", "how it is called in logs and statistics; empty: made from role and process id")
+    return option("", "Name in logs and statistics. Default: the role and the process id.")
 
 
 def _progress() -> bool:
-    return option(default=False, text="say what is loaded and measured before the worker is ready")
+    return option(default=False, text="Print progress while the worker loads and measures.")
 
 
 def _model() -> str:
     return option(
-        "", "a name of `specq models`, a directory in Hugging Face layout, a GGUF file, or a hub name; empty: smollm2"
+        "",
+        "Model: a name from `specq models`, a Hugging Face directory, a GGUF file, or a hub name. Default: smollm2.",
     )
 
 
 def _vocabulary() -> str:
     return option(
         "same",
-        "of a draft model with another tokenizer than the target's: same: it is refused; shared: only tokens that "
-        "both have are drafted; text: its drafts are turned into text, and that into tokens of the target",
+        "How to use a draft model with a different tokenizer. `same`: refuse it. `shared`: draft only tokens that "
+        "both vocabularies have. `text`: decode drafts to text, then encode the text for the target.",
         choices=VOCABULARIES,
     )
 
 
 def _device() -> str:
-    return option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
+    return option("auto", "Device to compute on: cpu, cuda, cuda:1 or mps. `auto`: a GPU if present.")
 
 
 def _dtype() -> str:
-    return option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
+    return option(
+        "auto", "Number format of the weights. `auto`: float32 on a CPU, else the checkpoint's.", choices=DTYPES
+    )
 
 
 def _kv_slots() -> int:
-    return option(0, "tokens that the KV memory holds; 0: chosen by what runs the model")
+    return option(0, "Capacity of the KV cache, in tokens. 0: the engine chooses.")
 
 
 def _engine_options() -> Options:
-    return option((), "further options of what runs the model, name=value; vLLM: arguments of EngineArgs")
+    return option((), "Further engine option, as name=value. For vLLM: an argument of EngineArgs. Repeatable.")
 
 
 def _cores() -> Cores:
-    return option((), "CPU ids to stay on, as in 0,2-3; none: anywhere")
+    return option((), "CPU cores to pin to, e.g. 0,2-3. Default: not pinned.")
 
 
 def _threads() -> int:
-    return option(0, "compute threads; 0: as many as the cores given, else as the library likes", high=4096)
+    return option(0, "Number of compute threads. 0: one per pinned core, or the library's default.", high=4096)
 
 
 def _check_slowdown(key: str, value: float) -> None:
@@ -100,7 +105,7 @@ def _check_slowdown(key: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Base of the sections: checks every value's type and range, and what else its option says."""
+    """Base of the sections. Checks each value's type, range and the further rules of its option."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -113,30 +118,39 @@ class Section:
 class BrokerConfig(Section):
     """The broker."""
 
-    bind: str = option(DEFAULT_BROKER, "address to listen on")
-    heartbeat_ms: int = option(500, "how often workers shall beat", low=10, high=60_000)
-    liveness_ms: int = option(3000, "silence after which a worker is taken for dead", low=20, high=600_000)
-    max_jobs: int = option(10_000, "jobs that may wait or run at a time", low=1)
-    drafters_per_job: int = option(2, "draft workers at most for one job, no two of the same model", high=8)
+    bind: str = option(DEFAULT_BROKER, "Address to listen on.")
+    heartbeat_ms: int = option(500, "Interval between worker heartbeats, in ms.", low=10, high=60_000)
+    liveness_ms: int = option(
+        3000, "Declare a worker dead after this long without a heartbeat, in ms.", low=20, high=600_000
+    )
+    max_jobs: int = option(10_000, "Maximum number of jobs that wait or run at the same time.", low=1)
+    drafters_per_job: int = option(2, "Maximum number of draft workers per job, each with a different model.", high=8)
     journal: str = option(
         "",
-        "file that outlives the broker, or KIND://...; none: memory only; empty: one for each address, in SPECQ_STATE",
+        "Journal file or KIND://URL. `none`: keep jobs in memory only. Default: one file per broker address, in "
+        "SPECQ_STATE.",
     )
-    durability: str = option("full", "full: survives loss of power; process: only of the process", choices=DURABILITIES)
-    keep_hours: float = option(168.0, "how long results are kept", low=0.0, high=1e6)
+    durability: str = option(
+        "full",
+        "What accepted jobs survive. `full`: a power failure. `process`: only the end of the process.",
+        choices=DURABILITIES,
+    )
+    keep_hours: float = option(168.0, "How long to keep results, in hours.", low=0.0, high=1e6)
     keep_mb: int = option(
-        1024, "megabytes that the journal takes at most; the oldest results go, then no new jobs are taken", high=2**40
+        1024,
+        "Maximum size of the journal, in MB. When full, delete the oldest results, then refuse new jobs.",
+        high=2**40,
     )
     traced_jobs: int = option(
-        2, "jobs at a time that specq trace shows in every process though they did not ask for it", high=1024
+        2, "Number of jobs at a time to trace in all processes without a request (`specq trace`).", high=1024
     )
     weights_wait_seconds: float = option(
         600.0,
-        "how long a job waits for its model's weights when no verifier has them, then fails; 0: for ever",
+        "Fail a job after this long without a verifier that has its model's weights, in seconds. 0: never.",
         high=1e9,
     )
     take_over: bool = option(
-        default=False, text="take the journal from a broker that hangs; that one stops when it wakes"
+        default=False, text="Take over the journal of a broker that hangs. The old broker exits when it resumes."
     )
     drain_seconds: float = _drain()
     cores: Cores = _cores()
@@ -148,7 +162,7 @@ class BrokerConfig(Section):
         _check_bind(self)
         if self.liveness_ms < 2 * self.heartbeat_ms:
             raise ConfigError(
-                f"broker.liveness_ms is {self.liveness_ms}; it must be at least twice heartbeat_ms "
+                f"broker.liveness_ms is {self.liveness_ms}, but must be at least twice heartbeat_ms "
                 f"({self.heartbeat_ms})"
             )
 
@@ -159,11 +173,11 @@ class TargetConfig(Section):
 
     broker: str = _broker()
     model: str = _model()
-    engine: str = option("torch", "what runs the model")
+    engine: str = option("torch", "Engine that runs the model.")
     name: str = _name()
     progress: bool = _progress()
-    bind: str = option("tcp://127.0.0.1:*", "address to listen on for the broker; port *: any free one")
-    advertise: str = option("", "address the broker shall connect to; empty: the one bound")
+    bind: str = option("tcp://127.0.0.1:*", "Address to listen on for the broker. Port *: any free port.")
+    advertise: str = option("", "Address where the broker connects to this verifier. Default: the bound address.")
     device: str = _device()
     dtype: str = _dtype()
     threads: int = _threads()
@@ -171,60 +185,66 @@ class TargetConfig(Section):
     kv_slots: int = _kv_slots()
     engine_options: Options = _engine_options()
     own: Tables = hidden()
-    max_sessions: int = option(64, "sessions in flight", low=1, high=65_536)
-    max_step_rows: int = option(512, "most rows (tokens and draft nodes) in one forward pass", low=1, high=65_536)
+    max_sessions: int = option(64, "Maximum number of sessions in flight.", low=1, high=65_536)
+    max_step_rows: int = option(512, "Maximum rows (tokens and draft nodes) in one forward pass.", low=1, high=65_536)
     max_prefill_slowdown: float = option(
         1.8,
-        "how many times as long a step may become by the prompts that it computes beside sessions that generate; at "
-        "least 1; 0: no limit",
+        "Maximum slowdown of a decode step by prefill rows, as a factor of at least 1. 0: no limit.",
         high=1e6,
         check=_check_slowdown,
     )
     max_prefill_rows: int = option(
         0,
-        "most rows of a forward pass that computes prompts, if more than max_step_rows; 0: what suits the engine",
+        "Maximum rows of a forward pass with prefill, if larger than max_step_rows. 0: the engine chooses.",
         high=65_536,
     )
     trust_drafts: bool = option(
-        default=True, text="believe what drafters say their tokens were sampled from; else judge each as a point mass"
+        default=True,
+        text="Use the draft distributions sent by drafters. If off, each draft token counts as deterministic.",
     )
     prompt_lookup: str = option(
         "suffix",
-        "what drafts from texts that are there: suffix (what a text repeats) or none",
+        "Draft from earlier text: `suffix` (suffix decoding) or `none`.",
         choices=("suffix", "none"),
     )
     shared_tokens: int = option(
         0,
-        "tokens of ended jobs from which later jobs of the same key are drafted for, of all keys; 0: none",
+        "Tokens of finished jobs to keep, in total, for drafting later jobs of the same key. 0: keep none.",
         high=10**9,
     )
     lookahead: bool = option(
-        default=False, text="also draft n-grams that the target gives in further rows of its steps (lookahead decoding)"
+        default=False,
+        text="Also draft n-grams that the target produces in spare rows of its steps (lookahead decoding).",
     )
-    lookahead_window: int = option(15, "its columns at most (W); fewer where their rows are not free", low=1, high=256)
-    lookahead_ngram: int = option(5, "tokens of its n-grams (N); a column has one row less", low=2, high=32)
-    lookahead_guesses: int = option(0, "n-grams that it drafts at most (G); 0: as many as there are columns", high=256)
+    lookahead_window: int = option(
+        15, "Maximum lookahead window width W. Reduced when extra rows would slow the step.", low=1, high=256
+    )
+    lookahead_ngram: int = option(
+        5, "Lookahead n-gram length N, in tokens. Each window column adds N-1 rows to a step.", low=2, high=32
+    )
+    lookahead_guesses: int = option(
+        0, "Maximum number of lookahead n-grams G to draft per step. 0: the window width.", high=256
+    )
     drafts: str = option(
         "measured",
-        "measured: drafters, lookups and draft_model are used where they raise tokens a second; always: they are used "
-        "anyway",
+        "When to use drafts. `measured`: when they raise tokens per second. `always`: in every step.",
         choices=("measured", "always"),
     )
-    draft_model: str = option("", "a draft model that drafts in this process, on the same device; empty: none")
+    draft_model: str = option("", "Draft model to run in this process, on the same device. Default: none.")
     vocabulary: str = _vocabulary()
     heads: str = option(
         "",
-        "Medusa heads, or an EAGLE-3 head, that draft in this process from the target's hidden states: a directory, or "
-        "a name of `specq models`; empty: none",
+        "Medusa heads or an EAGLE-3 head to draft with in this process: a directory or a name from `specq models`. "
+        "Default: none.",
     )
     heads_tree: str = option(
         "",
-        "the tree that heads draft, as paths of ranks or a file of them; empty: best first, by their probabilities",
+        "Tree for the heads to draft, as paths of ranks or a file of them. Default: best first by probability.",
     )
-    fan_out: int = option(3, "children at each level that this process drafts, for few sessions", low=1, high=8)
-    chain: int = option(8, "most levels that this process drafts for a step", low=1, high=32)
+    fan_out: int = option(3, "Children per tree level that this process drafts, with few sessions.", low=1, high=8)
+    chain: int = option(8, "Maximum tree levels that this process drafts per step.", low=1, high=32)
     drain_seconds: float = _drain()
-    verbose: bool = option(default=False, text="log each drafted node with what was decided, and all else (debug)")
+    verbose: bool = option(default=False, text="Log each draft node with its verdict, and all debug events.")
     keys: str = _keys()
     insecure: bool = _insecure()
 
@@ -235,11 +255,11 @@ class TargetConfig(Section):
             check_connect("target.advertise", self.advertise)
         elif read_address("target.bind", self.bind).is_wildcard:
             raise ConfigError(
-                f"target.bind is {self.bind}, which is not an address to connect to; set advertise to one"
+                f"target.bind is {self.bind}, a wildcard that the broker cannot connect to; set target.advertise"
             )
         if self.heads_tree and not self.heads:
             raise ConfigError(
-                "target.heads_tree is given without target.heads; name the heads that shall draft such trees"
+                "target.heads_tree needs target.heads; set target.heads to the heads that draft this tree"
             )
 
 
@@ -249,16 +269,16 @@ class DraftConfig(Section):
 
     broker: str = _broker()
     model: str = _model()
-    proposer: str = option("draft-model", "what makes the drafts")
+    proposer: str = option("draft-model", "Proposer that makes the drafts.")
     heads: str = option(
         "",
-        "Medusa heads of its model, with which it decodes: the same drafts in fewer passes; a directory; empty: none",
+        "Directory of Medusa heads for the draft model: same drafts in fewer passes. Default: none.",
     )
     vocabulary: str = _vocabulary()
     target: str = option(
         "",
-        "the target, named as `model`: vocabulary shared and text need its tokenizer, proposer eagle3 its sizes and "
-        "its embedding; empty: unknown",
+        "Target model, named as in `model`. Needed for its tokenizer (vocabulary shared or text) and for its sizes and "
+        "embedding (proposer eagle3). Default: unknown.",
     )
     keys: str = _keys()
     name: str = _name()
@@ -270,30 +290,30 @@ class DraftConfig(Section):
     kv_slots: int = _kv_slots()
     engine_options: Options = _engine_options()
     own: Tables = hidden()
-    width: int = option(8, "nodes expanded in one pass; chains: two, or one a session", low=1, high=1024)
-    fan_out: int = option(3, "children of an expanded node", low=1, high=64)
-    max_ahead: int = option(32, "most tokens drafted ahead of what is committed", low=1, high=1024)
-    chain: int = option(6, "levels drafted in one call, on a GPU", low=1, high=32)
+    width: int = option(
+        8, "Maximum nodes to expand in one pass. With chains: two, or one per session.", low=1, high=1024
+    )
+    fan_out: int = option(3, "Children per expanded node.", low=1, high=64)
+    max_ahead: int = option(32, "Maximum number of tokens to draft ahead of the committed text.", low=1, high=1024)
+    chain: int = option(6, "Tree levels to draft in one call, on a GPU.", low=1, high=32)
     distribution_size: int = option(
-        32, "tokens of a draft distribution that travels with drafts under probabilistic", low=1, high=1024
+        32, "Tokens per draft distribution to send with each draft, for strategy probabilistic.", low=1, high=1024
     )
-    nice: int = option(
-        19, "added to the process's niceness once it is ready; 19: run only where nothing else wants to", high=19
-    )
+    nice: int = option(19, "Value to add to the niceness of the ready process. 19: run only on idle cores.", high=19)
 
 
 @dataclass(frozen=True, slots=True)
 class UpConfig(Section):
-    """What `specq up` starts."""
+    """The processes that `specq up` starts."""
 
-    targets: int = option(1, "target verifiers to start", low=1, high=256)
+    targets: int = option(1, "Number of verifiers to start.", low=1, high=256)
     drafters: int = option(
         AUTO_DRAFTERS,
-        "draft workers to start; -1: who drafts where is chosen for this machine",
+        "Number of draft workers to start. -1: choose automatically for this machine.",
         low=AUTO_DRAFTERS,
         high=1024,
     )
-    serve: bool = option(default=False, text="also serve OpenAI's HTTP API (section serve)")
+    serve: bool = option(default=False, text="Also start the OpenAI-compatible HTTP gateway (section `serve`).")
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +322,7 @@ class ClientConfig(Section):
 
     broker: str = _broker()
     keys: str = _keys()
-    timeout_s: float = option(10.0, "seconds to wait for the broker to answer", low=0.001, high=86_400)
+    timeout_s: float = option(10.0, "Time to wait for a reply of the broker, in seconds.", low=0.001, high=86_400)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,28 +331,32 @@ class ServeConfig(Section):
 
     broker: str = _broker()
     keys: str = _keys()
-    bind: str = option("tcp://127.0.0.1:8000", "address to listen on for HTTP")
-    api_keys: str = option("", "file of API keys (specq keys api); empty: everyone may ask")
-    tls_cert: str = option("", "certificate file, PEM; empty: no TLS")
-    tls_key: str = option("", "its private key, PEM")
-    hosts: str = option("", "names by which clients may call it, separated by commas, besides localhost and addresses")
+    bind: str = option("tcp://127.0.0.1:8000", "Address to listen on for HTTP.")
+    api_keys: str = option("", "File of API keys (`specq keys api`). Default: no authentication.")
+    tls_cert: str = option("", "TLS certificate file, in PEM format. Default: no TLS.")
+    tls_key: str = option("", "Private key file of the TLS certificate, in PEM format. Required with `tls_cert`.")
+    hosts: str = option("", "Allowed Host header values, separated by commas. Default: only localhost and addresses.")
     cors_origins: Texts = option(
         Texts(()),
-        "origin (https://chat.example.org) whose pages may ask from a browser; * for all; may be repeated; none: no "
-        "page but the gateway's own",
+        "Origin (https://chat.example.org) whose web pages may send requests; * allows all. Repeatable. Default: only "
+        "the gateway's own page.",
         check=check_origins,
     )
-    insecure: bool = option(default=False, text="listen beyond this machine without API keys or without TLS")
-    timeout_s: float = option(10.0, "silence of the broker after which requests fail", low=0.001, high=86_400)
-    total_seconds: float = option(3600.0, "most seconds that a request may take in all", low=0.001, high=86_400)
-    idle_seconds: float = option(60.0, "seconds that a connection may be idle between requests", low=1, high=86_400)
-    header_seconds: float = option(10.0, "seconds that a client may take for its headers", low=0.001, high=86_400)
-    body_seconds: float = option(30.0, "seconds that a client may take for its body", low=0.001, high=86_400)
-    body_kb: int = option(1024, "kilobytes that a body may have", low=1, high=1_048_576)
-    header_kb: int = option(32, "kilobytes that the headers may have", low=1, high=1024)
-    connections: int = option(4096, "connections at a time", low=1, high=65_536)
+    insecure: bool = option(default=False, text="Allow listening on non-local addresses without API keys or TLS.")
+    timeout_s: float = option(
+        10.0, "Fail a request after this long without a reply of the broker, in seconds.", low=0.001, high=86_400
+    )
+    total_seconds: float = option(3600.0, "Maximum total time of a request, in seconds.", low=0.001, high=86_400)
+    idle_seconds: float = option(
+        60.0, "Close a connection after this long without a request, in seconds.", low=1, high=86_400
+    )
+    header_seconds: float = option(10.0, "Maximum time to receive the headers, in seconds.", low=0.001, high=86_400)
+    body_seconds: float = option(30.0, "Maximum time to receive the body, in seconds.", low=0.001, high=86_400)
+    body_kb: int = option(1024, "Maximum size of a request body, in KB.", low=1, high=1_048_576)
+    header_kb: int = option(32, "Maximum size of the request headers, in KB.", low=1, high=1024)
+    connections: int = option(4096, "Maximum number of open connections.", low=1, high=65_536)
     requests_per_key: int = option(
-        1024, "requests of one API key at a time (of all callers where there are no keys)", low=1
+        1024, "Maximum concurrent requests per API key, or of all clients without keys.", low=1
     )
     drain_seconds: float = _drain()
     cores: Cores = _cores()
@@ -343,25 +367,25 @@ class ServeConfig(Section):
 
 
 def _check_http(section: ServeConfig) -> None:
-    """Raise ConfigError for an address that HTTP cannot use, or that others reach without keys and TLS."""
+    """Raise ConfigError for a non-HTTP address, or a non-local address without API keys and TLS."""
     bind = read_address("serve.bind", section.bind)
     if not bind.is_tcp:
-        raise ConfigError(f"serve.bind is {section.bind}; HTTP takes tcp://HOST:PORT")
+        raise ConfigError(f"serve.bind is {section.bind}; expected tcp://HOST:PORT")
     if bool(section.tls_cert) != bool(section.tls_key):
-        raise ConfigError("serve.tls_cert and serve.tls_key go together; give both or neither")
+        raise ConfigError("serve.tls_cert and serve.tls_key must be set together; give both or neither")
     missing = [name for name in ("api_keys", "tls_cert") if not getattr(section, name)]
     if missing and not section.insecure and not bind.is_local:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise ConfigError(
-            f"serve.bind is {section.bind}, which others can reach: give {flags} (docs/http-api.md), bind 127.0.0.1, "
-            f"or allow it with --insecure of specq serve, or `insecure = true` in [serve] of a --config, which specq "
-            f"up reads too"
+            f"serve.bind is {section.bind}, which other machines can reach: give {flags} (docs/http-api.md), bind "
+            f"127.0.0.1, or allow it: --insecure for specq serve, or `insecure = true` under [serve] in a --config "
+            f"file for specq up"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All sections: what one file holds."""
+    """All sections of one configuration file."""
 
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
@@ -376,7 +400,7 @@ SECTIONS: dict[str, type[Section]] = dict(zip(Config.__dataclass_fields__, _ALL,
 
 
 def section_name(section: type[Section]) -> str:
-    """Return the name that a section has in files."""
+    """Return the section's name in a TOML file."""
     return next((name for name, cls in SECTIONS.items() if cls is section), getattr(section, "LABEL", section.__name__))
 
 
@@ -392,6 +416,6 @@ def _hints(section: Any) -> dict[str, Any]:
 
 
 def _check_bind(section: BrokerConfig | TargetConfig) -> None:
-    """Raise ConfigError unless the section may listen at its address."""
+    """Raise ConfigError unless the section is allowed to listen on its address."""
     key = f"{section_name(type(section))}.bind"
     check_bind(key, section.bind, insecure=section.insecure or bool(section.keys))

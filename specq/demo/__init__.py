@@ -42,7 +42,7 @@ from specq.samples import DATA
 
 PROMPTS = (("gsm8k", 1), ("gsm8k", 7), ("humaneval", 2))  # data set, line
 WARM_UPS = 2  # uncounted runs of each prompt: in its first seconds a verifier measures which drafts pay
-NEXT = "next: specq up --serve starts it for your own questions, with a page at http://127.0.0.1:8000/"
+NEXT = "next: specq up --serve starts a server for your own questions, with a web page at http://127.0.0.1:8000/"
 
 
 def demo(config: Config, max_tokens: int, repeats: int) -> bool:
@@ -81,16 +81,17 @@ def drafting(config: Config) -> str:
         f"{chosen.up.drafters} {SHOWN[DRAFT_WORKER]}{'s' * (chosen.up.drafters > 1)}" if chosen.up.drafters else ""
     )
     own = SHOWN[COLOCATED] if chosen.target.draft_model else ""
-    return " and ".join(filter(None, (own, workers))) or "nothing but lookups"
+    return " and ".join(filter(None, (own, workers))) or "lookup only"
 
 
 def start(full: Servers, alone: Servers, what_drafts: str) -> None:
     """Wait until all processes are ready, and show them."""
-    click.echo(f"starting the processes{'' if has_kernels() else ' (the engine compiles its kernels, this once)'} ...")
+    click.echo(f"starting the processes{'' if has_kernels() else ' (first start: specq compiles its kernels)'} ...")
     full.wait_ready(tell=click.echo)
-    click.echo("and the same without drafts, for comparison ...")
+    click.echo("starting a second verifier without draft model and draft workers, for comparison ...")
     alone.wait_ready(tell=click.echo)
-    click.echo(f"\nspecq, {what_drafts}:\n{processes(full)}\n\nplain and lookup alone:\n{processes(alone)}\n")
+    click.echo(f"\nspecq, drafts from {what_drafts}:\n{processes(full)}\n")
+    click.echo(f"plain decoding and lookup only:\n{processes(alone)}\n")
 
 
 def processes(servers: Servers) -> str:
@@ -144,8 +145,8 @@ def ways(full: Client, alone: Client, max_tokens: int) -> dict[str, Callable[[st
 def measure(complete: dict[str, Callable[[str], Result]], prompts: list[tuple[str, str]], repeats: int) -> list[Turns]:
     """Return, for each prompt, the results of each way. The ways take turns, and so do the prompts."""
     click.echo(
-        f"\nthe same prompts again: {', '.join(complete)}, in turn, {WARM_UPS} times to warm up and {repeats} times "
-        f"...\n"
+        f"\nmeasuring the same prompts with {', '.join(complete)}, one after the other: {WARM_UPS} warm-up turns and "
+        f"{repeats} measured turns ...\n"
     )
     measured: list[Turns] = [{name: [] for name in complete} for _ in prompts]
     for number in range(WARM_UPS + repeats):
@@ -161,15 +162,14 @@ def report(prompts: list[tuple[str, str]], measured: list[Turns], what_drafts: s
     num_turns = len(measured[0][SPECQ])
     click.echo(table([name for name, _ in prompts], measured))
     click.echo(
-        f"\ntokens/s: medians of {num_turns} turns, one prompt at a time; VS: the least and the most of the turns. "
-        f"specq: {what_drafts}"
+        f"\nPLAIN, LOOKUP, SPECQ: tokens/s, median of {num_turns} turns, one prompt at a time\n"
+        f"SPEEDUP: specq to plain decoding. VS LOOKUP: specq to lookup only. Both: lowest to highest turn\n"
+        f"specq: drafts from {what_drafts}\n"
     )
     same = all(are_same(results) for results in measured)
     if same:
         runs = len(WAYS) * num_turns
-        click.echo(
-            f"in all {runs} runs of each prompt the token ids are the same (SAME TEXT: the start of their SHA-256)"
-        )
+        click.echo(f"all {runs} runs of each prompt have the same token ids (TEXT HASH: the start of their SHA-256)")
     speed = Speed.of(measured)
     for line in (str(speed), conclusion(speed, same, others, len(available_cores()))):
         click.secho(line, bold=pen_for().style == "colours")

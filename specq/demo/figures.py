@@ -18,8 +18,8 @@ from specq.runtime import columns
 
 PLAIN, LOOKUP, SPECQ = WAYS = ("plain", "lookup", "specq")
 HEADER = (
-    *("PROMPT", "TOKENS", "PLAIN", "LOOKUP", "SPECQ", "VS PLAIN", "VS LOOKUP"),
-    *("TOKENS/ROUND", "ACCEPTED", "FIRST TOKEN MS", "SAME TEXT"),
+    *("PROMPT", "TOKENS", "PLAIN", "LOOKUP", "SPECQ", "SPEEDUP", "VS LOOKUP"),
+    *("TOKENS/ROUND", "ACCEPTANCE", "FIRST TOKEN MS", "TEXT HASH"),
 )
 AS_FAST = 0.05  # users do not notice a ratio this close to 1 in each turn
 BUSY_CORES = 0.1  # used by other processes: from here on they may be the cause
@@ -64,7 +64,7 @@ class Speed:
         return f"specq: {self.median(SPECQ):.0f} tokens/s, {', '.join(parts)}"
 
 
-_NAMES = {PLAIN: "plain decoding", LOOKUP: "lookup alone"}
+_NAMES = {PLAIN: "plain decoding", LOOKUP: "lookup only"}
 
 
 def conclusion(speed: Speed, same: bool, others: float | None, num_cores: int) -> str:
@@ -74,17 +74,17 @@ def conclusion(speed: Speed, same: bool, others: float | None, num_cores: int) -
     num_cores  number of cores of the machine.
     """
     if not same:
-        return "shown: NOT the same text everywhere, which is a bug of specq"
-    text = "shown: the same text as plain decoding, token for token"
+        return "result: NOT the same text in all runs. This is a bug in specq"
+    text = "result: the same text as plain decoding, token for token"
     ratios = speed.ratios(PLAIN)
     if speed.is_as_fast and not _is_busy(others, num_cores):
-        return f"{text}, and as fast; drafts bring nothing here"
+        return f"{text}, at the same speed. Drafts bring no speedup here"
     if not speed.can_be_told:
-        return f"{text}; whether sooner cannot be told: {_why(others, num_cores)}; run it again (specq demo)"
+        return f"{text}. The speedup is unclear: {_why(others, num_cores)}. Run it again (specq demo)"
     is_slower = max(ratios) < 1
     worse = max(speed.ratios(LOOKUP)) < 1
-    beside = ", and slower than by lookup alone: other drafts bring nothing here" if worse and not is_slower else ""
-    return f"{text}, {_range(ratios)} times as fast{': slower, here' if is_slower else ''}{beside}"
+    beside = ". Lookup only is faster: other drafts bring no speedup here" if worse and not is_slower else ""
+    return f"{text}. Speedup: {_range(ratios)}{' (slower here)' if is_slower else ''}{beside}"
 
 
 def _is_busy(others: float | None, num_cores: int) -> bool:
@@ -94,7 +94,7 @@ def _is_busy(others: float | None, num_cores: int) -> bool:
 
 def _why(others: float | None, num_cores: int) -> str:
     if others is None or others < BUSY_CORES:
-        return "the turns differ by more than drafts could change"
+        return "the turns vary by more than the effect of drafts"
     return f"this machine is too busy (other processes used {others:.1f} of its {num_cores} cores during the turns)"
 
 

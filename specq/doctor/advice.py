@@ -44,23 +44,23 @@ def advise(
     is_hindered  whether an error keeps specq from starting.
     """
     if is_hindered:
-        said = [f"Set right what is wrong above; then start it: {command(at, '')}"]
+        said = [f"Fix the problems above, then start it: {command(at, '')}"]
     elif predictions and disturbed:
         said = [_undecided(at, disturbed)]
     else:
         said = list(_by_load(at, predictions)) if predictions else [f"Start it: {command(at, '')}"]
     if at.runs_here:
         said.append(
-            f"specq runs here already ({at.runs_here}; specq status shows what a broker has): a second one would share "
-            f"the processors with it."
+            f"specq is already running here ({at.runs_here}; see specq status). A second one would "
+            f"share the processors with it."
         )
     said += _by_machine(at, max((one.num_sessions for one in predictions), default=1))
     return said
 
 
 def _undecided(at: Situation, disturbed: str) -> str:
-    why = f"Which way of drafting is best cannot be said now, since the machine was not quiet: {disturbed}"
-    return f"{why}. Ask again when it is. Until then: {command(at, '')}, which measures in service what pays"
+    why = f"The best drafting method is unknown, since the machine was not idle: {disturbed}"
+    return f"{why}. Run this again when it is idle. Until then: {command(at, '')}, which measures in service"
 
 
 def command(at: Situation, method: str) -> str:
@@ -87,10 +87,10 @@ def _sentence(at: Situation, method: str, best: Prediction) -> str:
     sessions = f"{best.num_sessions} session{'s' * (best.num_sessions > 1)} at a time"
     if method == PLAIN:
         return (
-            f"For {sessions} nothing is predicted to bring more than {PAYS - 1:.0%} over plain decoding; specq "
-            f"measures that in service and switches off what does not pay: {command(at, method)}"
+            f"For {sessions} no method is predicted to gain more than {PAYS - 1:.0%} over plain decoding. specq "
+            f"measures that in service and switches off sources that do not pay: {command(at, method)}"
         )
-    why = f"{NAMES[method]} is predicted to be best, {best.ratio:.1f} times plain decoding"
+    why = f"{NAMES[method]} is predicted to be fastest, {best.ratio:.1f} times plain decoding"
     also = ', with "lookahead = true" below [target] in FILE' if method == LOOKAHEAD else ""
     return f"For {sessions} {why}: {command(at, method)}{also}"
 
@@ -98,27 +98,25 @@ def _sentence(at: Situation, method: str, best: Prediction) -> str:
 def _by_machine(at: Situation, most_sessions: int) -> Iterator[str]:
     if not at.has_draft:
         yield (
-            "There is no draft model, so drafts come only from what texts repeat. A model of a tenth of the target's "
-            "size with the same tokenizer usually brings most: --draft-model, or train one (specq train draft all "
+            "There is no draft model, so drafts come only from repeated text. A model of a tenth of the target's size "
+            "with the same tokenizer usually gains most: use --draft-model, or train one (specq train draft all "
             "--target MODEL)."
         )
     if at.num_bytes > LARGE_BYTES and not at.has_gpu:
         yield (
-            "The target is large for a CPU, where each step reads all of its weights: a GGUF file of Q4_1 or Q8_0 "
-            "reads fewer bytes, and drafts bring the more, the longer a step takes."
+            "The target is large for a CPU, where each step reads all weights. A GGUF file of Q4_1 or Q8_0 reads fewer "
+            "bytes. Drafts gain more when a step takes longer."
         )
     if at.has_gpu and at.engine == TORCH:
-        how = "ask specq doctor --engine vllm" if at.has_vllm else "install vllm and start from configs/vllm.toml"
-        yield (
-            f"The torch engine was looked at here. For quantised models, and for those that do not fit one GPU, {how}."
-        )
+        how = "run specq doctor --engine vllm" if at.has_vllm else "install vllm and start from configs/vllm.toml"
+        yield (f"This report is for the torch engine. For quantised models, and models that do not fit one GPU, {how}.")
     if not at.has_gpu and most_sessions >= MANY:
         yield (
-            f"With {most_sessions} sessions on a CPU rows are no longer free, so drafts bring little: a GPU, or more "
-            f"machines with a verifier each, do."
+            f"With {most_sessions} sessions on a CPU, extra rows slow a step, so drafts gain little. Use a GPU, or "
+            f"more machines with a verifier each."
         )
     if at.num_cores == 1:
         yield (
-            "There is one core for all processes: leave drafts to the verifier's own process (--drafters 0 or "
+            "There is one core for all processes: draft only in the verifier's own process (--drafters 0 or "
             "nothing at all)."
         )

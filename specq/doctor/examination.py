@@ -141,7 +141,7 @@ def _hinders(checks: Sequence[Check]) -> bool:
 def _measured(config: Config, found: pair.ModelPair, sessions: Sequence[int], tell: Tell) -> MeasuredPair:
     from specq.doctor.measuring import measure  # imports torch
 
-    assert found.target is not None, "nothing is measured without a target"
+    assert found.target is not None, "no measurements without a target"
     model, draft = str(found.target.path), str(found.draft.path) if found.draft else ""
     own = draft if config.target.engine in COLOCATING else ""
     target = replace(config.target, model=model, draft_model=own)
@@ -157,7 +157,7 @@ def _attempt(measure: Callable[[], MeasuredPair], checks: list[Check], engine: s
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - libraries raise many kinds for files that are cut short
         reason = f"{type(error).__name__}: {error}"
-    other = f"{engines.VLLM}, which runs more kinds" if engine != engines.VLLM else TargetConfig().engine
+    other = f"{engines.VLLM}, which supports more models" if engine != engines.VLLM else TargetConfig().engine
     advice = f"fetch the model again, choose another, or try another engine: --engine {other}"
     checks.append(Check("loading", WRONG, reason, advice))
     return None
@@ -172,16 +172,16 @@ def quiet(factor: float, used: float | None, num_cores: int, here: str = "") -> 
 
     The check is OK if the factor is close to 1, and if other processes used few processors.
     """
-    found = f"steps took {factor:.1f} times as long in the runs as where they were timed alone before"
+    found = f"steps took {factor:.1f} times as long in the runs as alone before"
     if used is not None:
         found += f", other processes used {used:.1f} of {num_cores} processor{'s' * (num_cores != 1)}"
     if here:
-        found += f", and specq runs here already ({here})"
+        found += f", and specq is already running here ({here})"
     if 1 / BUSY < factor < BUSY and (used is None or used <= MOST_USED * num_cores):
         return Check("quiet", OK, found)
-    stop = "stop the specq that runs here, or ask" if here else "ask"
+    stop = "stop the specq that is running here, and run this" if here else "run it"
     return Check(
-        "quiet", NOTE, found, f"the machine is busy: {stop} again when it is quiet; the predictions say little"
+        "quiet", NOTE, found, f"the machine is busy: {stop} again when it is idle; the predictions are unreliable"
     )
 
 
@@ -193,12 +193,12 @@ def _same_text(measured: MeasuredPair) -> Check:
     plain, *others = measured.runs
     differ = [run.method for run in others if not run.agrees_with(plain)]
     if not differ:
-        return Check("same text", OK, f"of {len(plain.texts)} prompts plainly and with drafts, all alike")
+        return Check("same text", OK, f"of {len(plain.texts)} prompts plainly and with drafts, all equal")
     found = f"drafts of {', '.join(differ)} changed a text"
     if "cpu" in measured.device:
         return Check("same text", WRONG, found, "that is a bug of specq; please report it with the output of --json")
     return Check(
-        "same text", NOTE, found, "on a GPU near equal logits may change places with the batch (README, Limits)"
+        "same text", NOTE, found, "on a GPU, nearly equal logits may change order with the batch size (README, Limits)"
     )
 
 

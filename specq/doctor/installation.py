@@ -55,7 +55,9 @@ def compiled_kernels() -> Check:
         return Check("kernels", OK, f"{len(sources)} built by {find_compiler()} and loaded")
     name, reason = reasons[0]
     advice = (
-        "install gcc or clang" if not find_compiler() else "see the compiler's message; SPECQ_CACHE names another place"
+        "install gcc or clang"
+        if not find_compiler()
+        else "see the compiler's message; or set SPECQ_CACHE to another place"
     )
     return Check("kernels", WRONG, f"{len(reasons)} of {len(sources)} are missing; {name}: {reason}", advice)
 
@@ -65,7 +67,7 @@ def cores(number: int, processor: str) -> Check:
     found = f"{number}, {processor}"
     if number >= COMFORTABLE_CORES:
         return Check("cores", OK, found)
-    return Check("cores", NOTE, found, "all processes share it; drafts come from the verifier's own process")
+    return Check("cores", NOTE, found, "all processes share it; only the verifier's own process drafts")
 
 
 def available_memory() -> int | None:
@@ -80,7 +82,7 @@ def available_memory() -> int | None:
 def memory(num_bytes: int | None) -> Check:
     """Report the free memory."""
     if num_bytes is None:
-        return Check("memory", NOTE, "this system does not tell how much is free")
+        return Check("memory", NOTE, "the free memory is unknown on this system")
     return Check("memory", OK, f"{megabytes(num_bytes)} free")
 
 
@@ -101,7 +103,7 @@ def accelerator(names: list[str], *, has_cuda: bool) -> Check:
     if has_cuda:
         return Check("GPU", OK, found)
     return Check(
-        "GPU", NOTE, f"{found}; torch does not see it", "install a build of torch for CUDA; until then the CPU computes"
+        "GPU", NOTE, f"{found}; torch does not see it", "install a CUDA build of torch; until then specq uses the CPU"
     )
 
 
@@ -112,7 +114,7 @@ def writable(name: str, directory: Path) -> Check:
         with TemporaryFile(dir=directory) as file:
             file.write(b"specq")
     except OSError as error:
-        advice = f"make it writable, or name another place: SPECQ_{name.upper()}"
+        advice = f"make it writable, or set another directory: SPECQ_{name.upper()}"
         return Check(name, WRONG, f"{directory} cannot be written: {error.strerror}", advice)
     return Check(name, OK, f"{directory} can be written")
 
@@ -130,9 +132,9 @@ def broker_port(config: Config) -> Check:
     workers = _workers_of(config)
     if workers is None:
         advice = "stop it, or give the broker another address: specq up --broker tcp://127.0.0.1:PORT"
-        return Check("broker", WRONG, f"{bind} is taken, and no broker of these keys answers there", advice)
+        return Check("broker", WRONG, f"{bind} is in use, and no broker with these keys replies there", advice)
     return Check(
-        "broker", OK, f"one is at {bind} already, with {workers} worker{'s' * (workers != 1)}", "specq status shows it"
+        "broker", OK, f"one is already at {bind}, with {workers} worker{'s' * (workers != 1)}", "specq status shows it"
     )
 
 
@@ -155,7 +157,7 @@ def http_port(bind: str, *, is_taken: bool) -> Check:
         "HTTP",
         NOTE,
         f"{bind} is taken",
-        "if that is no gateway of specq, take another port: specq up --serve --bind tcp://127.0.0.1:PORT",
+        "if that is not a gateway of specq, use another port: specq up --serve --bind tcp://127.0.0.1:PORT",
     )
 
 

@@ -90,7 +90,7 @@ def _cached(name: str) -> Path:
     except Exception:  # noqa: BLE001 - the hub client raises many kinds
         if "/" not in name:
             raise ConfigError(
-                f"{name!r} is neither a name of `specq models` nor a path; a hub name has a slash, as in "
+                f"{name!r} is neither a name from `specq models` nor a path; a hub name has a slash, as in "
                 f"Qwen/Qwen3-0.6B"
             ) from None
         raise ConfigError(f"{name} is not on this machine; fetch it: specq models pull {name}") from None
@@ -149,7 +149,7 @@ def _looked_up(find_it: Callable[[], PairModel], name: str, checks: list[Check])
     try:
         model = find_it()
     except ConfigError as error:
-        checks.append(Check(name, WRONG, str(error), "specq models lists what is here"))
+        checks.append(Check(name, WRONG, str(error), "specq models lists the models on this machine"))
         return None
     about = f"{model.kind}, {model.info.num_tokens} tokens, contexts of {model.info.max_length}"
     about += f", parallel: {model.num_places} tokens a pass" if model.num_places > 1 else ""
@@ -161,8 +161,8 @@ def ends(target: PairModel) -> Check:
     """Report the tokens that end a text of the target, and where each is named."""
     if told := ends_told(target.path):
         return Check("ends", OK, ", ".join(told))
-    advice = "name it as eos_token_id in generation_config.json, or give jobs max_tokens, stop or stop_token_ids"
-    return Check("ends", NOTE, "no file names a token that ends a text", advice)
+    advice = "set eos_token_id in generation_config.json, or give jobs max_tokens, stop or stop_token_ids"
+    return Check("ends", NOTE, "no file names an end-of-text token", advice)
 
 
 def fitting(target: PairModel, draft: PairModel) -> Iterator[Check]:
@@ -173,8 +173,10 @@ def fitting(target: PairModel, draft: PairModel) -> Iterator[Check]:
     else:
         yield Check("tokenizer", OK, "both have the same")
     if draft.info.max_length < target.info.max_length:
-        found = f"the draft model takes contexts of {draft.info.max_length} tokens, the target {target.info.max_length}"
-        yield Check("contexts", NOTE, found, "longer texts go on without its drafts")
+        found = (
+            f"the draft model accepts contexts of {draft.info.max_length} tokens, the target {target.info.max_length}"
+        )
+        yield Check("contexts", NOTE, found, "longer texts continue without its drafts")
     if draft.num_bytes > SMALLER * target.num_bytes:
         found = f"the draft model has {megabytes(draft.num_bytes)}, the target {megabytes(target.num_bytes)}"
         yield Check("sizes", NOTE, found, "a draft should cost a small part of a step; choose a smaller draft model")
@@ -196,9 +198,7 @@ def heads_fit(heads: str, target: PairModel) -> Check:
         else:
             kind = f"{load_heads(directory, str(target.path), target.info, 'cpu').num_heads} Medusa heads"
     except ConfigError as error:
-        return Check(
-            "heads", WRONG, str(error), "choose heads that were made for this target, or train some (docs/heads.md)"
-        )
+        return Check("heads", WRONG, str(error), "choose heads for this target, or train some (docs/heads.md)")
     return Check("heads", OK, f"{kind}, {megabytes(weight_bytes(Path(directory)))} at {directory}")
 
 
@@ -214,7 +214,7 @@ def room(models: Sequence[PairModel], free_bytes: int | None) -> Check:
 def room_on_gpu(models: Sequence[PairModel], free_bytes: int) -> Check:
     """Check that the weights fit into the memory of a GPU; KV takes the rest."""
     needed = sum(model.device_bytes for model in models)
-    found = f"weights take {megabytes(needed)} on a GPU, and KV what is left"
+    found = f"weights take {megabytes(needed)} on a GPU, and the KV cache the rest"
     return _room(needed, free_bytes, found, "choose a smaller model, or several GPUs with configs/vllm.toml")
 
 
@@ -223,5 +223,5 @@ def _room(needed: int, free_bytes: int, found: str, advice: str) -> Check:
     if needed > free_bytes:
         return Check("room", WRONG, found, advice)
     if ROOM * needed > free_bytes:
-        return Check("room", NOTE, found, "that is tight: stop what else takes memory")
+        return Check("room", NOTE, found, "that is tight: stop other processes that use memory")
     return Check("room", OK, found)

@@ -23,11 +23,9 @@ def lines(examination: Examination) -> Iterator[str]:
     if examination.measured is not None:
         yield from _measured(measured_figures(examination.measured))
     if examination.predictions:
-        yield (
-            "\nPREDICTED tokens/s, and the ratio to plain decoding: computed from what was measured above, not measured"
-        )
+        yield ("\nPREDICTED tokens/s, and the ratio to plain decoding: computed from the measurements above")
         if any(one.name == "quiet" and one.status == NOTE for one in examination.checks):
-            yield "on a machine that was not quiet, so these figures say little"
+            yield "on a machine that was not idle, so these figures are unreliable"
         yield ""
         yield columns(_predicted(examination.predictions))
     if examination.advice:

@@ -48,14 +48,17 @@ class ServedRates:
     @property
     def check(self) -> Check:
         """Whether drafts left the texts unchanged; if rounding depends on the batch, near ties may change them."""
-        said = f"{self.texts - len(self.differing)} of {self.texts} texts with drafts are plain decoding's"
+        said = f"{self.texts - len(self.differing)} of {self.texts} texts with drafts equal those of plain decoding"
         if not self.differing:
             return Check("same text", OK, said)
         said = f"{said}; not: {', '.join(self.differing)}"
         if any(gap is not None and gap > WIDEST_TIE for gap in self.differing.values()):
             return Check("same text", WRONG, said, "that is a bug of specq; please report it with the output of --json")
         return Check(
-            "same text", NOTE, said, "on a GPU near equal logits may change places with the batch (README, Limits)"
+            "same text",
+            NOTE,
+            said,
+            "on a GPU, nearly equal logits may change order with the batch size (README, Limits)",
         )
 
     def to_dict(self) -> dict[str, Any]:

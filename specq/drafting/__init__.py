@@ -1,21 +1,21 @@
-"""Drafting: one folder a method, and a draft worker's core.
+"""Drafting: one folder for each method, and the core of a draft worker.
 
-    interface            what drafts: `Drafter`
+    interface            the interface of all drafters: `Drafter`
     table                the methods, by name
-    former               what packages for the version before have instead
+    former               support for packages written for the previous version
     worker/              which nodes a draft worker expands and sends
     draft_model/, parallel/, medusa/, eagle3/, suffix/, lookahead/, vllm/   the methods
     vocabulary/          any drafter for a target with another tokenizer
-    paths                nodes of drafters that keep nothing else of them than tokens
-    head_files, rank_trees   what Medusa and EAGLE-3 heads share: their files, the trees that they draft
+    paths                nodes of drafters that keep only the tokens of a node
+    head_files, rank_trees   what Medusa and EAGLE-3 heads share: their files, and the trees that they draft
 
-A method has up to three parts: a drafter for draft workers, with its `DrafterSpec`; a source, which drafts inside a
-verifier (`specq.verifier.DraftSource`); and what both compute with. The draft worker keeps each session's tree and
-decides *which* nodes to expand; a drafter only says what follows a node.
+A method has up to three parts. A drafter with its `DrafterSpec` serves draft workers. A source drafts inside a verifier
+(`specq.verifier.DraftSource`). The third part is the computation that both use. The draft worker keeps each session's
+tree and decides *which* nodes to expand. A drafter only predicts what follows a node.
 
-To add one: a folder with a class derived from `Drafter`, a `DrafterSpec` of it, and one line in `METHODS`; another
-package adds an entry point of the group `specq.drafters` instead. tests/drafting/ runs over the table. A source has its
-name, its lane and what users read of it in `specq.protocol.origins`.
+To add a method: create a folder with a class derived from `Drafter` and a `DrafterSpec` for it, and add one line to
+`METHODS`. Another package adds an entry point of the group `specq.drafters` instead. tests/drafting/ runs over the
+table. A source's name, lane and description for users are in `specq.protocol.origins`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from specq.drafting.interface import (
 from specq.drafting.table import DRAFTERS, METHODS, SOURCES, DrafterSpec, make_sources
 from specq.drafting.vocabulary import SAME, bridge
 
-PROPOSERS, Proposer, ProposerSpec = DRAFTERS, Drafter, DrafterSpec  # their names in the version before
+PROPOSERS, Proposer, ProposerSpec = DRAFTERS, Drafter, DrafterSpec  # their names in the previous version
 
 __all__ = [
     "CONTEXT",

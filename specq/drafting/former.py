@@ -1,5 +1,7 @@
-"""Drafters of packages that were written for the version before, in which nothing was derived from: this module goes
-with the next version."""
+"""Support for drafters that packages wrote for the previous version.
+
+Those drafters are not derived from a base class. The next version removes this module.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,24 @@ from specq.protocol import ConfigError, Float32Array, Int32Array, ModelInfo, Sam
 
 
 def as_drafter(made: Any) -> Drafter:
-    """Return a drafter as it is; what only has the methods of one, as one; ConfigError where it lacks one of them."""
+    """Return a `Drafter` unchanged, or wrap an object that has its methods; ConfigError if a method is missing."""
     if isinstance(made, Drafter):
         return made
     if not isinstance(getattr(made, "info", None), ModelInfo):
         raise ConfigError(
-            f"{type(made).__name__} is no drafter: its `info` must be a specq.protocol.ModelInfo; derive it from "
+            f"{type(made).__name__} is not a drafter: its `info` must be a specq.protocol.ModelInfo; derive it from "
             "specq.drafting.Drafter"
         )
     missing = [method for method in ("open", "close", "commit", "expand") if not callable(getattr(made, method, None))]
     if missing:
         raise ConfigError(
-            f"{type(made).__name__} is no drafter: it has no `{missing[0]}`; derive it from specq.drafting.Drafter"
+            f"{type(made).__name__} is not a drafter: it has no `{missing[0]}`; derive it from specq.drafting.Drafter"
         )
     return FormerDrafter(made)
 
 
 class FormerDrafter(Drafter):
-    """Drafts by the methods of a proposer, of which all but four may be missing."""
+    """Drafts with the methods of a proposer. Only four methods are required."""
 
     def __init__(self, proposer: Any) -> None:
         self.proposer, self.info = proposer, proposer.info
@@ -92,7 +94,7 @@ class FormerDrafter(Drafter):
 
 
 def _takes_owner(open_session: Callable[..., None]) -> bool:
-    """Return whether whose a text is can be said: at first texts had no owners."""
+    """Return whether `open` accepts the owner of a text; the first proposers did not."""
     try:
         signature(open_session).bind(0, (), SamplingParams(), "")
     except TypeError:

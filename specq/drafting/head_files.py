@@ -1,5 +1,8 @@
-"""The tensors of heads that lie in one file, safetensors or a pickle of tensors: read whole and checked, or refused;
-and single matrices of a target's checkpoint, for heads that share them with it."""
+"""Read the tensors of draft heads from one file, safetensors or a pickle of tensors.
+
+A file is read as a whole and checked, or refused. The module also reads single matrices of a target's checkpoint, for
+heads that share them with the target.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,23 @@ Forms = dict[str, tuple[str, tuple[int, ...]]]  # number format and shape, by na
 
 
 def read_tensors(directory: Path, names: Sequence[str], reason_against: Callable[[Forms], str], kind: str) -> Tensors:
-    """Read the first of these files that is there; ConfigError if none is, if it is damaged, for values that are not
-    finite, and where
-    `reason_against` says what is wrong with the number formats and shapes. kind: what is read, for messages."""
+    """Read the first file that exists, of these names.
+
+    reason_against   returns what is wrong with the number formats and shapes, or "".
+    kind             what is read, for messages.
+
+    Raises ConfigError if no file exists, the file is damaged, values are not finite, or `reason_against` objects.
+    """
     path = next((directory / name for name in names if (directory / name).is_file()), None)
     if path is None:
         raise ConfigError(f"{directory} has neither {' nor '.join(names)}, which hold {kind}")
     try:
         is_safe = path.suffix == ".safetensors"
         tensors: Tensors = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle raises whatever its bytes lead to
-        raise ConfigError(f"{path} cannot be read; it may have been cut off: {error}") from error
+    except Exception as error:  # a damaged pickle can raise any exception
+        raise ConfigError(f"{path} cannot be read; it may be truncated: {error}") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise ConfigError(f"{path} holds no tensors by name")
+        raise ConfigError(f"{path} contains no named tensors")
     forms = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
     if reason := reason_against(forms):
         raise ConfigError(f"{path} does not fit its config.json: {reason}")
@@ -43,7 +50,7 @@ def read_tensors(directory: Path, names: Sequence[str], reason_against: Callable
 
 
 INPUTS = ("model.embed_tokens.weight", "model.decoder.embed_tokens.weight")
-OUTPUTS = ("lm_head.weight", *INPUTS)  # the first that is there
+OUTPUTS = ("lm_head.weight", *INPUTS)  # the first that exists
 GGUF_INPUTS = ("token_embd.weight",)
 GGUF_OUTPUTS = ("output.weight", *GGUF_INPUTS)
 

@@ -1,8 +1,8 @@
-"""What drafts: one class, `Drafter`, for a draft worker and for a verifier that drafts in its own process.
+"""The interface of all drafters: `Drafter`, for a draft worker and for a verifier that drafts in its own process.
 
-A draft worker keeps each session's tree and asks a drafter what follows a node (`expand`). A verifier asks for a chain
-a round, of many sessions at once: of what `in_chains` returns, which any drafter has. What is begun, perhaps on a
-device, is a `Pending` until it is waited for.
+A draft worker keeps each session's tree and asks a drafter for the children of a node (`expand`). A verifier asks for
+one chain a round, for many sessions at once. It asks the object that `in_chains` returns, which every drafter has.
+Drafts that were started, perhaps on a device, are a `Pending` until they are collected.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ CONTEXT = -1  # the node id that stands for the committed context
 class Expansion:
     """A request for the children of one node.
 
-    node_id   CONTEXT: what follows the committed context; else a node returned by an earlier `expand` and not cut since
-    child_ids the ids that the children shall bear; their number is the number of children wanted
+    node_id   CONTEXT for what follows the committed context, else a node that an earlier `expand` returned and that
+              is still valid.
+    child_ids the ids for the children. Their number is the number of children requested.
     """
 
     session_id: int
@@ -51,9 +52,10 @@ class Expansion:
 class Children:
     """The answer: at most len(child_ids) tokens, likeliest first, or in the order in which they were drawn.
 
-    token_ids i32[c]; scores f32[c]: log-probability that the target commits the token, given that it commits the parent
-                (of a drawn one: also given that it rejects the earlier siblings; known before the token was drawn)
-    distribution   what they were drawn from, without replacement; None: they are point masses
+    token_ids i32[c].
+    scores    f32[c]: log-probability that the target commits the token, given that it commits the parent. For a drawn
+              token: also given that it rejects the earlier siblings, as known before the token was drawn.
+    distribution   the distribution that they were drawn from, without replacement. None: they are point masses.
     """
 
     token_ids: Int32Array
@@ -61,7 +63,7 @@ class Children:
     distribution: DraftDistribution | None = None
 
     def first(self, count: int) -> Self:
-        """Return the first `count` of them."""
+        """Return the first `count` children."""
         return replace(self, token_ids=self.token_ids[:count], scores=self.scores[:count])
 
 
@@ -71,10 +73,10 @@ NO_CHILDREN = Children(NO_TOKENS, np.zeros(0, np.float32))
 class Chains(NamedTuple):
     """Drafted chains.
 
-    token_ids  i32[sessions, depth, width]: the children at each level, likeliest first or in the order in which they
-               were drawn, NO_TOKEN where there is none; those of a level follow the first of the one before
-    scores     f32[sessions, depth, width]: log-probabilities, as in `Children`
-    distributions   for each session the draft distributions of each level's children; () where they are point masses
+    token_ids  i32[sessions, depth, width]: the children at each level, likeliest first or as they were drawn.
+               NO_TOKEN marks an empty place. Each level follows the first child of the level before.
+    scores     f32[sessions, depth, width]: log-probabilities, as in `Children`.
+    distributions   for each session the draft distributions of each level's children. () for point masses.
     """
 
     token_ids: Int32Array
@@ -83,16 +85,16 @@ class Chains(NamedTuple):
 
 
 def _not_on_device() -> None:
-    """Return nothing: the host has a part in the drafts."""
+    """Return None: the host takes part in drafting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending(Generic[T_co]):
-    """Drafts that were begun.
+    """Drafts that were started.
 
-    collect    waits for them; called once
-    on_device  returns their tokens before the host has read them, on the device of the target, where they are drafted
-               there without the host; else None
+    collect    waits for the drafts. Called once.
+    on_device  returns their tokens before the host has read them, on the target's device. None if the host takes part
+               in drafting.
     """
 
     collect: Callable[[], T_co]
@@ -100,13 +102,13 @@ class Pending(Generic[T_co]):
 
 
 class Drafter(ABC):
-    """Whatever drafts. Driven by one thread. `open`, `close`, `commit` and `expand` must be written.
+    """Base class of all drafters. One thread calls it. `open`, `close`, `commit` and `expand` must be implemented.
 
-    info         the model; without a tokenizer's hash: for targets of any tokenizer
-    activations  the target's hidden states that it reads, with `observe` and `knows`; NO_ACTIVATIONS: none
-    width        how many numbers a row of these has, of all layers together
-    maker        what makes its children of its logits, a `specq.drafting.draft_model.children.ChildMaker`: another may
-                 be put in its place; None: it gives no logits
+    info         the model. Without a tokenizer hash: for targets with any tokenizer.
+    activations  the target's hidden states that it reads, with `observe` and `knows`. NO_ACTIVATIONS: none.
+    width        how many numbers a row of hidden states has, all layers together.
+    maker        turns its logits into children, a `specq.drafting.draft_model.children.ChildMaker`. It may be
+                 replaced. None: the drafter has no logits.
     """
 
     info: ModelInfo
@@ -116,13 +118,16 @@ class Drafter(ABC):
 
     @property
     def has_chains(self) -> bool:
-        """Whether a chain costs it less than its levels one by one."""
+        """Whether a chain costs less than the same levels one by one."""
         return False
 
     @abstractmethod
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """Start a session with this context i32[n]; `params` are those to draft with; `draws_children` says whether
-        children are drawn. What is kept of texts is shared among sessions of one owner only, as of `Engine.open`."""
+        """Start a session with this context i32[n].
+
+        `params` are the parameters to draft with. `draws_children` shows whether children are drawn. Data kept from
+        texts is shared only among sessions of one owner, as in `Engine.open`.
+        """
 
     @abstractmethod
     def close(self, session_id: int) -> None:
@@ -130,24 +135,33 @@ class Drafter(ABC):
 
     @abstractmethod
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens i32[m]; `path` has the node ids of the first len(path) <= m of them. All nodes that
-        do not descend from the last token's node are gone; descendants of it stay valid. If len(path) < m, all nodes
-        are gone."""
+        """Append committed tokens i32[m]; `path` has the node ids of the first len(path) <= m tokens.
+
+        Nodes that do not descend from the last token's node are removed. Its descendants stay valid. If len(path) < m,
+        all nodes are removed.
+        """
 
     def rewind(self, session_id: int, length: int) -> bool:
-        """Forget the tokens of a session beyond so many, and all its nodes, and keep what was computed of the rest;
-        return whether that was done: where it cannot be, the session is opened anew."""
+        """Forget a session's tokens beyond `length` and all its nodes, and keep what was computed for the rest.
+
+        Returns whether this was possible. If not, the caller opens the session again.
+        """
         return False
 
     @abstractmethod
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Answer all requests in one batched pass. Several requests may be of one session; a request never asks for
-        the child of a node that the same call creates."""
+        """Answer all requests in one batched pass.
+
+        Several requests may belong to one session. A request never asks for the child of a node that the same call
+        creates.
+        """
 
     def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
-        """Answer each request with the children at `depth` levels, those of a level below the first child of the one
-        before. A request's child_ids are those of all levels, one level after the other, equally many at each. Here by
-        one `expand` a level; a chain ends early where a node has no children."""
+        """Answer each request with the children at `depth` levels, each below the first child of the level before.
+
+        A request's child_ids list the ids of all levels, one level after the other, the same number for each level.
+        This default makes one `expand` call a level. A chain ends early where a node has no children.
+        """
         answers: list[list[Children]] = [[] for _ in requests]
         alive = list(range(len(requests)))
         for level in range(depth):
@@ -160,21 +174,23 @@ class Drafter(ABC):
         return answers
 
     def in_chains(self) -> ChainDrafter:
-        """Return what drafts chains for other sessions than those of this drafter, with the same model and memory."""
+        """Return an object that drafts chains for sessions of its own, with the same model and memory."""
         return NodeChains(self)
 
     def observe(self, session_id: int, first: int, states: Float32Array) -> None:  # noqa: B027 - need not be written
-        """Take in rows f32[n, width] of an open session, each of which stands before a token of the text, the first
-        before the one at position `first`. What is known is skipped; behind a gap the text begins anew. The tokens may
-        come later."""
+        """Store rows f32[n, width] of hidden states for an open session.
+
+        Each row stands before a token of the text, the first row before the token at position `first`. Known rows are
+        skipped. After a gap the text starts anew. The tokens may arrive later.
+        """
 
     def knows(self, session_id: int) -> bool:
-        """Return whether there are states of an open session to draft from; else `expand` gives no children."""
+        """Return whether an open session has hidden states to draft from; else `expand` returns no children."""
         return True
 
 
 class ChainDrafter(ABC):
-    """Drafts a chain a round for each of many sessions at once, in arrays. Driven by one thread."""
+    """Drafts one chain a round for each of many sessions at once, in arrays. One thread calls it."""
 
     info: ModelInfo
 
@@ -188,14 +204,19 @@ class ChainDrafter(ABC):
 
     @abstractmethod
     def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
-        """Append committed tokens, so many to each session, at least one; return how many of them each session's last
-        chain had foreseen, i64[sessions]. Raises with nothing changed."""
+        """Append committed tokens: `num_tokens` for each session, at least one.
+
+        Returns i64[sessions]: the number of tokens that each session's last chain had predicted. If this raises, the
+        state is unchanged.
+        """
 
     @abstractmethod
     def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
-        """Begin a round: a chain for each of these sessions. It ends when the chains are collected. On a device their
-        tokens are a tensor i32[depth * sessions * width], level by level, below `info.num_tokens`, and every chain is
-        as deep as was asked for. EngineError, with nothing changed, if KV runs short."""
+        """Begin a round: a chain for each session. It ends when the chains are collected.
+
+        On a device the tokens are a tensor i32[depth * sessions * width], level by level, below `info.num_tokens`.
+        There every chain has the full depth. Raises EngineError, with the state unchanged, if the KV cache is full.
+        """
 
 
 class NodeChains(ChainDrafter):
@@ -203,8 +224,8 @@ class NodeChains(ChainDrafter):
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.info = drafter, drafter.info
-        self._drafted: dict[int, list[tuple[int, int]]] = {}  # of each session's last chain: tokens and node ids
-        self._errors: dict[int, Exception] = {}  # what was raised for sessions that could not follow their text
+        self._drafted: dict[int, list[tuple[int, int]]] = {}  # for each session's last chain: tokens and node ids
+        self._errors: dict[int, Exception] = {}  # exceptions of sessions that could not follow their text
         self._node_ids = count()
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
@@ -218,8 +239,10 @@ class NodeChains(ChainDrafter):
         self.drafter.close(session_id)
 
     def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
-        """Append committed tokens; see `ChainDrafter`. What the drafter raises for a session is raised when a chain is
-        asked for."""
+        """Append committed tokens; see `ChainDrafter`.
+
+        If the drafter raises for a session, the exception is raised when a chain is requested.
+        """
         parts = np.split(token_ids, np.cumsum(num_tokens)[:-1])
         return np.array([self._follow(*one) for one in zip(session_ids, parts, strict=True)], np.intp)
 
@@ -233,12 +256,12 @@ class NodeChains(ChainDrafter):
             self.drafter.commit(session_id, token_ids, path)
         except EngineLostError:
             raise
-        except Exception as error:  # noqa: BLE001 - the other sessions have been told of theirs
+        except Exception as error:  # noqa: BLE001 - the other sessions have already committed
             self._errors[session_id] = error
         return len(path)
 
     def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
-        """Draft chains, which the host has read when this returns; see `ChainDrafter`."""
+        """Draft chains; see `ChainDrafter`. The host has read them when this returns."""
         for session_id in session_ids:
             if session_id in self._errors:
                 raise self._errors[session_id]
@@ -261,19 +284,20 @@ class NodeChains(ChainDrafter):
 
 
 def _distributions(levels: Sequence[Children]) -> tuple[DraftDistribution, ...]:
-    """Return what the children of each level were drawn from; () where they are point masses."""
+    """Return what the children of each level were drawn from; () for point masses."""
     return tuple(children.distribution for children in levels if children.distribution is not None)
 
 
 def draws_children(params: SamplingParams) -> bool:
-    """Return whether children for these parameters are drawn, with their draft distribution; else they are the
-    likeliest."""
+    """Return whether children for these parameters are drawn, with their distribution; else they are the likeliest."""
     return strategy(params.strategy).samples_drafts(params)
 
 
 def ranking_params(params: SamplingParams) -> SamplingParams:
-    """Return by which parameters point masses are ranked. Where the verifier draws by itself, its noise must not choose
-    what it judges."""
+    """Return the parameters by which point masses are ranked.
+
+    Where the verifier draws by itself, its random numbers must not choose the tokens that it judges.
+    """
     return replace(params, temperature=0.0) if draws_children(params) else params
 
 

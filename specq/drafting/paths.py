@@ -1,4 +1,4 @@
-"""Drafted nodes of a drafter that keeps nothing else of them than the tokens that lead to them."""
+"""Drafted nodes of a drafter that keeps only the tokens that lead to each node."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from specq.drafting.interface import CONTEXT, Expansion
 
 
 class DraftPaths(dict[int, tuple[int, ...]]):
-    """One session's nodes: by id the tokens from the context down to each; the context's own path is empty."""
+    """One session's nodes: for each id, the tokens from the context to the node; the context's own path is empty."""
 
     def __init__(self) -> None:
         super().__init__({CONTEXT: ()})
 
     def add(self, request: Expansion, token_ids: Iterable[int]) -> None:
-        """Keep the children that a request was answered with."""
+        """Store the children that answered a request."""
         path = self[request.node_id]
         self.update((child_id, (*path, token)) for child_id, token in zip(request.child_ids, token_ids, strict=False))
 

@@ -1,9 +1,10 @@
-"""Trees of ranks: which node is the how-manieth choice at its depth, below which other node; for heads, which say of
-each place ahead what is likely there, whatever stands before it.
+"""Trees of ranks: for each node its rank among its siblings, and its parent.
 
-What a job asks for (`specq.drafting.worker.shapes`) is such a tree. Where it asks for nothing, the tree is grown best
-first: of a wide tree the nodes are taken that are likeliest to lie on the target's path. `DraftingParams`: with which
-sampling parameters each session is drafted for.
+They serve heads that predict each position ahead independently of the tokens before it.
+
+A job may ask for such a tree (`specq.drafting.worker.shapes`). If it does not, the tree grows best first: from a wide
+tree, the nodes likeliest to lie on the target's path are taken. `DraftingParams` keeps the sampling parameters with
+which each session is drafted for.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from specq.drafting.worker import BestFirst, DraftShape, Path, drafting_params, 
 from specq.protocol import BoolArray, ConfigError, Float32Array, IntpArray, JobError, SamplingParams, Speculation
 from specq.verifier.sources import Session
 
-WIDTH = 10  # choices at a place, of a tree that is grown best first
-MANY_PATHS = 4096  # of a shape, beyond which it is cut
+WIDTH = 10  # choices at a position, in a tree that grows best first
+MANY_PATHS = 4096  # paths of a shape; further ones are cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankTree:
-    """Nodes, parents before children. depths, ranks, parents i64[n]: from 0; a parent is a place among the nodes, -1
-    for the context.
+    """Nodes, parents before children.
 
-    is_fixed   all nodes are wanted, whatever they promise
+    depths, ranks, parents   i64[n], counted from 0. A parent is an index of a node, -1 for the context.
+    is_fixed                 all nodes are wanted, however unlikely they are.
     """
 
     depths: IntpArray
@@ -50,13 +51,16 @@ class RankTree:
         return int(self.ranks.max(initial=-1)) + 1
 
     def scores(self, scores: Float32Array) -> Float32Array:
-        """Return f32[m, n]: the score of each node, given those f32[m, places, ranks] of m contexts; -inf beyond."""
+        """Return f32[m, n]: the score of each node, from scores f32[m, places, ranks] of m contexts.
+
+        It is -inf for nodes outside these scores.
+        """
         is_known = (self.depths < scores.shape[1]) & (self.ranks < scores.shape[2])
         found = scores[:, np.where(is_known, self.depths, 0), np.where(is_known, self.ranks, 0)]
         return np.where(is_known, found, np.float32(-np.inf))
 
     def reach(self, scores: Float32Array) -> Float32Array:
-        """Return f32[m, n]: the score of each node with those above it, given its own f32[m, n]."""
+        """Return f32[m, n]: each node's score plus the scores of its ancestors, given its own f32[m, n]."""
         found = scores.copy()
         for depth in range(1, int(self.depths.max(initial=0)) + 1):
             own = np.flatnonzero(self.depths == depth)
@@ -64,13 +68,16 @@ class RankTree:
         return found
 
     def likeliest(self, reach: Float32Array, most: int, floor: float) -> BoolArray:
-        """Return which of these nodes are `likeliest`; all of a fixed tree that may be."""
+        """Return the `likeliest` nodes; in a fixed tree, all nodes with a finite score."""
         return likeliest(reach, most, -np.inf if self.is_fixed else floor)
 
 
 def likeliest(reach: Float32Array, most: int, floor: float) -> BoolArray:
-    """Return bool[m, n]: of each context the `most` likeliest nodes of those that may be and reach `floor`, given
-    f32[m, n], parents before children. With a node come those above it, which are no less likely."""
+    """Return bool[m, n]: for each context, the `most` likeliest finite nodes that reach `floor`.
+
+    reach: f32[m, n], parents before children. A node's ancestors are selected with it, because they are never less
+    likely.
+    """
     wanted = np.isfinite(reach) & (reach >= floor)
     if most < reach.shape[1]:
         order = np.argsort(-reach, axis=1, kind="stable")  # a parent comes first among equals
@@ -82,8 +89,10 @@ def likeliest(reach: Float32Array, most: int, floor: float) -> BoolArray:
 
 @lru_cache(maxsize=256)
 def tree_for(speculation: Speculation, num_places: int, default: tuple[Path, ...] = ()) -> RankTree:
-    """Return the tree that a job asks for, at most so many places deep; `default`: the paths of one that asks for
-    nothing, else it is best first."""
+    """Return the tree that a job asks for, at most `num_places` deep.
+
+    default: the paths for a job that asks for no tree. Without them, such a tree grows best first.
+    """
     asked = Speculation(tree=default) if default and not speculation.has_fixed_shape else speculation
     shape = shape_of(asked, fan_out=WIDTH, max_ahead=num_places)
     depth = min(num_places, speculation.max_depth or num_places)
@@ -97,15 +106,17 @@ def _paths(shape: DraftShape, depth: int) -> list[Path]:
     found: list[Path] = []
     level: list[Path] = [()]
     for _ in range(depth):
-        # What follows the verdict is not known beforehand, as after a miss.
+        # Whether the verdict hits is not known in advance, so use the counts after a miss.
         level = [(*path, rank) for path in level for rank in range(shape.num_children(path, hit=False))]
         found += level[: max(MANY_PATHS - len(found), 0)]
     return found
 
 
 def _paths_by_product(depth: int) -> list[Path]:
-    """Return the paths of which the product of all (rank + 1) is at most WIDTH, prefixes first: the chance of a choice
-    falls about as 1 / (rank + 1), so these are nearly all that may be likely."""
+    """Return the paths whose product of all (rank + 1) is at most WIDTH, prefixes first.
+
+    The probability of a choice falls about as 1 / (rank + 1), so these are nearly all paths that may be likely.
+    """
     found: list[Path] = []
     level: list[tuple[Path, int]] = [((), 1)]
     for _ in range(depth):
@@ -115,8 +126,11 @@ def _paths_by_product(depth: int) -> list[Path]:
 
 
 def checked_tree(said: str, most: int, why: str) -> tuple[Path, ...]:
-    """Return the paths that `heads_tree` gives; ConfigError for none, and for those that are deeper than `most`. why:
-    what limits them."""
+    """Return the paths in `heads_tree`.
+
+    Raises ConfigError if it is not a valid tree, or has paths deeper than `most`; `why` names the reason for this
+    limit.
+    """
     if not said:
         return ()
     try:
@@ -141,13 +155,13 @@ def rooms_of(sessions: Sequence[Session]) -> list[int]:
 
 
 class DraftingParams:
-    """Parameters by session. The same object comes each time, as long as the session's own stay."""
+    """Parameters by session. The same object is returned as long as the session's own parameters stay."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[SamplingParams, Speculation, SamplingParams]] = {}
 
     def of(self, session: Session) -> SamplingParams:
-        """Return those of a session."""
+        """Return the parameters of a session."""
         known = self._known.get(session.session_id)
         if known is None or known[0] is not session.params or known[1] is not session.speculation:
             drafting = drafting_params(session.params, session.speculation)

@@ -1,6 +1,6 @@
-"""The methods of drafting, each in a line: what drafts in a draft worker, and what drafts beside a verifier.
+"""The methods of drafting, one line each: the drafter of a draft worker, and the source inside a verifier.
 
-Rule: nothing is imported before it is chosen, so that a process needs the libraries of its own methods alone.
+Rule: a module is imported only when it is chosen, so that a process needs only the libraries of its own methods.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Method(NamedTuple):
-    """A method; "" where it has no such part.
+    """A method; "" where a part is missing.
 
-    drafter, spec  the name of its drafter for draft workers, and where its `DrafterSpec` is
-    source, make   the name of its source beside a verifier (`specq.protocol.origins`), and where the function is that
-                   makes it of a `Setup`, or returns None where the configuration does not ask for it
+    drafter, spec  the name of its drafter for draft workers, and where its `DrafterSpec` is.
+    source, make   the name of its source beside a verifier (`specq.protocol.origins`), and where its factory is. The
+                   factory makes the source from a `Setup`. It returns None if the configuration does not ask for it.
     """
 
     drafter: str = ""
@@ -46,7 +46,7 @@ METHODS = (  # a verifier asks its sources in this order
     Method("vllm", "specq.drafting.vllm.spec:VLLM"),
 )
 DRAFTERS = Table(
-    "proposer",  # as the option is called
+    "proposer",  # the name of the option
     "specq.drafters",
     {method.drafter: method.spec for method in METHODS if method.drafter},
     former="specq.proposers",  # for one version
@@ -55,8 +55,10 @@ SOURCES = {method.source: method.make for method in METHODS if method.source}
 
 
 def make_sources(setup: Setup) -> Iterator[DraftSource]:
-    """Yield the sources that a verifier's configuration asks for, in the order in which they are asked; ConfigError
-    where one does not fit the target."""
+    """Yield the sources that a verifier's configuration asks for, in the order in which they draft.
+
+    Raises ConfigError if a source does not fit the target.
+    """
     for name in SOURCES:
         source = resolve("draft source", SOURCES, name)(setup)
         if source is not None:
@@ -65,17 +67,17 @@ def make_sources(setup: Setup) -> Iterator[DraftSource]:
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """What the table has of a drafter before it is loaded. So the module of a spec imports neither torch nor a model.
+    """What is known about a drafter before it is loaded. A spec's module imports neither torch nor a model.
 
-    make          makes the drafter, given a model's directory or hub name and the keyword arguments that
-                  `specq.processes.draft` names; here the heavy imports are
-    options       the keys of [draft.NAME], which `make` takes as keyword arguments, too
-    needs_model   False: it drafts from the text alone, and there is nothing to load or to warm up
-    takes_heads   `make` takes `heads`, too: a directory of heads for the model
-    reads_target  it reads the hidden states of a target: the model is a directory of heads, and `make` takes the
-                  directory, GGUF file or hub name of the `target` and its `target_name`, too
-    package       what must be installed for `make` to work, besides what the engine needs; "": nothing more
-    takes_gguf    whether it loads GGUF files
+    make          makes the drafter from a model's directory or hub name and the keyword arguments that
+                  `specq.processes.draft` names. It does the heavy imports.
+    options       the keys of [draft.NAME], which `make` also takes as keyword arguments.
+    needs_model   False: it drafts from the text alone. No model is loaded or warmed up.
+    takes_heads   `make` also takes `heads`: a directory of heads for the model.
+    reads_target  it reads a target's hidden states: the model is a directory of heads. `make` also takes the directory,
+                  GGUF file or hub name of the `target`, and its `target_name`.
+    package       what must be installed for `make` to work, besides what the engine needs. "": nothing more.
+    takes_gguf    whether it loads GGUF files.
     """
 
     make: Callable[..., Drafter]

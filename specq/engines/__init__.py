@@ -1,7 +1,7 @@
-"""Engines own a model and its KV, and run one packed forward pass for many sessions.
+"""Engines own a model and its KV. A step is one packed forward pass for many sessions.
 
-In: a model, then `SessionStep`s. Out: `Judgement`s. To add one: a file with a class that fulfils `Engine`, an
-`EngineSpec` of it, and one line in `ENGINES`; another package adds an entry point of the group `specq.engines` instead.
+Input: a model, then `SessionStep`s. Output: `Judgement`s. To add an engine, write a class that fulfils `Engine` and an
+`EngineSpec`. Add one line to `ENGINES`. Another package adds an entry point of the group `specq.engines` instead.
 tests/engines/ runs over the table.
 """
 

@@ -1,24 +1,21 @@
-"""What a checkpoint says of its model, whichever engine runs it.
+"""Read the end tokens and the fingerprint of a checkpoint, independent of the engine.
 
-The tokens that end a text: those that any file of a checkpoint names, since many name only one of several.
+The tokens that end a text come from all files of a checkpoint. Many files name only one of several. Fine-tunes often
+add the end of a turn to the tokenizer alone. `generation_config.json` then still has the base model's end. vLLM, SGLang
+and llama.cpp end a text at any of them. For GGUF files see `specq.checkpoints.gguf_config`.
 
-Fine-tunes often add the end of a turn to the tokenizer alone, and leave the base model's end in
-`generation_config.json`. vLLM, SGLang and llama.cpp end a text at any of them. Of a GGUF file: see
-`specq.checkpoints.gguf_config`.
+Versions up to cb5a1ef read `generation_config.json`, else `config.json`, and three keys of a GGUF file. A job that
+began under them ends by those tokens (docs/decisions/0016). `added_ends` returns the other ones.
 
-Versions up to cb5a1ef read `generation_config.json`, else `config.json`, and of a GGUF file three keys. A job that
-began under them ends by those tokens (docs/decisions/0016): `added_ends` are the others.
+The fingerprint is one hash of everything that the text of a checkpoint depends on. Verifiers with equal fingerprints
+and number formats generate the same text.
 
-What the text of a checkpoint depends on, as one hash: verifiers of equal fingerprints (and number formats) say the
-same.
+The fingerprint covers the tensors: the whole GGUF file, or all its parts. It covers `config.json`, the files that
+describe quantisation, and the end tokens. It also covers options of a deployment that override the files. Only the
+content of a file counts: the order of keys and spaces do not. The keys in `LEFT_OUT` do not count either. They name the
+origin of a copy, or the number format, which is compared separately.
 
-It covers the tensors (of a GGUF file all of it, of one in parts all of each), `config.json`, the files that say how
-tensors are quantised, the tokens that end a text, and the options by which a deployment runs the model otherwise than
-its files say. Files count by what they say, not by how it is written: the order of keys and spaces are left out, and so
-are the keys in `LEFT_OUT`, which name where a copy came from, or the number format, which stands beside the
-fingerprint.
-
-Rule: what may change a text is in it; when in doubt, it is.
+Rule: the fingerprint includes everything that may change a text. When in doubt, include it.
 """
 
 from __future__ import annotations
@@ -52,8 +49,10 @@ _TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def end_tokens(model: Path) -> dict[int, str]:
-    """Return the ids of the tokens that end a text, those of older versions first, each with what names it: a file, a
-    key of the metadata."""
+    """Return {id: source} of the tokens that end a text; a source is a file or a metadata key.
+
+    The ids that older versions used come first.
+    """
     if is_gguf(model):
         named = gguf_ends(read_gguf(model))
     else:
@@ -63,8 +62,10 @@ def end_tokens(model: Path) -> dict[int, str]:
 
 
 def ends_told(model: Path) -> list[str]:
-    """Return a line for each token that ends a text: its text, its id, and what names it. Where no file names one, for
-    the one that ends a chat (`TextCodec.turn_end`)."""
+    """Return a line for each end token: its text, its id, and its source.
+
+    If no file names one, the line describes the token that ends a chat (`TextCodec.turn_end`).
+    """
     files = load_tokenizer_files(model)
     codec = TextCodec(files) if files else None
     named = end_tokens(model)
@@ -75,12 +76,12 @@ def ends_told(model: Path) -> list[str]:
 
 
 def added_ends(model: Path) -> tuple[int, ...]:
-    """Return those that older versions did not take for ends."""
+    """Return the end tokens that older versions did not use."""
     return tuple(sorted(end_tokens(model).keys() - {*former_ends(model)}))
 
 
 def former_ends(model: Path) -> tuple[int, ...]:
-    """Return what older versions took for ends."""
+    """Return the end tokens that older versions used."""
     files = ("config.json",) if is_gguf(model) else _CONFIGS
     return next((found for file in files if (found := _ids(model / file, read_json(model, file))) is not None), ())
 
@@ -88,7 +89,7 @@ def former_ends(model: Path) -> tuple[int, ...]:
 def _configured(model: Path) -> Iterator[tuple[int, str]]:
     for file in _CONFIGS:
         said = read_json(model, file)
-        text_config = said.get("text_config")  # of a model that reads images, too
+        text_config = said.get("text_config")  # present in models that also read images
         for part in (said, text_config if isinstance(text_config, dict) else {}):
             yield from ((end, file) for end in _ids(model / file, part) or ())
 
@@ -104,18 +105,18 @@ def _of_tokenizer(model: Path) -> Iterator[tuple[int, str]]:
 
 
 def _ids(file: Path, said: dict[str, Any]) -> tuple[int, ...] | None:
-    """Return the ids that a configuration has for its end, None if it says nothing; ConfigError for what is no id."""
+    """Return the `eos_token_id` values of a configuration; None without that key. Raises ConfigError for bad ids."""
     value = said.get("eos_token_id")
     if value is None:
         return None
     ids = tuple(value) if isinstance(value, list) else (value,)
     if not all(type(end) is int and 0 <= end <= MAX_ID for end in ids):
-        raise ConfigError(f"{file}: eos_token_id is {value!r:.80}; it must be a token's id, or a list of ids")
+        raise ConfigError(f"{file}: eos_token_id is {value!r:.80}, but must be a token's id, or a list of ids")
     return ids
 
 
 def resolve_checkpoint(model: str) -> Path:
-    """Return the checkpoint's directory or GGUF file; it is fetched from the hub unless `model` is one."""
+    """Return the checkpoint's directory or GGUF file. Fetch it from the hub unless `model` is one."""
     found = local_checkpoint(model)
     if found is not None:
         return found
@@ -126,7 +127,7 @@ def resolve_checkpoint(model: str) -> Path:
 
 
 def local_checkpoint(model: str) -> Path | None:
-    """Return the checkpoint's directory, its GGUF file, or the one that its directory holds; None for a hub name."""
+    """Return the checkpoint's directory, its GGUF file, or the GGUF file in its directory. None for a hub name."""
     path = Path(model)
     if path.is_dir():
         return gguf_in(path) or path
@@ -134,43 +135,50 @@ def local_checkpoint(model: str) -> Path | None:
 
 
 def tokenizer_files(model: str) -> dict[str, str]:
-    """Return a model's tokenizer files as name -> text; of one that is on the hub these alone are fetched. Empty if it
-    has none."""
+    """Return a model's tokenizer files as {name: text}; empty if it has none.
+
+    For a hub name, only these files are fetched.
+    """
     return load_tokenizer_files(local_checkpoint(model) or _fetched(model, *TOKENIZER_FILES))
 
 
 def _fetched(model: str, *patterns: str) -> Path:
-    """Return the directory of a model's files from the hub that fit the patterns."""
+    """Return the directory of a model's files from the hub that match the patterns."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(model, allow_patterns=list(patterns)))
-    except Exception as error:  # the hub client raises many kinds
+    except Exception as error:  # the hub client raises many kinds of errors
         raise ConfigError(
-            f"model {model!r} is neither a name of `specq models` nor a directory, and it cannot be had from the hub: "
+            f"model {model!r} is neither a name from `specq models` nor a directory, and the hub does not provide it: "
             f"{error}"
         ) from error
 
 
 def resolve_directory(model: str, needed_by: str) -> Path:
-    """Return the checkpoint's directory, for what takes no GGUF files; raises as `check_no_gguf` does."""
+    """Return the checkpoint's directory, for a caller that does not load GGUF files. Raises like `check_no_gguf`."""
     check_no_gguf(model, needed_by)
     return resolve_checkpoint(model)
 
 
 def check_no_gguf(model: str, needed_by: str, name: str = "") -> None:
-    """Raise ConfigError, which names what takes no GGUF files, for one. `name`: under which the model was asked for."""
+    """Raise ConfigError if `model` is a GGUF file. The error names `needed_by`, which does not load such files.
+
+    `name` is the name under which the user requested the model.
+    """
     if is_gguf(model):
         shown = f"{name} ({model})" if name and name != model else model
         raise ConfigError(
-            f"{shown} is a GGUF file, which {needed_by} does not take: choose a directory in Hugging Face layout or a "
+            f"{shown} is a GGUF file, which {needed_by} does not support: use a directory in Hugging Face layout or a "
             "hub name, or the torch engine"
         )
 
 
 def read_info(checkpoint: Path, name: str = "") -> ModelInfo:
-    """Return what a checkpoint's files say of its model, whose weights are not read: so neither fingerprint, nor number
-    format, nor KV. ConfigError for files that are of no use."""
+    """Return what a checkpoint's files specify about its model, without reading the weights.
+
+    Fingerprint, number format and KV slots stay empty. Raises ConfigError for unusable files.
+    """
     said = read_config(checkpoint)
     num_masks = draft_form.num_places(checkpoint) - 1 if draft_form.draft_shape(checkpoint) is None else 0
     vocab_size = int(said.get("vocab_size") or 0) - num_masks
@@ -201,11 +209,11 @@ def describe(
     overrides: Mapping[str, Any] | None = None,
     tensors: str = "",
 ) -> ModelInfo:
-    """Return what a checkpoint's model is, as an engine runs it.
+    """Return the description of a checkpoint's model as an engine runs it.
 
-    arithmetic   which kernels compute, see `ModelInfo`; empty: the engine has one kind
-    overrides    its options that change the text
-    tensors      its `tensors_hash`, where that is known already
+    - arithmetic: which kernels compute, see `ModelInfo`; empty: the engine has only one kind.
+    - overrides: options of the engine that change the text.
+    - tensors: its `tensors_hash`, if already known.
     """
     tokens, tokenizer = _tokenizer(checkpoint, vocab_size)
     tensors, added = tensors or tensors_hash(checkpoint), added_ends(checkpoint)
@@ -228,7 +236,10 @@ def describe(
 
 
 def _tokenizer(checkpoint: Path, vocab_size: int) -> tuple[int, str]:
-    """Return the number of tokens and the hash of a checkpoint's tokenizer, or of the one that it says it is for."""
+    """Return the number of tokens and the hash of the checkpoint's tokenizer.
+
+    A draft model of specq's own form names the tokenizer that it was made for.
+    """
     if shape := draft_form.draft_shape(checkpoint):
         return shape.num_tokens, shape.tokenizer_hash
     text = read_text(checkpoint, "tokenizer.json")
@@ -242,7 +253,7 @@ def _name(checkpoint: Path) -> str:
 LEFT_OUT = frozenset(
     {"_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 )
-QUANTISATION = "quantization_config"  # below it every key counts, `dtype` too
+QUANTISATION = "quantization_config"  # below this key every key counts, including `dtype`
 _FILES = ("config.json", "quantize_config.json", "hf_quant_config.json", "quant_config.json")
 CHUNK_BYTES = 16 << 20
 _MARK = "specq fingerprint 2"
@@ -251,11 +262,11 @@ _MARK = "specq fingerprint 2"
 def fingerprint(
     model: Path, overrides: Mapping[str, Any] | None = None, *, tensors: str = "", ends: Iterable[int] | None = None
 ) -> str:
-    """Hash what the text of a checkpoint depends on.
+    """Hash everything that the text of a checkpoint depends on.
 
-    overrides   options of what runs it that change its text
-    tensors     its `tensors_hash`, where that is known already: to read large weights takes long
-    ends        the tokens that end a text; None: all that its files name
+    - overrides: options of the engine that change the text.
+    - tensors: its `tensors_hash`, if already known: reading large weights takes long.
+    - ends: the tokens that end a text; None: all that its files name.
     """
     said: dict[str, Any] = {name: _relevant(read_json(model, name)) for name in _FILES}
     said["eos"] = [*(end_tokens(model) if ends is None else ends)]
@@ -267,14 +278,15 @@ def fingerprint(
 
 
 def tensors_hash(model: Path) -> str:
-    """Hash the contents of the weight files, in the order of their names: all that fingerprints covered before."""
+    """Hash the contents of the weight files, in the order of their names. Older fingerprints covered only these."""
     return TensorsHash(model).result()
 
 
 class TensorsHash:
-    """`tensors_hash` of a checkpoint, computed by threads from now on: beside whatever loads the weights.
+    """Compute the `tensors_hash` of a checkpoint in threads, while the weights are loaded.
 
-    A large model has many files, and hashing leaves the interpreter free but for a moment each CHUNK_BYTES.
+    The threads start at once. A large model has many files. Hashing releases the interpreter lock, except for a moment
+    after each CHUNK_BYTES.
     """
 
     def __init__(self, model: Path) -> None:
@@ -285,14 +297,14 @@ class TensorsHash:
         pool.shutdown(wait=False)
 
     def result(self) -> str:
-        """Wait for all files, and return the hash; OSError for one that cannot be read."""
+        """Wait for all files and return the hash. Raises OSError for a file that cannot be read."""
         digest = hashlib.sha256()
         for found in self._digests:
             digest.update(found.result())
         return digest.hexdigest()
 
     def cancel(self) -> None:
-        """Let the threads end soon; nobody may ask for the result."""
+        """Stop the threads soon. The result must not be requested afterwards."""
         self._is_cancelled.set()
 
     def _file_digest(self, path: Path) -> bytes:
@@ -308,7 +320,7 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def _relevant(value: Any) -> Any:
-    """Return what a configuration says without the keys that are left out, at any depth."""
+    """Return a configuration without the keys in `LEFT_OUT`, at any depth."""
     if isinstance(value, list):
         return [_relevant(item) for item in value]
     if not isinstance(value, dict):

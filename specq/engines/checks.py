@@ -1,4 +1,4 @@
-"""What every engine refuses: steps that do not fit their session or the model; and whether an engine works at all."""
+"""The checks of all engines: whether a step fits its session and the model, and whether the engine works."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from specq.protocol import (
 )
 from specq.verification import StepBatch
 
-PROBE = -1  # the id of a session that is nobody's
+PROBE = -1  # a session id that no job uses
 
 
 def check_steps(batch: StepBatch, kv_lens: IntpArray, info: ModelInfo) -> None:
-    """Raise EngineError if `check_step` does for one of the steps, whose sessions' KV holds i64[n] tokens."""
+    """Raise EngineError if `check_step` raises for one of the steps. `kv_lens`, i64[n]: tokens in each session's KV."""
     ends = batch.base_lens if batch.is_plain else batch.base_lens + batch.num_nodes
     is_sound = (batch.starts == kv_lens) & (ends <= info.max_length)
     if not batch.is_plain:
@@ -36,13 +36,13 @@ def check_steps(batch: StepBatch, kv_lens: IntpArray, info: ModelInfo) -> None:
 
 
 def check_step(step: SessionStep, kv_len: int, info: ModelInfo) -> None:
-    """Raise EngineError for a step that does not begin where its session's KV ends, is empty, or is too long."""
+    """Raise EngineError for a step that is empty or too long, or does not start at the end of its session's KV."""
     num_tokens, num_nodes = len(step.token_ids), step.tree.num_nodes
     if step.start != kv_len:
         raise misfit(step, f"the step starts at {step.start}; its KV holds {kv_len} tokens")
     if not num_tokens or (not step.judged and step.num_rows > num_tokens):
         raise misfit(step, "a step needs a token, and nodes and scratch rows only where it is judged")
-    if kv_len + num_tokens + num_nodes > info.max_length:  # as deep as so many nodes can be
+    if kv_len + num_tokens + num_nodes > info.max_length:  # upper bound: the nodes as one chain
         longest = step.base_len + int(step.tree.depths().max(initial=0))
         if longest > info.max_length:
             raise misfit(step, f"{longest} tokens; {info.name} takes {info.max_length}")
@@ -62,7 +62,7 @@ def _check_scratch(step: SessionStep, info: ModelInfo) -> None:
 
 
 def check_asked(engine: Engine, steps: Sequence[SessionStep], tap: Tap) -> None:
-    """Raise EngineError if an engine is asked for hidden states or scratch rows that it does not give."""
+    """Raise EngineError if the engine does not support the requested hidden states or scratch rows."""
     if tap.layers:
         num_layers = engine.num_tap_layers
         if not num_layers:
@@ -79,8 +79,8 @@ def check_asked(engine: Engine, steps: Sequence[SessionStep], tap: Tap) -> None:
 
 
 def check_tokens(token_ids: Int32Array, steps: Sequence[SessionStep], info: ModelInfo) -> None:
-    """Raise EngineError if a token is none of the model's; `token_ids` are those of all the steps."""
-    if not np.count_nonzero(token_ids.view(np.uint32) >= info.vocab_size):  # negative ones are large then
+    """Raise EngineError if a token is not in the model's vocabulary. `token_ids` are the tokens of all steps."""
+    if not np.count_nonzero(token_ids.view(np.uint32) >= info.vocab_size):  # negative ids become large
         return
     for step in steps:
         own = np.concatenate([step.token_ids, step.tree.token_ids, step.scratch.token_ids])
@@ -94,8 +94,10 @@ def misfit(step: SessionStep, reason: str) -> EngineError:
 
 
 def check_works(engine: Engine) -> None:
-    """Step a session of the engine's own; raise EngineLostError if that fails. For the time after a step that failed
-    with each of its sessions: if even this one fails, it was the fault of none of them."""
+    """Step a session of the engine's own; raise EngineLostError if that fails.
+
+    Used after a step failed with each of its sessions. If this step fails too, no session was at fault.
+    """
     token_ids = np.zeros(1, np.int32)
     try:
         engine.open(PROBE, token_ids)

@@ -1,6 +1,7 @@
-"""What a verifier needs of an engine.
+"""The interface between a verifier and an engine.
 
-Steps of any engine in two halves: one that cannot overlap with the host answers at once.
+Every engine runs a step in two halves: launch and collect. An engine without overlap computes the whole step in the
+first half.
 """
 
 from __future__ import annotations
@@ -16,121 +17,138 @@ from specq.protocol import NO_TAP, Int32Array, ModelInfo, SessionStep, StepOutpu
 class Engine(Protocol):
     """What a verifier needs of a model.
 
-    An engine keeps the KV of each session in a fixed pool of `info.kv_slots` slots, one a token; it is driven by one
-    thread. `step` is the only expensive call.
+    An engine keeps the KV of sessions in a fixed pool of `info.kv_slots` slots. Each token takes one slot. One thread
+    drives the engine. `step` is the only expensive call.
     """
 
     info: ModelInfo
-    max_chain: int  # a session's tree in one step must be a chain of so many nodes at most; 0: any tree
-    num_tap_layers: int  # hidden states may be asked for of layers 0 .. num_tap_layers - 1, and FINAL; 0: of none
+    max_chain: int  # most nodes of a session per step, which must then be a chain; 0: any tree
+    num_tap_layers: int  # it returns hidden states of layers 0 .. num_tap_layers - 1, and FINAL; 0: of no layer
     takes_scratch: bool  # whether steps may have scratch rows
-    overlaps: bool  # whether it is an `OverlappingEngine`, and runs steps while the host goes on
-    # Whether threads on cores that other processes use as well take part in steps. Where this is so at first, the
-    # verifier switches it between steps; elsewhere it stays False.
+    overlaps: bool  # whether it is an `OverlappingEngine`, which runs steps while the host goes on
+    # Whether threads on cores that other processes also use take part in steps. If this is True at first, the verifier
+    # switches it between steps. Otherwise it stays False.
     is_helped: bool
-    # Numbers of rows, ascending, after which a step takes longer at once, since its rows are computed so many at a
-    # time. Between them a step's time is about a line. The verifier profiles on both sides of each.
+    # Row counts, ascending. The kernels compute rows in tiles. So a step with one row more takes longer at once.
+    # Between two jumps the time of a step is roughly linear. The verifier profiles on both sides of each jump.
     jumps: tuple[int, ...]
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
-        """Start a session with this context i32[n]; return how many of its first tokens have KV already (shared
-        prefix), at most n - 1. KV is shared among sessions of one owner only: else what another one asked for could be
-        learned by how soon tokens come. Raises EngineError if the session is open."""
+        """Start a session with this context, i32[n].
+
+        Returns how many of its first tokens already have KV (a shared prefix), at most n - 1. Only sessions of one
+        owner share KV. Otherwise response times would reveal the prompts of other owners. Raises EngineError if the
+        session is open.
+        """
         ...
 
     def close(self, session_id: int) -> None:
-        """Free the session's KV; unknown sessions are ignored. Shared prefixes stay cached until slots run short."""
+        """Free the session's KV. Unknown sessions are ignored. Shared prefixes stay cached until slots run short."""
         ...
 
     @property
     def free_slots(self) -> int:
-        """KV slots that a step may still take, cached prefixes that can be dropped included. Asked for each heartbeat,
-        too: where the engine is lost though nobody asks it for a step, EngineLostError is raised."""
+        """Return the number of free KV slots for steps, including cached prefixes that can be dropped.
+
+        The verifier also reads it for each heartbeat. Raises EngineLostError if the engine is lost, even when no step
+        is in flight.
+        """
         ...
 
     def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
-        """Run one packed forward pass and judge it; one Judgement for each step with `judged`, in order. A verifier
-        gives a `specq.verification.StepBatch`, which has the steps as arrays too, and takes `Judgements` as well as a
-        list. Hidden states and the logits of scratch rows are returned where they are asked for, which changes no
-        judgement and costs nothing where they are not; on a device they stay there, and nothing waits for them.
+        """Run one packed forward pass and judge it. Returns one Judgement for each step with `judged`, in order.
 
-        Each step's `start` equals the session's KV length. Afterwards the KV holds start + m tokens plus the accepted
-        path (not the correction), and nothing of scratch rows. A session that cannot be judged has a judgement with a
-        `fault`, and is to be closed. Raises EngineError, with nothing changed, if `free_slots` is less than the rows,
-        or if the engine does not give what is asked for. After any other error but EngineLostError nothing has changed
-        either: the step may be repeated with some of its sessions.
+        A verifier passes a `specq.verification.StepBatch`, which also has the steps as arrays. It accepts `Judgements`
+        as well as a list. Hidden states and the logits of scratch rows are returned on request. They change no
+        judgement. Without a request they cost no time. On a device they stay there, and no part of the step waits for
+        them.
+
+        Each step's `start` equals the KV length of its session. Afterwards the KV holds start + m tokens and the
+        accepted path. It holds neither the correction nor scratch rows. A session that cannot be judged gets a
+        judgement with a `fault`. The caller must close it.
+
+        Raises EngineError if there are fewer `free_slots` than rows, or if the engine does not support the request.
+        After any error except EngineLostError the state is unchanged. The caller may then repeat the step with some of
+        its sessions.
         """
         ...
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
-        """Measure seconds per step for so many rows each, of several short sessions; used to profile at start-up.
+        """Measure the seconds of a step for each number of rows, with several short sessions.
 
-        `sizes` ascend; an engine may leave out the last of them, of which the verifier then learns in service."""
+        The verifier calls it to profile the engine at start-up. `sizes` ascend. An engine may leave out the last sizes.
+        The verifier then learns their times in service.
+        """
         ...
 
     def shutdown(self) -> None:
-        """Let go of the device, and of processes that were started; nothing else may be asked afterwards."""
+        """Release the device and stop the processes that the engine started. No other call may follow."""
         ...
 
 
 class Launched(Protocol):
-    """A step that was launched.
+    """A launched step.
 
-    feeds   whether the tokens that it says are known to the device before the host has collected them, so that
-            `StepBatch.fed_by` of the next step may name its sessions: where nothing was drafted, and judging needs
-            nothing of the host
+    - feeds: whether the device knows the tokens of this step before the host collects them. Then `StepBatch.fed_by` of
+      the next step may name its sessions. This requires a step without drafts, and judging without data from the host.
     """
 
     @property
     def feeds(self) -> bool: ...
 
     def collect(self) -> StepOutput:
-        """Wait for the step and return what `Engine.step` does. Steps are collected in the order in which they were
-        launched. If this raises, the step has changed nothing, and those that were launched after it must be discarded,
-        the newest first."""
+        """Wait for the step and return the result of `Engine.step`.
+
+        Steps are collected in launch order. If this raises, the step has changed no state. The caller must then discard
+        the steps that were launched after it, newest first.
+        """
         ...
 
     def discard(self) -> None:
-        """Forget the step, as if it had never been launched: the newest one only."""
+        """Forget the step, as if it had never been launched. Allowed for the newest step only."""
         ...
 
 
 class OverlappingEngine(Engine, Protocol):
-    """An engine whose next step may be launched before the last one is collected; at most two are in flight, or three
-    where processes of their own launch them.
+    """An engine that can launch the next step before the last one is collected.
 
-    A session may be closed, and one of its id opened again, while a step of it is in flight: what that step says of it
-    is nobody's then.
+    At most two steps are in flight. An engine that launches steps in its own processes may have three.
 
-    It may have a method `tidy`, too: what it has put off when a step was collected (`specq.engines.tidy`). Any engine
-    may say for which chains it is quicker (`specq.engines.even_chains`), and whether it launches steps in other
-    processes (`specq.engines.is_apart`).
+    A session may be closed while one of its steps is in flight. Its id may even be opened again. The output of that
+    step for the session is then discarded.
+
+    An engine may also have a method `tidy`. It does the work that collecting a step has deferred
+    (`specq.engines.tidy`). Any engine may name the chains that it computes faster (`specq.engines.even_chains`). It may
+    also declare that it launches steps in other processes (`specq.engines.is_apart`).
     """
 
-    # whether steps may have drafted tokens that only the device knows when they are launched (`StepBatch.drafted`)
+    # whether a step may have draft tokens that only the device knows at launch (`StepBatch.drafted`)
     takes_unread: bool
 
     def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: Launched | None = None) -> Launched:
-        """Begin a step: `step` is `launch(...).collect()`. `after`: the newest step in flight, if there is one. Each
-        step's `start` equals the KV length as it will be when that is collected. Raises as `step` does, with nothing
-        changed."""
+        """Begin a step: `step` is `launch(...).collect()`.
+
+        `after` is the newest step in flight, if any. Each step's `start` equals the KV length after that step is
+        collected. Raises like `step`, with no change.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What a table has of an engine before it is loaded. So the module of a spec imports neither torch nor a model.
+    """The table entry of an engine, available before the engine is loaded.
 
-    make                makes the engine, given a model's directory or hub name and the keyword arguments that
-                        `specq.processes.target` names; here the heavy imports are
-    options             the keys of [target.NAME], which `make` takes as keyword arguments, too
-    renumbers_devices   whether its process sees only its own GPUs, counted anew from cuda:0
-    prefill_rows        most rows of a step that computes prompts, if more than of others, unless the configuration says
-                        it
-    package             what must be installed for `make` to work; "": nothing more
-    takes_gguf          whether it loads GGUF files
-    takes_heads         whether it returns the hidden states that heads draft from
-    takes_scratch       whether its steps take scratch rows, which lookahead decoding needs
+    The module of a spec must import neither torch nor a model.
+
+    - make: makes the engine from a model's directory or hub name. `specq.processes.target` lists its keyword arguments.
+      The heavy imports belong in this function.
+    - options: the keys of [target.NAME]. `make` also takes them as keyword arguments.
+    - renumbers_devices: whether the process sees only its own GPUs, renumbered from cuda:0.
+    - prefill_rows: default for the most rows of a step that computes prompts; 0: as for other steps.
+    - package: the package that `make` needs; "": no extra package.
+    - takes_gguf: whether it loads GGUF files.
+    - takes_heads: whether it returns the hidden states that heads draft from.
+    - takes_scratch: whether its steps take scratch rows, which lookahead decoding needs.
     """
 
     make: Callable[..., Engine]
@@ -145,7 +163,7 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A step whose answer is here already; see `Launched`."""
+    """A step whose result is already available; see `Launched`."""
 
     output: StepOutput
     feeds: bool = False
@@ -158,27 +176,34 @@ class Computed:
 
 
 def takes_unread(engine: Engine) -> bool:
-    """Return whether a step may be launched with drafted tokens that the host has not read; see `OverlappingEngine`."""
+    """Return whether a step may have draft tokens that the host has not read; see `OverlappingEngine`."""
     return engine.overlaps and cast("OverlappingEngine", engine).takes_unread
 
 
 def is_apart(engine: Engine) -> bool:
-    """Return whether processes of their own launch an engine's steps, while the host goes on: so the sooner they are
-    told of the next step, the better."""
+    """Return whether the engine launches its steps in processes of its own.
+
+    The verifier then sends the next step as early as possible.
+    """
     return engine.overlaps and bool(getattr(engine, "is_apart", False))
 
 
 def even_chains(engine: Engine) -> Mapping[int, int]:
-    """Return, of an engine that takes chains, numbers of nodes -> the most sessions of a step that may all have chains
-    of so many, if it computes such a step quicker than one whose chains differ; shorter chains it makes as long. Empty:
-    lengths are of no matter."""
+    """Return {number of nodes: most sessions} for steps that are faster if all chains have this length.
+
+    For engines that take chains only. The engine pads shorter chains to this length. Empty: chain lengths do not affect
+    the time.
+    """
     found: Mapping[int, int] = getattr(engine, "even_chains", {})
     return found
 
 
 def tidy(engine: Engine) -> None:
-    """Let an engine do now what it has put off when a step was collected, if it puts anything off: it does so until the
-    next call, where the device would wait for it. So it is told when the device has other work."""
+    """Let an engine do the work that it deferred when it collected a step.
+
+    Without this call the engine does the work at the next call. The device would then wait for it. The verifier calls
+    it while the device has other work.
+    """
     if callable(tidies := getattr(engine, "tidy", None)):
         tidies()
 

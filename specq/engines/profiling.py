@@ -1,13 +1,12 @@
-"""How long steps of an engine take: measured at start-up, on a few short sessions.
+"""Measure the step times of an engine at start-up, on a few short sessions.
 
-Where nothing is compiled for a size, `quick_step_times` measures few sizes for a short time and recalls what an earlier
-start found; larger sizes, and what is otherwise wrong, `specq.verifier.StepCurve` learns in service.
+If kernels are not compiled per size, `quick_step_times` is used. It measures a few sizes briefly, and reuses the times
+of an earlier start. `specq.verifier.StepCurve` learns larger sizes in service, and corrects errors there.
 
-Step times that an earlier start measured, in the user's cache: one small file for each machine, model and number of
-threads.
+The user's cache holds the times of earlier starts. There is one file per machine, model and number of threads.
 
-Rules: what is not there, or not as it was written, is as nothing at all; whoever asks measures anew. A file that is
-written is the newest, whatever the wall clock says.
+Rules: a missing or malformed file counts as empty, and the caller measures again. A written file becomes the newest
+file, even if the wall clock was set back.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from specq.runtime import whole_file
 MOST_FILES = 64
 MOST_SIZES = 64
 MOST_SECONDS = 3600.0
-LATER_NS = 1_000_000  # than the file before, where the clock does not say so
+LATER_NS = 1_000_000  # added to the time of the newest file if the clock was set back
 
 
 def step_times_file(*what: object) -> Path:
-    """Return where the times are kept of what is named by all that they depend on."""
+    """Return the cache file of the times. `what` lists everything that the times depend on."""
     digest = hashlib.sha256(json.dumps(what, default=str).encode()).hexdigest()[:24]
     return cache_dir() / "steps" / f"{digest}.json"
 
 
 def recall(path: Path) -> dict[int, float]:
-    """Return {rows: seconds}, rows ascending; nothing if the file is missing or broken."""
+    """Return {rows: seconds}, rows ascending; empty if the file is missing or malformed."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         times = {int(rows): float(seconds) for rows, seconds in said.items()}
@@ -51,8 +50,7 @@ def recall(path: Path) -> dict[int, float]:
 
 
 def keep(path: Path, times: Mapping[int, float]) -> None:
-    """Write the times, and drop the oldest of more than MOST_FILES files. A cache that cannot be written is no
-    error."""
+    """Write the times, and drop the oldest files beyond MOST_FILES. A cache that cannot be written is not an error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with whole_file(path) as temporary:
@@ -65,7 +63,7 @@ def keep(path: Path, times: Mapping[int, float]) -> None:
 def _drop_oldest(newest: Path) -> None:
     others = {file: file.stat().st_mtime_ns for file in newest.parent.glob("*.json") if file != newest}
     latest = max(others.values(), default=0)
-    if newest.stat().st_mtime_ns <= latest:  # the clock was set back since
+    if newest.stat().st_mtime_ns <= latest:  # the clock was set back since then
         os.utime(newest, ns=(latest + LATER_NS, latest + LATER_NS))
     for file in sorted(others, key=others.__getitem__, reverse=True)[MOST_FILES - 1 :]:
         file.unlink(missing_ok=True)
@@ -80,13 +78,13 @@ def _is_sound(times: Mapping[int, float]) -> bool:
 SESSIONS = 8
 CONTEXT = 8  # tokens
 REPEATS, LEAST_REPEATS = 7, 2
-PATIENCE_S = 2.0  # after which no round begins but for the least that there must be
-QUICK_ROUND_S, QUICK_S = 1.0, 2.0  # after which no further size, and no further round of sizes, is begun
+PATIENCE_S = 2.0  # after this, no further round begins beyond LEAST_REPEATS
+QUICK_ROUND_S, QUICK_S = 1.0, 2.0  # after these times, no further size begins, and no further round of sizes
 QUICK_ROWS = 64
-REFINED_ROWS = 16  # up to here what is recalled is measured once more, and the less of both counts
-QUICK_CONTEXT = 2  # tokens: one row of each session, before the step that is timed
-CHECKED = (1, 8)  # rows: where what is recalled must still hold
-SAME = 1.3  # times as long, or as short
+REFINED_ROWS = 16  # up to here recalled times are measured once more, and the smaller one counts
+QUICK_CONTEXT = 2  # tokens: one row of each session, before the timed step
+CHECKED = (1, 8)  # row counts at which recalled times are checked
+SAME = 1.3  # largest accepted ratio between a recalled and a measured time
 
 
 def step_times(
@@ -98,15 +96,19 @@ def step_times(
     block_slots: int = 1,
     most_each: int = 0,
 ) -> list[float]:
-    """Return the least seconds of a step with so many rows, of a few rounds over all sizes: what disturbs a measurement
-    only ever adds to it. `settle` waits until the device has done what it was given; after `patience_s` no round begins
-    but for the least that there must be; `most_sessions`: that a step may have; `block_slots`: KV slots of a block, of
-    which a session takes whole ones;
-    `most_each`: rows of a session, of which a step of more rows has more than SESSIONS, as far as there is room; 0:
-        always that many.
-    Raises ConfigError where the KV memory is too small for these steps. See `Engine.step_times`."""
+    """Return the minimum seconds of a step for each size, over a few rounds. Disturbances only add time.
+
+    - settle: waits until the device has finished its work.
+    - patience_s: after this time only the LEAST_REPEATS rounds are completed.
+    - most_sessions: the most sessions of a step.
+    - block_slots: KV slots per block; a session takes whole blocks.
+    - most_each: rows per session. Larger steps have more than SESSIONS sessions if the KV memory allows. 0: always
+      SESSIONS sessions.
+
+    Raises ConfigError if the KV memory is too small for these steps. See `Engine.step_times`.
+    """
     _check_kv(engine, max(sizes), CONTEXT, min(SESSIONS, most_sessions), block_slots)
-    random = np.random.default_rng(0)  # contexts that no prefix cache knows
+    random = np.random.default_rng(0)  # contexts that are not in a prefix cache
     few, kv_slots = min(SESSIONS, most_sessions), engine.info.kv_slots
     fitting = min(most_sessions, kv_slots // (2 * max(block_slots, CONTEXT + most_each)), max(sizes) // CONTEXT)
 
@@ -120,9 +122,11 @@ def step_times(
 
 
 def warm_up_steps(engine: Engine, sizes: Sequence[int], layers: tuple[int, ...], most_sessions: int) -> None:
-    """Run steps of so many rows that give hidden states of these layers, as `Tap` has them, if there are some, so that
-    none in service is the first of its kind: an engine may prepare a step of many rows of one session, and of few rows
-    of each of many, in other ways."""
+    """Run steps of these sizes with few and many sessions, so that they are prepared before service.
+
+    The steps return hidden states of `layers` (see `Tap`), if any. An engine may prepare few sessions with many rows in
+    another way than many sessions with few rows.
+    """
     random = np.random.default_rng(1)
     for size in sizes:
         for num_sessions in {min(-(-size // QUICK_ROWS), most_sessions), min(size, most_sessions)}:
@@ -130,17 +134,18 @@ def warm_up_steps(engine: Engine, sizes: Sequence[int], layers: tuple[int, ...],
 
 
 def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int, float]) -> dict[int, float]:
-    """Return the least seconds of steps with so many rows, for the first of ascending sizes; two at least, where there
-    are two.
+    """Return the minimum seconds of a step for the first of these ascending sizes.
 
-    recalled   what this gave at an earlier start; it is returned again, where a step was quicker this time with that,
-               unless steps take more or less time now, or it was asked for other sizes
+    The result has at least two sizes if `sizes` has two.
 
-    Raises ConfigError where the KV memory is too small for the largest of them that may be measured.
+    - recalled: the result of an earlier start. It is returned again, with any times that are now smaller. It is ignored
+      if step times have changed, or if the sizes differ.
+
+    Raises ConfigError if the KV memory is too small for the largest size that may be measured.
     """
     _check_kv(engine, max(REFINED_ROWS, *sizes[:2], *(size for size in sizes if size <= QUICK_ROWS)), QUICK_CONTEXT)
     random = np.random.default_rng(0)
-    _quick_step(engine, min(CHECKED), random)  # the first step of all has more to do
+    _quick_step(engine, min(CHECKED), random)  # the first step has extra work
     if all(size in recalled for size in sizes[:2]) and _holds(recalled, engine, random):
         few = [size for size in recalled if size <= REFINED_ROWS]
         return {**recalled, **{size: min(recalled[size], _quick_step(engine, size, random)) for size in few}}
@@ -159,8 +164,10 @@ def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int
 
 
 def least_kv_slots(num_rows: int, context: int, num_sessions: int, block_slots: int = 1) -> int:
-    """Return the fewest KV slots, in whole blocks, with which a step of so many rows can be timed, of sessions that
-    have `context` - 1 tokens each before it."""
+    """Return the fewest KV slots, in whole blocks, for timing a step of `num_rows` rows.
+
+    Each session has `context` - 1 tokens before the step.
+    """
     before = -(-(context - 1) // block_slots)  # blocks of a session
     slacks = np.full(num_sessions, before * block_slots - (context - 1))
     further = next(num for num in count() if free_slots(num, block_slots, slacks) >= num_rows)
@@ -168,7 +175,7 @@ def least_kv_slots(num_rows: int, context: int, num_sessions: int, block_slots: 
 
 
 def _check_kv(engine: Engine, num_rows: int, context: int, most_sessions: int = SESSIONS, block_slots: int = 1) -> None:
-    """Raise ConfigError if the engine's KV memory is too small for steps of so many rows."""
+    """Raise ConfigError if the engine's KV memory is too small for steps of `num_rows` rows."""
     info, num_sessions = engine.info, min(num_rows, most_sessions)
     least = least_kv_slots(num_rows, context, num_sessions, block_slots)
     if info.kv_slots < least:
@@ -180,7 +187,10 @@ def _check_kv(engine: Engine, num_rows: int, context: int, most_sessions: int = 
 
 
 def _holds(recalled: Mapping[int, float], engine: Engine, random: np.random.Generator) -> bool:
-    """Whether steps take about as long as is recalled: the less of two measurements, of each size that is checked."""
+    """Return whether steps take about the recalled time.
+
+    The smaller of two measurements counts at each checked size.
+    """
     for size in CHECKED:
         seconds = recalled.get(size, 0.0)
         found = min(_quick_step(engine, size, random) for _ in range(2)) if seconds else 0.0
@@ -194,8 +204,10 @@ def _quick_step(engine: Engine, num_rows: int, random: np.random.Generator) -> f
 
 
 def prefill(engine: Engine, contexts: Iterable[tuple[int, Int32Array, int]]) -> None:
-    """Open sessions, each an id, a context and how many of its tokens are to have KV; compute, in one step, what the
-    engine has not of these."""
+    """Open sessions and compute their missing KV in one step.
+
+    Each session is an id, a context, and the number of its tokens that need KV.
+    """
     steps = [
         SessionStep(session_id, start, context[start:count], SamplingParams(), judged=False)
         for session_id, context, count in contexts
@@ -214,7 +226,7 @@ def _time_step(
     most_sessions: int = SESSIONS,
     tap: Tap = NO_TAP,
 ) -> float:
-    """Return the seconds of a step with so many rows, divided among short sessions."""
+    """Return the seconds of a step with `num_rows` rows, divided among short sessions."""
     num_sessions = min(num_rows, most_sessions)
     shares = [len(part) for part in np.array_split(np.arange(num_rows), num_sessions)]
     steps = [
@@ -234,7 +246,10 @@ def _time_step(
 def _profiled(
     session_id: int, num_rows: int, engine: Engine, random: np.random.Generator, length: int
 ) -> tuple[SessionStep, Int32Array]:
-    """Return a decoding step of so many rows, as many of them nodes as the engine takes, and the context before it."""
+    """Return a decoding step of `num_rows` rows, and the context before it.
+
+    As many of the rows are nodes as the engine takes.
+    """
     num_nodes = min(num_rows - 1, engine.max_chain or num_rows)
     parents = np.arange(num_nodes, dtype=np.int32) - 1 if engine.max_chain else np.full(num_nodes, -1, np.int32)
     tokens = random.integers(0, engine.info.vocab_size, length - 1 + num_rows, np.int32)

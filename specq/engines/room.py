@@ -1,4 +1,4 @@
-"""How many more tokens fit into KV memory that is handed out in blocks. Pure arithmetic."""
+"""Compute how many more tokens fit into KV memory that is allocated in blocks. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from specq.protocol import IntpArray
 
 
 def free_slots(num_free: int, block_size: int, slacks: IntpArray) -> int:
-    """Return the most tokens that fit however they are divided among sessions.
+    """Return the most tokens that always fit, however they are divided among sessions.
 
-    `num_free` blocks are free; session i has room for slacks[i] tokens in its own blocks, i64[n]. One token beyond a
-        session's
-    slack takes a block, and so does each `block_size` more; the answer is one less than the fewest that take too many.
+    `num_free` blocks are free. Session i has room for slacks[i] tokens in its own blocks, i64[n]. One token beyond a
+    session's slack takes a block. Each further `block_size` tokens take another block. The result is one less than the
+    smallest number of tokens that may not fit.
     """
-    if len(slacks) > num_free + 1:  # one block too many is taken by the sessions with the least slack
+    if len(slacks) > num_free + 1:  # the sessions with the least slack already take one block too many
         slacks = np.partition(slacks, num_free)[: num_free + 1]
     return Slacks.of(block_size, slacks).free_slots(num_free)
 
 
 @dataclass(slots=True)
 class Slacks:
-    """What of sessions' slacks is needed for `free_slots` while as many blocks are free as there are sessions, less
-    one. Sessions can be added.
+    """The summary of session slacks that `free_slots` needs. Sessions can be added.
 
-    least      the least slack
-    num_saved  by how many tokens the first blocks of all sessions cost less than `block_size` each
+    It is valid while `count` <= free blocks + 1.
+
+    - least: the least slack.
+    - num_saved: tokens saved because first blocks cost less than `block_size` each.
     """
 
     block_size: int
@@ -37,19 +38,19 @@ class Slacks:
 
     @classmethod
     def of(cls, block_size: int, slacks: IntpArray) -> Slacks:
-        """Return them for sessions with these slacks, i64[n]."""
+        """Return the summary for sessions with these slacks, i64[n]."""
         count = len(slacks)
         num_saved = int(np.maximum(block_size - 1 - slacks, 0).sum())
         return cls(block_size, count, int(slacks.min()) if count else 0, num_saved)
 
     def add(self, slack: int) -> None:
-        """Take in another session."""
+        """Add another session."""
         self.least = min(self.least, slack) if self.count else slack
         self.count += 1
         self.num_saved += max(self.block_size - 1 - slack, 0)
 
     def free_slots(self, num_free: int) -> int:
-        """Return what the function of this name does."""
+        """Return the result of the function `free_slots` for these sessions."""
         assert self.count <= num_free + 1
         if not self.count:
             return num_free * self.block_size

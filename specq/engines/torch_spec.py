@@ -1,5 +1,4 @@
-"""The `torch` engine as the table has it, and its own options: `specq.engines.torch`, which imports torch, without
-that."""
+"""The table entry of the `torch` engine, and its options, without an import of torch."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ class TorchOptions(OwnOptions):
 
     LABEL = "torch"
 
-    helper_cores: Cores = option((), "CPU ids on each of which one more thread helps with steps")
+    helper_cores: Cores = option((), "CPU cores for one helper thread each, e.g. 0,2-3. Default: no helper threads.")
 
 
 def _make(model: str, **arguments: Any) -> Engine:

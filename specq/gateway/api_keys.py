@@ -83,7 +83,7 @@ def read_file(path: Path) -> dict[str, Caller]:
     """
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o022:
-            raise ConfigError(f"others than its owner can write {path}; chmod 600 it")
+            raise ConfigError(f"other users can write {path}; run chmod 600 on it")
         tables = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the API keys {path}: {error.strerror}") from None
@@ -117,10 +117,10 @@ def make_key(path: Path, name: str, *, max_priority: int = 0) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not a valid name for a key: up to 64 letters, digits, and _ - (not first)")
     if not PRIORITY.admits(max_priority):
-        raise ConfigError(f"max_priority is {max_priority}; it must be {PRIORITY.allowed}")
+        raise ConfigError(f"max_priority is {max_priority}, but must be {PRIORITY.allowed}")
     taken = [caller.name for caller in read_file(path).values()] if path.exists() else []
     if name in taken:
-        raise ConfigError(f"{path} has a key of {name} already; take its table out first")
+        raise ConfigError(f"{path} already has a key of {name}; remove its table first")
     key = PREFIX + secrets.token_urlsafe(32)
     entry = f'[{name}]\nsha256 = "{digest(key)}"\n' + (f"max_priority = {max_priority}\n" if max_priority else "")
     try:

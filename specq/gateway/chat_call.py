@@ -129,7 +129,7 @@ def read_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
         raise ApiError("messages is missing", param="messages", code="missing_parameter")
     messages = check("messages", fields["messages"], is_list)
     if not messages:
-        raise ApiError("messages is empty; it must have at least one message", param="messages")
+        raise ApiError("messages is empty, but must have at least one message", param="messages")
     return [_read_message(place, message) for place, message in enumerate(messages)]
 
 

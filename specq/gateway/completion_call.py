@@ -81,7 +81,7 @@ def read_stream(fields: Mapping[str, Any]) -> tuple[bool, bool, bool]:
             reason = f"unknown field {name[:64]!r} of stream_options"
             raise ApiError(reason, param="stream_options", code="unknown_parameter")
         if not (value is None or is_flag(value)):
-            reason = f"stream_options.{name} is {value!r:.40}; it must be true or false"
+            reason = f"stream_options.{name} is {value!r:.40}, but must be true or false"
             raise ApiError(reason, param="stream_options", code="invalid_type")
     usage = bool(options.get("include_usage"))
     return stream, usage, usage and bool(options.get("continuous_usage_stats"))
@@ -91,14 +91,14 @@ def read_explain(fields: Mapping[str, Any]) -> bool:
     """Return whether a stream reports what became of drafts."""
     explain = bool(check("explain", fields.get("explain", False), is_flag))
     if explain and not fields.get("stream"):
-        raise ApiError("explain is given without stream: it tells of a text as it grows", param="explain")
+        raise ApiError("explain is given without stream; it describes a text while it is generated", param="explain")
     return explain
 
 
 def read_count(name: str, value: Any, most: int) -> int:
     """Return a number from 1 to `most`."""
     if not is_count(value) or not 1 <= value <= most:
-        raise ApiError(f"{name} is {value!r:.40}; it must be a whole number from 1 to {most}", param=name)
+        raise ApiError(f"{name} is {value!r:.40}, but must be a whole number from 1 to {most}", param=name)
     return int(value)
 
 
@@ -106,7 +106,7 @@ def read_top(name: str, fields: Mapping[str, Any]) -> int:
     """Return the number of most likely tokens that a field requests, 0 without the field."""
     num_top = check(name, fields.get(name, 0), is_count)
     if num_top > MAX_TOP:
-        raise ApiError(f"{name} is {num_top}; it must be at most {MAX_TOP}", param=name)
+        raise ApiError(f"{name} is {num_top}, but must be at most {MAX_TOP}", param=name)
     return int(num_top)
 
 
@@ -197,7 +197,7 @@ def _read_prompt(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def _empty(name: str) -> ApiError:
-    return ApiError(f"{name} is empty; it must have at least one token", param="prompt", code="invalid_value")
+    return ApiError(f"{name} is empty, but must have at least one token", param="prompt", code="invalid_value")
 
 
 def _wrong_prompt() -> ApiError:

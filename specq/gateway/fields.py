@@ -155,7 +155,7 @@ def check_known(
 def check(name: str, value: Any, kind: Check) -> Any:
     """Return a value of the right type; raise ApiError that names the field."""
     if not kind(value):
-        raise ApiError(f"{name} is {_kind(value)}; it must be {_NAMES[kind]}", param=name, code="invalid_type")
+        raise ApiError(f"{name} is {_kind(value)}, but must be {_NAMES[kind]}", param=name, code="invalid_type")
     return value
 
 
@@ -167,7 +167,7 @@ def check_role(field: str, name: str, role: str, roles: Sequence[str]) -> str:
     """
     if role not in roles:
         known = ", ".join(roles)
-        raise ApiError(f"{name}.role is {role!r:.40}; it must be one of {known}", param=field, code="invalid_value")
+        raise ApiError(f"{name}.role is {role!r:.40}, but must be one of {known}", param=field, code="invalid_value")
     return role
 
 

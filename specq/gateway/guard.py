@@ -125,10 +125,10 @@ class Guard:
             return NOBODY
         caller = self._caller(headers)
         if self._under_way.total() >= self._most_in_all:
-            message = f"{self._most_in_all} requests are under way; try again when some have ended"
+            message = f"{self._most_in_all} requests are under way; try again when some have finished"
             raise ApiError(message, 503, code="too_many_requests", headers={"retry-after": "1"})
         if self._under_way[caller.name] >= self._most:
-            message = f"{self._most} requests of this key are under way; try again when some have ended"
+            message = f"{self._most} requests of this key are under way; try again when some have finished"
             raise ApiError(message, 429, code="too_many_requests", headers={"retry-after": "1"})
         return caller
 
@@ -138,7 +138,7 @@ class Guard:
         try:
             self._keys.refresh()
         except ConfigError as error:
-            log.warning("api_keys_unreadable", reason=str(error))
+            log.warning("api_keys_read_failed", reason=str(error))
         for key in _keys_in(headers):
             if caller := self._keys.caller(key):
                 return caller

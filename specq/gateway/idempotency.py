@@ -56,7 +56,8 @@ def read(headers: Mapping[str, str], path: str, body: Any, call: Call) -> Repeat
         raise ApiError(message, param="Idempotency-Key")
     if event_id and not (key and call.stream):
         raise ApiError(
-            "Last-Event-ID takes up a stream again; give stream and the stream's Idempotency-Key", param="Last-Event-ID"
+            "Last-Event-ID resumes a stream; also give stream and the Idempotency-Key of that stream",
+            param="Last-Event-ID",
         )
     return Repeatable(key, digest(path, body), event_id) if key else Repeatable()
 

@@ -40,7 +40,7 @@ class Responses:
     def events(self, head: Head, position: sse.Position, *, with_ids: bool) -> EventSource:
         if position != sse.start(1):
             raise ApiError(
-                "Last-Event-ID is not supported here; without it the stream comes again", param="Last-Event-ID"
+                "Last-Event-ID is not supported here; omit it to receive the whole stream again", param="Last-Event-ID"
             )
         return ResponseEvents(self._call, self._shape, head)
 

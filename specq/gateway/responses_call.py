@@ -204,7 +204,7 @@ def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
     named = [(f"input[{place}]", item) for place, item in enumerate(asked) if not _is_reasoning(item)]
     messages = join_calls(read_call_item(name, item) or _message(name, item) for name, item in named)
     if not messages:
-        raise ApiError("input is empty; it must have at least one message", param="input")
+        raise ApiError("input is empty, but must have at least one message", param="input")
     return first + messages
 
 

@@ -102,7 +102,7 @@ class Upstream:
     async def _check(self, model: str) -> None:
         models = await self.models()
         if model not in models and models:
-            message = f"the model {model[:200]!r} is not served here; served are {', '.join(models)}"
+            message = f"the model {model[:200]!r} is not served here; served: {', '.join(models)}"
             raise ApiError(message, 404, "model", "model_not_found")
         if model not in models:
             raise JobError("no verifier is registered", "no_verifier")

@@ -72,7 +72,7 @@ def read_position(event_id: str, num_choices: int) -> Position:
     parts = body.split(",")
     if len(parts) != num_choices or tail not in ("", "u") or not all(map(_CHOICE.fullmatch, parts)):
         raise ApiError(
-            f"Last-Event-ID is {event_id[:80]!r}; it must be the id of an event of this stream", param="Last-Event-ID"
+            f"Last-Event-ID is {event_id[:80]!r}, but must be the id of an event of this stream", param="Last-Event-ID"
         )
     return Position(tuple(map(_progress, parts)), has_usage=tail == "u")
 

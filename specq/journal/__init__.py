@@ -1,14 +1,15 @@
-"""The journal: what the broker must not forget.
+"""The journal: the broker's durable record of jobs.
 
-    interface      what a kind of journal must do, and the table of kinds; its time, which is stored with jobs
-    records        what is written: jobs, their tokens, their ends; and what is read back
-    threads        the two threads that keep the disk out of the broker's loop
-    sqlite/        the journal in a SQLite file
+- `interface`: the interface of a journal, the table of kinds, and the journal's time, which is stored with jobs.
+- `records`: the written records (jobs, their tokens, their ends), and the values that are read back.
+- `threads`: the two threads that keep disk access out of the broker's loop.
+- `sqlite/`: the journal in a SQLite file.
 
-In: groups of records. Out: unfinished jobs, finished ones by id, lists. To add a kind of journal: see `interface`.
+Input: groups of records. Output: unfinished jobs, finished ones by id, lists. To add a kind of journal, see
+`interface`.
 
-Rules: a group of records is journaled whole or not at all, and only by the broker whose fence is the newest. Tokens
-count by position, so tokens that are written twice change nothing.
+Rules: a group of records is journaled as a whole or not at all. Only the broker with the newest fence may write. Tokens
+count by position, so writing tokens twice has no effect.
 """
 
 from specq.journal.interface import (

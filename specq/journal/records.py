@@ -1,11 +1,9 @@
-"""What the broker writes to the journal about a job, and what it reads back: plain values, no I/O.
+"""The broker's journal records about a job, and the values that it reads back: plain values, no I/O.
 
-Rule: records are written in the order in which things happened. `TokensAdded` of one job follow each other without a
-gap.
+Rule: records are written in the order of events. The `TokensAdded` of one job follow each other without a gap.
 
-Log-probabilities as bytes: a row a token, so that the rows of two rounds are joined by appending.
-
-A row: f32 log-probability of the token, i32[n] the likeliest tokens, f32[n] theirs; little-endian.
+Log-probabilities are stored as bytes, one row per token. So rows of two rounds are joined by appending. A row is f32
+log-probability of the token, i32[n] the likeliest tokens, f32[n] theirs, little-endian.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from specq.protocol import LogprobRecord, Submit
 
 
 def pack(record: LogprobRecord, start: int) -> bytes:
-    """Return the rows of the tokens from `start` on; nothing where nothing is recorded."""
+    """Return the rows of the tokens from `start` on. Empty if the record is off."""
     arrays = record.arrays(start)
     if not arrays:
         return b""
@@ -44,8 +42,10 @@ def unpack(rows: bytes, num_top: int) -> LogprobRecord:
 
 
 class JobTaken(NamedTuple):
-    """A job was accepted. Times are the journal's (`specq.journal.interface`); deadline 0: none.
-    `owner`: its submitter."""
+    """A job was accepted.
+
+    Times are the journal's (`specq.journal.interface`). `deadline` 0: none. `owner`: its submitter.
+    """
 
     submit: Submit
     owner: str
@@ -58,9 +58,9 @@ class JobTaken(NamedTuple):
 
 
 class JobBound(NamedTuple):
-    """The weights that the job's text comes from: only a verifier with the same weights may continue it.
+    """The weights that the job's text comes from. Only a verifier with the same weights may continue it.
 
-    `placed` is the incarnation of the verifier that holds the job; 0: none does, or it gave the job back in good order.
+    `placed` is the incarnation of the verifier that holds the job. 0: none, or the verifier gave it back in good order.
     """
 
     job_id: int
@@ -71,9 +71,9 @@ class JobBound(NamedTuple):
 class Crashes(NamedTuple):
     """The crashes that count against a job: see `specq.broker.workers.policy`.
 
-    total   verifiers that died while they held the job
-    lone    those that died since the job runs alone
-    length  generated tokens that the job had at the last crash
+    - `total`: verifiers that crashed while they held the job.
+    - `lone`: crashes since the job runs alone.
+    - `length`: number of generated tokens of the job at the last crash.
     """
 
     total: int = 0
@@ -92,11 +92,13 @@ class JobCrashed(NamedTuple):
 
 
 class TokensAdded(NamedTuple):
-    """One round's tokens, after `base_len` generated ones.
+    """One round's tokens, after `base_len` generated ones. All arrays as bytes, little-endian.
 
-    token_ids i32[m], origins u8[m] (`specq.protocol.origins`), logprobs: rows of `specq.journal.records` or
-    empty; all as bytes, little-endian. num_nodes: draft nodes that the round verified; cached_tokens: with the first
-    tokens, as in `JobStats`.
+    - `token_ids`: i32[m].
+    - `origins`: u8[m] (`specq.protocol.origins`).
+    - `logprobs`: rows of `specq.journal.records`, or empty.
+    - `num_nodes`: number of draft nodes that the round verified.
+    - `cached_tokens`: with the first tokens, as in `JobStats`.
     """
 
     job_id: int
@@ -109,7 +111,7 @@ class TokensAdded(NamedTuple):
 
 
 class JobEnded(NamedTuple):
-    """A job ended, with all its tokens; `code` and `reason` say why it failed, if it did. `ended` as in JobTaken."""
+    """A job ended, with all its tokens. `code` and `reason` describe its failure, if any. `ended` as in JobTaken."""
 
     job_id: int
     finish: str
@@ -123,7 +125,7 @@ class JobEnded(NamedTuple):
 
 
 class JobDropped(NamedTuple):
-    """A job was refused after all; its id is free again."""
+    """A job was refused after it had been taken. Its id is free again."""
 
     job_id: int
 
@@ -142,11 +144,11 @@ def num_bytes(record: Record) -> int:
 
 @dataclass(slots=True)
 class StoredJob:
-    """A job as the journal holds it; fields as in the records. `rounds`, `draft_tokens` and `cached_tokens` count up to
-    its last tokens.
+    """A job as the journal holds it, with the fields of the records.
 
-    misfit  which of its values are out of bounds by now, though an earlier broker accepted them; usually "". In
-            `submit` these have their defaults, and no verifier receives the job
+    `rounds`, `draft_tokens` and `cached_tokens` count up to its last tokens. `misfit` names values that are now out of
+    bounds, although an earlier broker accepted them. It is usually "". In `submit` these values have their defaults,
+    and no verifier receives the job.
     """
 
     submit: Submit
@@ -175,7 +177,7 @@ class StoredJob:
 
 
 class JobSummary(NamedTuple):
-    """A line of a list of jobs; `finish` is empty until the job ends. Times are the journal's."""
+    """A line of a list of jobs. `finish` is empty until the job ends. Times are the journal's."""
 
     job_id: int
     label: str

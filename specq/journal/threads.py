@@ -1,8 +1,8 @@
-"""The two threads that keep the disk out of the broker's loop: one writes, one looks things up.
+"""The two threads that keep disk access out of the broker's loop: one writes, one reads.
 
-The writer journals all waiting records as one group, as soon as the group before is done, but at most one group in two
-milliseconds: the busier the broker, the larger the groups, and the less each record costs. `durable` says how far it
-is. Both threads call `wake` when something has changed.
+The writer journals all waiting records as one group once the previous group is done. It writes at most one group in two
+milliseconds. So with more load the groups grow, and each record costs less. `durable` is the progress. Both threads
+call `wake` after a change.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from specq.protocol import JournalBusyError, JournalLostError
 
 log = structlog.get_logger(__name__)
 
-CHECK_S = 1.0  # longest time between two checks that the writer still owns the journal
+CHECK_S = 1.0  # longest time between two checks of the journal's ownership
 EXPIRE_S = 10.0
 RETRY_S = 0.25
-GROUP_S = 0.002  # least time from the beginning of one group to that of the next
+GROUP_S = 0.002  # least time between the starts of two groups
 MOST_RECORDS = 8192  # in one group
 MOST_BYTES = 4 << 20  # in one group, unless a single record is larger
 
@@ -38,20 +38,20 @@ Question = Callable[[JournalReader], Any]
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Limits of what is kept: the age of results, in seconds of the journal's time, and the bytes of the journal."""
+    """The limits of a journal: the age of results, in seconds of the journal's time, and the size in bytes."""
 
     seconds: float = 7 * 86400.0
     num_bytes: int = 1 << 30
 
 
 class JournalWriter:
-    """Journals groups of records in a thread of its own.
+    """Journals groups of records in its own thread.
 
-    durable  the sequence number up to which everything is journaled
-    trouble  why nothing can be journaled now, or ""; the writer tries again
-    lost     why nothing can be journaled any more, or "": the broker must stop
-    full     why no new jobs should be journaled, or "": the unfinished jobs alone take more room than there is
-    num_groups, write_s   groups that were journaled, and the seconds that it took
+    - `durable`: the sequence number up to which all records are journaled.
+    - `trouble`: why the journal cannot be written now, or "". The writer tries again.
+    - `lost`: why the journal can never be written again, or "". The broker must stop.
+    - `full`: why the journal accepts no new jobs, or "". The unfinished jobs alone take more than the allowed space.
+    - `num_groups`, `write_s`: number of journaled groups, and the seconds spent.
     """
 
     def __init__(self, journal: Journal, wake: Wake, keep: Keep | None = None) -> None:
@@ -65,11 +65,11 @@ class JournalWriter:
         self._thread.start()
 
     def put(self, sequence: int, records: Sequence[Record]) -> None:
-        """Hand over records; `durable` will reach `sequence`."""
+        """Hand over records. `durable` will reach `sequence`."""
         self._queue.put((sequence, records))
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Journal what was handed over, and the time, if there is time, and close the journal."""
+        """Journal the remaining records and the time, within `timeout_s` seconds, and close the journal."""
         self._closing.set()
         self._queue.put((0, ()))  # ends its wait
         self._thread.join(timeout_s)
@@ -85,7 +85,7 @@ class JournalWriter:
             self._try(self._note_time)
         except JournalLostError as error:
             self.lost = str(error)
-        except BaseException as error:  # the broker must learn of it and stop
+        except BaseException as error:  # the broker must notice it and stop
             self.lost = f"the journal's thread died: {error!r}"
             raise
         finally:
@@ -115,7 +115,7 @@ class JournalWriter:
             self._tidy(idle=True)
 
     def _take(self) -> tuple[int, list[Record]]:
-        """Wait for records, and return all that wait when it is time for a group."""
+        """Wait for records. When it is time for a group, return all waiting records."""
         try:
             sequence, first = self._queue.get(timeout=CHECK_S)
         except Empty:
@@ -133,7 +133,7 @@ class JournalWriter:
         self._journal.note_time(Noted(time.monotonic() + self._journal.offset, read_machine()))
 
     def _try(self, action: Callable[[], None]) -> bool:
-        """Run an action on the journal; False if the journal is busy."""
+        """Run an action on the journal. Return False if the journal is busy."""
         try:
             action()
         except JournalBusyError as error:
@@ -144,19 +144,18 @@ class JournalWriter:
 
     def _report_trouble(self, trouble: str) -> None:
         if trouble != self.trouble:
-            log.warning("journal_troubled", reason=trouble) if trouble else log.info("journal_recovered")
+            log.warning("journal_write_failed", reason=trouble) if trouble else log.info("journal_recovered")
             self.trouble = trouble
             self._wake()
 
     def _tidy(self, *, idle: bool) -> None:
-        """Take one step towards the limits; if idle, as many as it takes. A busy journal is tidied later."""
+        """Do one step towards the limits. If idle, do all steps. A busy journal is handled later."""
         with suppress(JournalBusyError):
             while self._step(idle=idle) and idle and self._queue.empty():
                 pass
 
     def _step(self, *, idle: bool) -> bool:
-        """Forget some results that are too old or too many, and return some free room. False if there is nothing to
-        do."""
+        """Forget some old or surplus results, and return some free space. False: there was no work."""
         now, most = time.monotonic(), self._keep.num_bytes
         is_due = now >= self._next_expiry
         kept = self._journal.keep_to(most, now + self._journal.offset - self._keep.seconds if is_due else 0.0)
@@ -167,13 +166,13 @@ class JournalWriter:
 
     def _report_full(self, full: str) -> None:
         if full != self.full:
-            log.warning("journal_full", reason=full) if full else log.info("journal_has_room")
+            log.warning("journal_space_exhausted", reason=full) if full else log.info("journal_space_recovered")
             self.full = full
             self._wake()
 
 
 def _groups(records: Sequence[Record]) -> Iterator[tuple[int, int]]:
-    """Cut records into groups of at most MOST_BYTES; yield where each begins and ends."""
+    """Cut records into groups of at most MOST_BYTES, and yield the start and end of each."""
     start = size = 0
     for end, record in enumerate(records):
         added = num_bytes(record)
@@ -186,7 +185,7 @@ def _groups(records: Sequence[Record]) -> Iterator[tuple[int, int]]:
 
 
 class JournalLookup:
-    """Answers questions about the journal in a thread of its own; `answers` are (key, answer, or JournalBusyError)."""
+    """Answers questions about the journal in its own thread. `answers` has (key, answer or JournalBusyError)."""
 
     def __init__(self, reader: JournalReader, wake: Wake) -> None:
         self.answers: deque[tuple[Any, Any]] = deque()
@@ -196,11 +195,11 @@ class JournalLookup:
         self._thread.start()
 
     def ask(self, key: Any, question: Question) -> None:
-        """Ask a question; its answer comes with the key."""
+        """Ask a question. Its answer comes with the key."""
         self._queue.put((key, question))
 
     def close(self) -> None:
-        """Stop; what was asked before is not answered."""
+        """Stop. Open questions are not answered."""
         self._queue.put(None)
         self._thread.join()
         self._reader.close()
@@ -216,5 +215,5 @@ class JournalLookup:
             return question(self._reader)
         except JournalBusyError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - whoever asked must be answered
+        except Exception as error:  # noqa: BLE001 - every question needs an answer
             return JournalBusyError(f"the journal cannot be read: {error}")

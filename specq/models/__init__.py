@@ -1,15 +1,15 @@
-"""The models that specq knows by name, and what a model's name means.
+"""The models that specq knows by name, and the meaning of a model's name.
 
-    tiny       a pair that ships with specq, its weights compressed (`packed`); for tests
-    smollm2    a small chat model, whose weights a package brings (`packaged`); a draft model, a parallel one
-               (smollm2-parallel) and Medusa heads ship with specq
+- tiny: a pair that ships with specq, its weights compressed (`packed`); for tests.
+- smollm2: a small chat model, whose weights come in a package (`packaged`). A draft model, a parallel one
+  (smollm2-parallel) and Medusa heads ship with specq.
 
-To bundle another: a directory NAME/ROLE in Hugging Face layout (or of the form `checkpoints.draft_form`; as NAME/heads,
-of `drafting.medusa.form`; as NAME/parallel, a parallel draft model, which is known as NAME-parallel) beside this file,
-and a README.md in NAME or NAME/ROLE that says "licensed under ...". Weights in bfloat16 take a third less when they are
-packed (`packed`).
+To bundle another, add a directory NAME/ROLE beside this file. It has Hugging Face layout or the form
+`checkpoints.draft_form`. NAME/heads has the form of `drafting.medusa.form`. NAME/parallel is a parallel draft model,
+known as NAME-parallel. A README.md in NAME or NAME/ROLE must contain "licensed under ...". Packed bfloat16 weights
+(`packed`) take a third less space.
 
-Large stand-ins for the bundled models come from `inflate` (which needs torch) in one of the shapes of `shapes`.
+`inflate` makes large stand-ins for the bundled models, in one of the shapes of `shapes`. It needs torch.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ __all__ = [
 
 ROLES = ("target", "draft")  # of a pair
 PARALLEL = "parallel"  # a pair's parallel draft model, whose name is NAME-parallel
-HEADS = "heads"  # Medusa heads or an EAGLE-3 head for a target, which lie beside a pair
-PREFERRED, FALLBACK = "smollm2", "tiny"  # the default model where it is there, and elsewhere
+HEADS = "heads"  # Medusa heads or an EAGLE-3 head for a target, beside a pair
+PREFERRED, FALLBACK = "smollm2", "tiny"  # the default model if available, and the default otherwise
 SHOWN_PAIR = f"{PREFERRED}, or {FALLBACK} where its draft model is not there"  # for help texts
 _HOME = Path(__file__).parent
-ALIKE = 0.8  # of a name of ours and one that is not: from there on it is taken for a slip, not for a name of the hub's
+ALIKE = 0.8  # similarity to a known name from which an unknown name counts as a typing error, not as a hub name
 _LICENCE = re.compile(r"licensed under ([\w.+-]*\w)")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -64,9 +64,8 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 class KnownModel:
     """A model that has a name: one role of a pair, or HEADS.
 
-    path        where it is; None where it is not on this machine. Of a packed model its copy in the cache, once there
-                is one
-    num_bytes   of all its files, of packed ones as they are when they are unpacked
+    - path: where it is; None if it is not on this machine. For a packed model, its copy in the cache if that exists.
+    - num_bytes: size of all its files, unpacked.
     """
 
     name: str
@@ -78,7 +77,7 @@ class KnownModel:
 
 
 def known_models() -> list[KnownModel]:
-    """Return the models that have names, by name, targets first; nothing is fetched or unpacked."""
+    """Return the models that have names, by name, targets first. It fetches and unpacks no files."""
     return [
         model
         for pair in sorted(path for path in _HOME.iterdir() if path.is_dir())
@@ -100,53 +99,57 @@ def _known(pair: Path, role: str) -> KnownModel | None:
 
 
 def _unpacked_home(home: Path) -> tuple[Path, str]:
-    """Return where a packed model of ours is, and how it lies there."""
+    """Return where a packed model of ours is, and in which form."""
     found = find_unpacked(home)
     return (found, "bundled, unpacked") if found else (home, "bundled, packed")
 
 
 def default_model() -> str:
-    """Return the name of the target that is used where none is named."""
+    """Return the name of the default target."""
     return PREFERRED if find_packaged(PREFERRED) else FALLBACK
 
 
 def default_pair() -> str:
-    """Return the name of the pair that is shown and measured where none is named: its draft model must be there,
-    too."""
+    """Return the name of the default pair for demos and measurements. Its draft model must be available too."""
     name = default_model()
     return name if draft_for(name) else FALLBACK
 
 
 def draft_for(model: str) -> str:
-    """Return the name of the draft model that goes with a target of this name; "" for none."""
+    """Return the name of the draft model for this target; "" for none."""
     return model if _HUB_NAME.fullmatch(model) and _is_model(_HOME / model / "draft") else ""
 
 
 def parallel_for(model: str) -> str:
-    """Return the name of the parallel draft model that goes with a target of this name; "" for none."""
+    """Return the name of the parallel draft model for this target; "" for none."""
     return f"{model}-{PARALLEL}" if _HUB_NAME.fullmatch(model) and _is_model(_HOME / model / PARALLEL) else ""
 
 
 def _home(name: str, role: str) -> Path:
-    """Return where a model of ours lies, if there is one of this name."""
+    """Return the directory of the bundled model of this name and role. It may not exist."""
     pair, _, kind = name.rpartition("-")
     return _HOME / pair / PARALLEL if pair and (kind, role) == (PARALLEL, "draft") else _HOME / name / role
 
 
 def resolve_model(name: str, role: str) -> str:
-    """Return the directory, GGUF file or hub name to load: for a name of ours the model for `role`, a path as it is. A
-    packed model is unpacked into the cache first, which takes a second once.
+    """Return the directory, GGUF file or hub name to load. A name of ours gives its model for `role`.
 
-    Raises ConfigError for a path that holds no model, for what can be neither a path nor a hub name, for a model that
-    must be fetched first, for heads whose config.json is not of heads, and for a packed model that cannot be unpacked.
+    A packed model is first unpacked into the cache, which takes a second once. Raises ConfigError in these cases:
+
+    - the path has no model, or the name can be neither a path nor a hub name;
+    - the model must be fetched first;
+    - the config.json of heads is not of heads;
+    - a packed model cannot be unpacked.
     """
     found = find_model(name, role)
     return str(unpacked(Path(found))) if is_packed(Path(found)) else found
 
 
 def find_model(name: str, role: str) -> str:
-    """Return what `resolve_model` does, of a packed model the directory in which it lies packed; raises what that does
-    of names and paths."""
+    """Return the result of `resolve_model`, but for a packed model its packed directory.
+
+    Raises the same errors about names and paths.
+    """
     if _HUB_NAME.fullmatch(name) and _is_model(home := _home(name, role)):
         return str(home)
     path = Path(name).expanduser()
@@ -160,20 +163,24 @@ def find_model(name: str, role: str) -> str:
         raise ConfigError(f"the pair {name!r} has no {role} model")
     hint = "" if "/" in name else did_you_mean(name, {model.name for model in known_models()}, ALIKE)
     if hint:
-        raise ConfigError(f"there is no model {name!r}; {hint} `specq models` lists those that have names")
+        raise ConfigError(f"there is no model {name!r}; {hint} `specq models` lists the named models")
     return name
 
 
 def could_be_target(name: str) -> bool:
-    """Return whether a verifier, of this machine or another, could load a target by this name: it is one of ours, a
-    path, or a hub name with a slash."""
+    """Return whether a verifier, here or elsewhere, could load a target by this name.
+
+    It must be one of ours, a path, or a hub name with "/".
+    """
     is_ours = any((model.name, model.role) == (name, "target") for model in known_models())
     return is_ours or "/" in name or is_gguf(name) or Path(name).expanduser().exists()
 
 
 def tokenizer_of(name: str, role: str) -> str:
-    """Return where a model's tokenizer is, as `resolve_model` does, but nothing is unpacked: a draft model of ours may
-    have its target's."""
+    """Return where a model's tokenizer is, like `resolve_model`, but without unpacking.
+
+    A bundled draft model may use its target's tokenizer.
+    """
     path = find_model(name, role)
     home = _home(name, role)
     lacks_own, pair = path == str(home) and read_text(Path(path), "tokenizer.json") is None, home.parent.name
@@ -189,27 +196,27 @@ def _packaged(name: str) -> Path:
 
 
 def _checked(path: Path) -> Path:
-    """Return a path that looks like a model, or raise ConfigError that says what is missing."""
+    """Return a path that looks like a model. Raises ConfigError that names what is missing."""
     if is_gguf(path) and path.is_file():
         return path
     if not path.is_dir():
         kind = "GGUF file" if is_gguf(path) else "model directory"
         known = ", ".join(sorted({model.name for model in known_models()}))
-        raise ConfigError(f"there is no {kind} {path}; models with a name are: {known or 'none'}")
+        raise ConfigError(f"there is no {kind} {path}; named models: {known or 'none'}")
     if file := gguf_in(path):
         return file
     if not _is_model(path):
-        raise ConfigError(f"{path} holds no model: there is neither a config.json nor a GGUF file")
+        raise ConfigError(f"{path} contains no model: it has neither a config.json nor a GGUF file")
     return path
 
 
 def _checked_heads(path: Path) -> Path:
-    """Return a directory whose config.json is of heads, or raise ConfigError that says what is missing."""
+    """Return a directory whose config.json is of heads. Raises ConfigError that names what is missing."""
     if not path.is_dir():
         known = ", ".join(model.name for model in known_models() if model.role == HEADS)
         raise ConfigError(
-            f"there is no directory of heads {path}; `specq train medusa` or `specq train eagle3` makes one; heads "
-            f"with a name are for: {known}"
+            f"there is no directory of heads {path}; `specq train medusa` or `specq train eagle3` makes one; "
+            f"named heads exist for: {known}"
         )
 
     if eagle_form.is_eagle(path):

@@ -1,20 +1,18 @@
-"""Checkpoints of any larger shape that compute what a small Llama computes, at the larger shape's full cost.
+"""Make checkpoints of a larger shape that compute the same as a small Llama, at the larger one's cost.
 
-An engine can so be measured at real sizes with the real acceptance of small models, where no large weights are
-available. Any engine loads the result as an ordinary checkpoint. `specq models inflate` writes such checkpoints,
-`inflate` makes the model in memory; `specq.models.inflate_heads` does the same for heads. The outputs stay those of the
-small model because of this:
+So an engine can be measured at real sizes with the real acceptance of small models. No large weights are needed. Any
+engine loads the result as an ordinary checkpoint. `specq models inflate` writes such checkpoints, `inflate` makes the
+model in memory. `specq.models.inflate_heads` does the same for heads. These rules keep the outputs of the small model:
 
-- The residual stream is padded with zeros; norm weights are scaled by sqrt(d/D) and eps by d/D for the wider mean.
-- Rotary pair i of head size e becomes pair i * E/e of head size E, which has its frequency; sqrt(E/e) goes into q.
-- Extra heads and feed-forward columns have random input weights and zero output weights, and so have extra layers.
-- Extra rows of the vocabulary copy the row of the padding token, or, where none is named, of the token that is held for
-    least likely
-  after random text: its logit is far below the others, where a row of zeros would have logit 0 and take mass at T > 0.
-  A head over some tokens (`specq.checkpoints.draft_form`) gets a row for each token in the same way.
+- The residual stream is padded with zeros. Norm weights are scaled by sqrt(d/D) and eps by d/D for the wider mean.
+- Rotary pair i of head size e becomes pair i * E/e of head size E, with the same frequency. q is scaled by sqrt(E/e).
+- Extra heads, feed-forward columns and layers have random input weights and zero output weights.
+- Extra rows of the vocabulary copy the row of the padding token. If none is named, they copy the least likely token
+  after random text. Its logit is far below the others. A row of zeros would have logit 0 and take probability mass at T
+  > 0. A head over some tokens (`specq.checkpoints.draft_form`) gets a row for each token in the same way.
 
-The small model may be a Llama in Hugging Face layout, a GGUF file, or a draft model of our own form. A parallel one
-stays one: its masks are the last rows of the larger vocabulary, and config.json says `num_places`.
+The small model may be a Llama in Hugging Face layout, a GGUF file, or a draft model of ours. A parallel draft model
+stays one. Its masks are the last rows of the larger vocabulary, and config.json has `num_places`.
 """
 
 from __future__ import annotations
@@ -50,10 +48,10 @@ PROBES = (16, 32)  # random texts, and tokens of each
 class Small:
     """A small model in float32.
 
-    shape      its sizes; its vocabulary has the masks, too
-    token_ids  i64[rows of lm_head] the tokens of the rows
-    rare       the row of `lm_head` that others copy
-    num_masks  how many rows of the embedding are masks, its last
+    - shape: its sizes; its vocabulary includes the masks.
+    - token_ids: i64[rows of lm_head], the tokens of the rows.
+    - rare: the row of `lm_head` that extra rows copy.
+    - num_masks: how many of the embedding's last rows are masks.
     """
 
     config: Any
@@ -65,7 +63,7 @@ class Small:
 
 
 def load_small(source: str | Path) -> Small:
-    """Read a small model; ConfigError for what cannot be loaded."""
+    """Read a small model. Raises ConfigError if it cannot be loaded."""
     network = load_network(Path(source), torch.device("cpu"), "float32")
     num_masks = getattr(network, "num_masks", 0)
     head = network.get_output_embeddings()
@@ -76,8 +74,7 @@ def load_small(source: str | Path) -> Small:
 
 
 def _rare_row(network: Any, token_ids: torch.Tensor) -> int:
-    """Return the row of the padding token, or of the token whose greatest probability after random texts is the
-    least."""
+    """Return the row of the padding token, or of the least likely token after random texts."""
     if network.config.pad_token_id is not None:
         return int((token_ids == network.config.pad_token_id).nonzero()[0])
     texts = torch.randint(0, network.config.vocab_size, PROBES, generator=torch.Generator().manual_seed(0))
@@ -102,7 +99,7 @@ def shape_of(config: Any) -> Shape:
 
 
 def inflated_config(small: Small, shape: Shape, dtype: torch.dtype) -> Any:
-    """Return the configuration of a small model's inflation; ConfigError if it does not fit into the shape."""
+    """Return the configuration of a small model's inflation. Raises ConfigError if it does not fit into the shape."""
     check_fits(small.shape, shape)
     config = small.config
     settings = {
@@ -126,7 +123,7 @@ def inflated_config(small: Small, shape: Shape, dtype: torch.dtype) -> Any:
 
 
 class Inflater(Placer):
-    """Makes one large tensor after another from a small model's weights."""
+    """Makes the large tensors one after another from a small model's weights."""
 
     def __init__(self, small: Small, shape: Shape, device: str, dtype: torch.dtype) -> None:
         super().__init__(small.weights, small.shape, shape, device, dtype)
@@ -144,7 +141,7 @@ class Inflater(Placer):
             yield "lm_head.weight", self._head()
 
     def _embedding(self) -> torch.Tensor:
-        """Return the rows of all tokens, and last those of the masks."""
+        """Return the rows of all tokens, then those of the masks."""
         rows, width, num_masks = (
             self.zeros(self.large.vocab, self.large.hidden),
             self.small.hidden,
@@ -165,7 +162,7 @@ class Inflater(Placer):
 
 
 def inflate(source: str | Path, shape: Shape, *, device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> Any:
-    """Return the inflation of a checkpoint as a transformers model on the device, without touching the disk."""
+    """Return the inflation of a checkpoint as a transformers model on the device, without writing to disk."""
     small = load_small(source)
     large = inflated_config(small, shape, dtype)
     with torch.device("meta"):
@@ -173,7 +170,7 @@ def inflate(source: str | Path, shape: Shape, *, device: str = "cpu", dtype: tor
     model.load_state_dict(dict(Inflater(small, shape, device, dtype).tensors()), assign=True, strict=False)
     model.tie_weights()
     with torch.device(device):
-        model.model.rotary_emb = type(model.model.rotary_emb)(large)  # its buffers are in no state dict
+        model.model.rotary_emb = type(model.model.rotary_emb)(large)  # no state dict has its buffers
     missing = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
     assert not missing, missing
     return model.train(mode=False)
@@ -188,10 +185,10 @@ def write(
     dtype: str = "bfloat16",
     tokenizer: str | Path = "",
 ) -> None:
-    """Write the inflation of a checkpoint, a file for each layer, with its tokenizer and index.
+    """Write the inflation of a checkpoint, one file per layer, with its tokenizer and index.
 
-    `device` is where the tensors are made, "" a GPU if there is one; `dtype` is one of `DTYPES`. `tokenizer`: the model
-    whose tokenizer it gets where it has none of its own.
+    `device` makes the tensors; "": a GPU if available. `dtype` is one of `DTYPES`. `tokenizer`: the model whose
+    tokenizer is used if the source has none.
     """
     kind = DTYPES[dtype]
     small = load_small(source)
@@ -205,7 +202,7 @@ def write(
 
 
 def place_of(device: str) -> str:
-    """Return where tensors are made: "" is a GPU if there is one."""
+    """Return the device that makes tensors; for "" a GPU if available."""
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 

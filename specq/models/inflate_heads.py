@@ -1,10 +1,9 @@
-"""Heads for a target of a larger shape that draft what small heads draft for the small target, at the larger shape's
-full cost.
+"""Inflate heads for a larger target: they draft the same as the small heads, at the larger one's cost.
 
-What an inflated target's layers say is what the small one's say, padded with zeros (`specq.models.inflate_layers`). So
-an EAGLE-3 head reads the same layers, has one layer of the target's shape, and speaks of the tokens that the small head
-speaks of; Medusa heads read the last hidden state in the same way. Both share the inflated target's embedding or output
-matrix where the small ones shared the small target's.
+The layer outputs of an inflated target are those of the small one, padded with zeros (`specq.models.inflate_layers`).
+So an EAGLE-3 head has the same input layers and tokens as the small head. It has one layer of the target's shape.
+Medusa heads read the last hidden state in the same way. If the small heads share the small target's embedding or output
+matrix, the inflated ones do so too.
 """
 
 from __future__ import annotations
@@ -29,17 +28,16 @@ from specq.models.inflate_layers import Named, Placer, Tensors
 from specq.models.shapes import Shape, check_fits
 from specq.protocol import ConfigError
 
-EAGLE, MEDUSA = "eagle3", "medusa"  # the directories that they get
+EAGLE, MEDUSA = "eagle3", "medusa"  # the names of the directories that they are written to
 
 
 def write_heads(
     heads: Path, target: str | Path, out: Path, shape: Shape, *, device: str = "", dtype: str = "bfloat16"
 ) -> Path:
-    """Write a directory of heads inflated for a target of this shape into `out`; return the new directory.
+    """Write heads inflated for a target of this shape into a new directory in `out`. Return the directory.
 
-    `target` is the small target, `device` and `dtype` are as of `specq.models.inflate.write`. Raises ConfigError for
-        what is no heads, and for a
-    shape that they do not fit into.
+    `target` is the small target. `device` and `dtype` are as in `specq.models.inflate.write`. Raises ConfigError if
+    `heads` has no heads, or if they do not fit into the shape.
     """
     large = replace(shape, qkv_bias=False, tied=False)
     placer = partial(Placer, large=large, device=place_of(device), dtype=DTYPES[dtype])
@@ -98,7 +96,7 @@ def _eagle_tensors(made: Placer) -> Named:
 
 
 def _tables(tensors: Mapping[str, torch.Tensor], config: eagle_form.EagleShape) -> dict[str, torch.Tensor]:
-    """Return the tables of which tokens the head speaks of, for the target's larger vocabulary."""
+    """Return the tables of the tokens that the head covers, for the target's larger vocabulary."""
     found = {name: tensors[name] for name in (eagle_form.TO_TARGET,) if name in tensors}
     if eagle_form.FROM_TARGET in tensors:
         known = torch.zeros(config.vocab_size, dtype=torch.bool)
@@ -108,7 +106,7 @@ def _tables(tensors: Mapping[str, torch.Tensor], config: eagle_form.EagleShape) 
 
 
 def _medusa(heads: Path, placer: Any) -> Made:
-    """Inflate Medusa heads; those in 8 bits get the values that they stand for."""
+    """Inflate Medusa heads. Heads in 8 bits get their dequantised values."""
     shape = medusa_form.heads_shape(heads)
     stored = read_tensors(heads, medusa_form.WEIGHTS, partial(medusa_form.reason_against, shape), "Medusa heads")
     names = [name for name in stored if name != draft_form.TOKEN_IDS and not name.endswith(draft_form.SCALE)]

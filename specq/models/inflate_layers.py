@@ -1,8 +1,7 @@
-"""Layers and vocabularies of a larger shape that compute what small ones compute: what `inflate` and `inflate_heads`
-share.
+"""Larger layers and vocabularies that compute the same as small ones, for `inflate` and `inflate_heads`.
 
-Rule: the residual stream is that of the small model, padded with zeros, and nothing else. So hidden states of any layer
-are the small model's in the first channels, and whatever reads them needs no scale.
+Rule: the residual stream is that of the small model, padded only with zeros. So the first channels of any layer's
+hidden states are those of the small model, without a scale.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ import torch
 
 from specq.models.shapes import Shape
 
-FILL = 0.02  # standard deviation of the weights that do not matter
+FILL = 0.02  # standard deviation of the weights that do not affect the output
 Tensors = Mapping[str, torch.Tensor]
 Named = Iterator[tuple[str, torch.Tensor]]
 
 
 class Placer:
-    """Makes one large tensor after another from small weights, on a device.
+    """Makes the large tensors one after another from small weights, on a device.
 
-    weights   the small tensors, by the names that the large ones get
-    inputs    how many times the hidden size an attention layer reads: 2 in an EAGLE-3 head, whose rows are [embedding;
-              state]
+    - weights: the small tensors, by the names of the large ones.
+    - inputs: input width of an attention layer in hidden sizes. It is 2 in an EAGLE-3 head, whose rows are [embedding;
+      state].
     """
 
     def __init__(
@@ -36,11 +35,11 @@ class Placer:
         self._norm_scale = (small.hidden / large.hidden) ** 0.5
 
     def channels(self, times: int = 1) -> list[int]:
-        """Return where the small hidden states lie in so many large ones that stand side by side."""
+        """Return the indices of the small hidden states in `times` large ones side by side."""
         return [part * self.large.hidden + i for part in range(times) for i in range(self.small.hidden)]
 
     def layer(self, prefix: str, *, real: bool = True) -> Named:
-        """Yield (name within the layer, tensor); an extra layer (not `real`) adds nothing to the residual stream."""
+        """Yield (name within the layer, tensor). An extra layer (not `real`) does not change the residual stream."""
         for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
             yield name, self.norm(prefix + name, real=real)
         yield from self._inputs_of_attention(prefix, real=real)
@@ -70,7 +69,7 @@ class Placer:
                 yield name + "bias", self.zeros(num_heads * large.head_dim)
 
     def _head_rows(self, part: str) -> list[int]:
-        """Return where the small model's rows of q, k or v (for o: columns) lie in the large one's."""
+        """Return the places of the small model's rows of q, k or v (for o: columns) in the large one."""
         small, large = self.small, self.large
         is_query, is_rotary = part in "qo", part in "qk"
         group = small.heads // small.kv_heads if is_query else 1
@@ -91,7 +90,7 @@ class Placer:
         *,
         real: bool = True,
     ) -> torch.Tensor:
-        """Write a small matrix into some rows and columns of a large one; nothing for an extra layer."""
+        """Write a small matrix into some rows and columns of a large one. An extra layer stays unchanged."""
         if real:
             index = torch.tensor(list(rows), device=self.device), torch.tensor(list(columns), device=self.device)
             matrix[index[0][:, None], index[1]] = self.small_weight(name, scale)
@@ -105,8 +104,10 @@ class Placer:
         return weight
 
     def onto_hidden(self, name: str, rows: int, times: int = 1) -> torch.Tensor:
-        """Return a matrix [rows, times * hidden] that reads the small hidden states alone, its own rows first and those
-        of zeros behind."""
+        """Return a matrix [rows, times * hidden] that reads only the small hidden states.
+
+        The first rows are its own; the rest is zero in these columns.
+        """
         matrix = self.filled(rows, times * self.large.hidden)
         columns = torch.tensor(self.channels(times), device=self.device)
         matrix[:, columns] = 0
@@ -121,7 +122,6 @@ class Placer:
         return torch.zeros(sizes, dtype=self.dtype, device=self.device)
 
     def filled(self, *sizes: int) -> torch.Tensor:
-        """Return random values, for weights that do not matter: a device computes with zeros faster than with
-        others."""
+        """Return random values, for weights that do not affect the output. A device computes faster with zeros."""
         matrix = torch.empty(sizes, dtype=self.dtype, device=self.device)
         return matrix.normal_(0, FILL, generator=self._random)

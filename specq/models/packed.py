@@ -1,15 +1,17 @@
-"""Models whose weights lie compressed: unpacked into the cache when they are first asked for.
+"""Models with compressed weights: unpacked into the cache at first use.
 
-A directory is packed if it holds NAME.safetensors.xz and no NAME.safetensors beside it. `xz -d` does by hand what is
-done here, and a plain file is used as it is. To pack a model: the command in `tiny/README.md`. One that others take
-tensors from (`shared` of `checkpoints.draft_form`) stays plain: they look for it beside themselves.
+A directory is packed if it holds NAME.safetensors.xz and no NAME.safetensors beside it. `xz -d` does the same by hand,
+and a plain file is used directly. To pack a model, use the command in `tiny/README.md`. A model that shares tensors
+with others (`shared` of `checkpoints.draft_form`) stays plain: they expect it beside them.
 
-    CACHE/models/PAIR/DIGEST/ROLE   a copy of the whole directory, with the weights as they are
+CACHE/models/PAIR/DIGEST/ROLE is a copy of the whole directory with unpacked weights.
 
-Rules: the digest is of all files of the packed directory, so another version has another place. A copy that is there is
-whole: it is made by one process at a time, beside its place, and moved there by one rename. An unpacked file counts by
-the hash in its archive when it is made, and by its size whenever it is asked for, which is quicker; a copy that is not
-whole is made again.
+Rules:
+
+- The digest covers all files of the packed directory, so another version has another place.
+- A copy is always complete. One process at a time makes it beside its place. One rename moves it there.
+- An unpacked file is checked by the hash in its archive when it is made. Later it is checked by its size, which is
+  faster. An incomplete copy is made again.
 """
 
 from __future__ import annotations
@@ -37,15 +39,15 @@ _CHUNK_BYTES = 1 << 20
 
 
 def is_packed(model: Path) -> bool:
-    """Tell whether some weights of a directory lie there only compressed."""
+    """Return whether some weights of a directory exist only compressed."""
     return any(not file.with_suffix("").exists() for file in model.glob(_WEIGHTS))
 
 
 def unpacked(model: Path) -> Path:
-    """Return a directory with a model's weights as they are: its own unless it is packed, else the copy in the cache,
-    made if need be.
+    """Return a directory with a model's unpacked weights.
 
-    Raises ConfigError for a damaged archive, a cache that cannot be written, and a full disk.
+    For a packed model it is the copy in the cache, made if needed. For another model it is its own directory. Raises
+    ConfigError for a damaged archive, an unwritable cache, and a full disk.
     """
     if not is_packed(model):
         return model
@@ -56,30 +58,29 @@ def unpacked(model: Path) -> Path:
         except OSError as error:
             needed = f"{num_bytes(model) / 1e6:.1f} MB are needed"
             raise ConfigError(
-                f"{model} cannot be unpacked into {place}: {error.strerror or error} ({needed}); SPECQ_CACHE names "
-                f"another place"
+                f"{model} cannot be unpacked into {place}: {error.strerror or error} ({needed}); set "
+                f"SPECQ_CACHE to another directory"
             ) from None
     return place
 
 
 def find_unpacked(model: Path) -> Path | None:
-    """Return the copy of a packed model if it is there and whole; nothing is unpacked."""
+    """Return the copy of a packed model if it exists and is complete. It unpacks no files."""
     place = _place(model)
     return place if _is_whole(place, model) else None
 
 
 def num_bytes(model: Path) -> int:
-    """Return the bytes of a directory's files, of packed ones as they are when they are unpacked."""
+    """Return the total size of a directory's files, unpacked, in bytes."""
     return sum(_sizes(model).values())
 
 
 def unpacked_bytes(archive: Path) -> int:
-    """Return the bytes that an .xz file of one stream unpacks to, as its index says; ConfigError for one that is
-    damaged.
+    """Return the unpacked size of an .xz file with one stream, from its index, in bytes.
 
-    The index is at the end (https://tukaani.org/xz/xz-file-format.txt, 2.1.2 and 4): a zero byte, the number of blocks,
-    for each block its packed and its unpacked size, padding, and a checksum; behind it the footer, which has its
-    length.
+    Raises ConfigError for a damaged file. The index is at the end (https://tukaani.org/xz/xz-file-format.txt, 2.1.2 and
+    4). It is a zero byte, the number of blocks, the packed and unpacked size of each, padding, a checksum. The footer
+    after it has the index's length.
     """
     with archive.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
@@ -98,7 +99,7 @@ def _read_at(file: BinaryIO, start: int, length: int) -> bytes:
 
 
 def _numbers(data: bytes) -> Iterator[int]:
-    """Yield integers of seven bits a byte, the lowest first; the highest bit says that more follows."""
+    """Yield integers of seven bits per byte, lowest first. The highest bit of a byte is set if more bytes follow."""
     value = shift = 0
     for byte in data:
         value |= (byte & 0x7F) << shift
@@ -109,7 +110,7 @@ def _numbers(data: bytes) -> Iterator[int]:
 
 
 def _files(model: Path) -> list[Path]:
-    """Return the files of a directory, but for archives whose contents lie beside them."""
+    """Return the files of a directory, except archives whose contents are beside them."""
     return [
         file for file in sorted(model.iterdir()) if file.is_file() and not (_is_archive(file) and _plain(file).exists())
     ]
@@ -120,19 +121,19 @@ def _is_archive(file: Path) -> bool:
 
 
 def _plain(file: Path) -> Path:
-    """Return the path of what a file holds, beside it."""
+    """Return the path of a file's unpacked contents, beside it."""
     return file.with_suffix("") if _is_archive(file) else file
 
 
 def _sizes(model: Path) -> dict[str, int]:
-    """Return the names of a directory's files when they are unpacked, and their bytes."""
+    """Return the unpacked names of a directory's files, and their sizes in bytes."""
     return {
         _plain(file).name: unpacked_bytes(file) if _is_archive(file) else file.stat().st_size for file in _files(model)
     }
 
 
 def _is_whole(place: Path, model: Path) -> bool:
-    """Tell whether a copy has all files of a model, each of its size; one that cannot be read is none."""
+    """Return whether a copy has all files of a model, each with its size. An unreadable copy is incomplete."""
     wanted = _sizes(model)
     try:
         return all((place / name).stat().st_size == size for name, size in wanted.items())
@@ -152,19 +153,21 @@ def _place(model: Path) -> Path:
 
 @lru_cache
 def _digest(file: Path, _size: int, _mtime_ns: int) -> str:
-    """Hash a file, once in a process while it stays the same."""
+    """Hash a file, once per process as long as it does not change."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _unpack(model: Path, place: Path) -> None:
-    """Make the copy of a packed model, unless another process makes it meanwhile; raises OSError where it cannot be
-    written."""
+    """Make the copy of a packed model, unless another process has made it meanwhile.
+
+    Raises OSError if it cannot be written.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
     with _alone(place.parent):
         if _is_whole(place, model):
             return
-        for left in place.parent.glob(f"{_PARTIAL}*"):  # by a process that was killed
+        for left in place.parent.glob(f"{_PARTIAL}*"):  # from a process that was killed
             shutil.rmtree(left)
         with TemporaryDirectory(dir=place.parent, prefix=_PARTIAL) as folder:
             made = Path(folder) / place.name
@@ -173,23 +176,23 @@ def _unpack(model: Path, place: Path) -> None:
                 _copy(file, made / _plain(file).name)
             if not _is_whole(made, model):
                 raise ConfigError(
-                    f"{model}: an archive holds more than its index says; it must be a single stream of xz"
+                    f"{model}: an archive contains more data than its index lists; expected a single xz stream"
                 )
-            if place.exists():  # and is damaged
+            if place.exists():  # it is damaged
                 shutil.rmtree(place)
             made.rename(place)
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in this block; one that is killed leaves it."""
+    """Wait until no other process is in this block. A killed process leaves it."""
     with (folder / _LOCK).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _copy(file: Path, to: Path) -> None:
-    """Copy a file, of an archive what it holds."""
+    """Copy a file; unpack it if it is an archive."""
     if not _is_archive(file):
         shutil.copyfile(file, to)
         return

@@ -1,6 +1,6 @@
-"""Sizes of decoders: those that the bundled pair may be inflated to, and how the command line changes them.
+"""Sizes of decoders that the bundled pair may be inflated to, and changes from the command line.
 
-It needs no torch, so that `specq models inflate --help` can name the shapes. To add one: a line in `PRESETS`.
+It does not need torch, so that `specq models inflate --help` can list the shapes. To add one, add a line to `PRESETS`.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ PRESETS = {
     "qwen2.5-0.5b": Shape(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True),
     "llama-3.1-8b": Shape(4096, 32, 32, 8, 128, 14336, 128256, tied=False),
     "llama-3.2-1b": Shape(2048, 16, 32, 8, 64, 8192, 128256),
-    # On one core of two: 20 ms and 2 ms a step with the compiled forward; widths of 4 times tiny's, so nothing is
-    # rounded.
+    # On one core of two, the compiled forward takes 20 ms and 2 ms per step. The widths are 4 times tiny's, so that no
+    # value is rounded.
     "cpu-target": Shape(1024, 18, 16, 4, 64, 2816, 4096),
     "cpu-draft": Shape(768, 2, 12, 4, 64, 1024, 4096),
 }
 
 
 def parse_shape(name: str, changes: str = "") -> Shape:
-    """Return a shape of `PRESETS` with changes such as "hidden=1024,layers=30"; ConfigError lists what is known."""
+    """Return a shape of `PRESETS` with changes such as "hidden=1024,layers=30". ConfigError lists the known names."""
     if name not in PRESETS:
-        raise ConfigError(f"unknown shape {name!r}; known are {', '.join(PRESETS)}")
+        raise ConfigError(f"unknown shape {name!r}; known: {', '.join(PRESETS)}")
     known = asdict(PRESETS[name])
     changed: dict[str, Any] = {}
     for key, value in _pairs(changes):
         if key not in known:
-            raise ConfigError(f"{key!r} is no size of a shape; known are {', '.join(known)}")
+            raise ConfigError(f"{key!r} is not a size of a shape; known: {', '.join(known)}")
         changed[key] = bool(value) if isinstance(known[key], bool) else value
     return replace(PRESETS[name], **changed)
 

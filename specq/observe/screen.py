@@ -141,7 +141,7 @@ class Screen:
         head = [*((line, "bold") for line in title), *((line, "") for line in wrapped(queues(self.snapshot), width))]
         if self.trouble:
             silent_s = time.monotonic() - self.heard
-            head.append((f"NO ANSWER for {silent_s:.0f} s, still asking: {clean(self.trouble, 500)}", "bold red"))
+            head.append((f"NO ANSWER for {silent_s:.0f} s, retrying: {clean(self.trouble, 500)}", "bold red"))
         lines = [*head, *self._body(width, height - len(head) - 1)]
         lines = [*lines[: height - 1], *[("", "")] * (height - 1 - len(lines)), (self._footer(), "reverse")]
         for place, (line, style) in enumerate(lines):
@@ -151,7 +151,7 @@ class Screen:
     def _body(self, width: int, height: int) -> list[tuple[str, str]]:
         found = sections(self.snapshot, self.view)
         others = sum(2 + min(len(one.rows) + 1, MOST_LINES) for one in found if one.title != SCROLLED)
-        lines: list[tuple[str, str]] = [] if found else [("", ""), ("no workers, or none that fits the filter", "")]
+        lines: list[tuple[str, str]] = [] if found else [("", ""), ("no workers, or no row matches the filter", "")]
         for section in found:
             room = max(3, height - others - 2) if section.title == SCROLLED else MOST_LINES
             lines += [("", ""), *self._section(section, width, room)]
@@ -170,7 +170,7 @@ class Screen:
 
     def _footer(self) -> str:
         if self.typed is not None:
-            return f"filter: {self.typed}_   Enter takes it, Esc shows all"
+            return f"filter: {self.typed}_   Enter applies it, Esc clears it"
         order = f"{self.view.sort_by}{' reversed' if self.view.reverse else ''}"
         marks = [
             f"sorted by {order}",

@@ -16,7 +16,7 @@ from specq.protocol import SHOWN, trace_events
 from specq.runtime import columns
 
 UNKNOWN = "-"
-NOT_USED = "not used: does not pay"  # fits into 80 columns
+NOT_USED = "not used: no gain"  # fits into 80 columns
 _FINISHED = "finished in memory (specq jobs lists all)"  # a journal also has earlier ones
 
 
@@ -139,7 +139,9 @@ def speculation(snapshot: Snapshot, view: View) -> ViewSection:
         for source, count in sorted(verified.items())
         if ever.get(source)
     ]
-    return ViewSection("drafts by source", ("SOURCE", "VERIFIED", "ACCEPTED", "ACC", "NOTE"), _filtered(rows, view))
+    return ViewSection(
+        "drafts by source", ("SOURCE", "VERIFIED", "ACCEPTED", "ACCEPTANCE", "NOTE"), _filtered(rows, view)
+    )
 
 
 def drafting(snapshot: Snapshot, view: View) -> ViewSection:
@@ -147,7 +149,7 @@ def drafting(snapshot: Snapshot, view: View) -> ViewSection:
     targets = [one for one in snapshot.report.get("workers", ()) if one.get("role") == "target"]
     said = [(clean(one["name"], 14), clean(text, 300)) for one in targets if (text := _used(one))]
     rows = [(name, line) for name, text in _filtered(said, view) for line in wrapped(str(text), 62)]  # of 80 columns
-    return ViewSection("choice of drafts", ("VERIFIER", "IN USE"), tuple(rows))
+    return ViewSection("drafting in use", ("VERIFIER", "CHOICE"), tuple(rows))
 
 
 def steps(snapshot: Snapshot, view: View) -> ViewSection:
@@ -160,7 +162,7 @@ def steps(snapshot: Snapshot, view: View) -> ViewSection:
         if parts
     ]
     header = ("VERIFIER", *(clean(phase, 12).upper() for phase in phases))
-    return ViewSection("step split", header, _filtered(rows, view))
+    return ViewSection("step time by phase", header, _filtered(rows, view))
 
 
 def faults(snapshot: Snapshot, view: View) -> ViewSection:
@@ -181,7 +183,7 @@ def faults(snapshot: Snapshot, view: View) -> ViewSection:
 def queues(snapshot: Snapshot) -> str:
     """Return the waiting jobs and the counters other than 0, in one line."""
     journal = snapshot.report.get("journal", {})
-    waiting = f"records for the journal: {journal.get('records_waiting', 0)}" if journal.get("kept") else "no journal"
+    waiting = f"journal records waiting: {journal.get('records_waiting', 0)}" if journal.get("kept") else "no journal"
     counts = ", ".join(f"{name} {count}" for name, count in sorted(snapshot.report.get("counts", {}).items()) if count)
     parts = [waiting, f"counters: {counts}" if counts else "", journal.get("trouble", "")]
     return "; ".join(part for part in parts if part)
@@ -199,10 +201,10 @@ def sections(snapshot: Snapshot, view: View) -> list[ViewSection]:
 
 # By reason: its text, and whether the choice changes then.
 REASONS = {
-    "probe": ("{other} is being tried", False),
-    "probe_won": ("a probe won", True),
-    "probe_lost": ("a probe of {other} lost", False),
-    "drafts_fell": ("{other} fell behind", True),
+    "probe": ("{other} is in a trial", False),
+    "probe_won": ("a trial was faster", True),
+    "probe_lost": ("a trial of {other} was slower", False),
+    "drafts_fell": ("{other} became slower", True),
 }
 
 
@@ -218,7 +220,7 @@ def _used(worker: Report) -> str:
     if not last:
         return text
     why, changes = _reason(last, other)
-    return f"{text}; {'since ' * changes}{why}"
+    return f"{text} ({'in use since ' * changes}{why})"
 
 
 def decision(event: Report) -> str:
@@ -228,7 +230,7 @@ def decision(event: Report) -> str:
     why, changes = _reason(event, other)
     sessions = f"{event['sessions']} session{'s' * (event['sessions'] != 1)}"
     return (
-        f"{used} {'from here on' if changes else 'still'}, with {sessions}: "
+        f"{used} {'from now on' if changes else 'still'}, with {sessions}: "
         f"{rate} tokens/s expected, {other} {other_rate} ({why})"
     )
 
@@ -247,7 +249,7 @@ def _reason(event: Report, named: str) -> tuple[str, bool]:
 def drafts_by(label: str) -> str:
     """Return a choice in words."""
     names = " + ".join(SHOWN.get(one, one) for one in sources_of(label))
-    return f"drafts by {names}{', unread' * label.endswith(' unread')}" if names else "plain decoding"
+    return f"drafts from {names}{', unread' * label.endswith(' unread')}" if names else "plain decoding"
 
 
 # --- as plain text ----------------------------------------------------------------------------------------------------
@@ -264,7 +266,7 @@ def plain(snapshot: Snapshot, view: View, width: int = 0) -> str:
     for section in sections(snapshot, view):
         lines += ["", section.headline, *section.lines(width)]
     if not snapshot.report.get("workers"):
-        lines += ["", "no workers (one that still loads its model is not here yet)"]
+        lines += ["", "no workers (a worker appears here after it has loaded its model)"]
     return "\n".join(line[:width] if width else line for line in lines)
 
 

@@ -53,9 +53,9 @@ def head(trace: Trace) -> list[str]:
 
 
 def _missing(part: dict[str, Any]) -> str:
-    notes = ["was lost, and with it what it had not sent"] if part["is_lost"] else []
+    notes = ["was lost, with the events that it had not sent"] if part["is_lost"] else []
     if not part["is_complete"]:
-        notes.append("has not sent everything yet")
+        notes.append("has not sent all events yet")
     if part["dropped"]:
         notes.append(f"{part['dropped']} earlier events are forgotten")
     return "; ".join(notes)
@@ -89,14 +89,14 @@ def _round(event: Event, _lanes: dict[int, str]) -> str:
     wait, plan, forward, commit = (event[f"{name}_us"] / 1000 for name in ("wait", "plan", "forward", "commit"))
     return (
         f"round from {event['base_len']}: +{event['tokens']} tokens, {event['accepted']} of {event['verified']} "
-        f"drafts; wait {wait:.2f}, plan {plan:.2f}, forward {forward:.2f}, commit {commit:.2f} ms"
+        f"drafts accepted; wait {wait:.2f}, plan {plan:.2f}, forward {forward:.2f}, commit {commit:.2f} ms"
     )
 
 
 def _verdict(event: Event, _lanes: dict[int, str]) -> str:
     return (
         f"verdict from {event['base_len']}: +{event['tokens']} tokens, {event['accepted']} of {event['verified']} "
-        f"drafts"
+        f"drafts accepted"
     )
 
 
@@ -109,34 +109,32 @@ _Words = Callable[[Event, dict[int, str]], str]
 _WORDS: dict[tuple[bool, str], _Words] = {  # by whether the broker reports it
     (True, "submitted"): lambda e, _: f"submitted: {e['prompt_tokens']} prompt tokens",
     (True, _TAKEN_OVER): lambda e, _: f"taken over from the journal with {e['tokens']} tokens",
-    (True, "journaled"): lambda _e, _: "the journal has it; accepted",
-    (True, "opened"): lambda e, _: f"opens it at {clean(e['verifier'], 20)} with {e['context_tokens']} tokens",
+    (True, "journaled"): lambda _e, _: "in the journal, accepted",
+    (True, "opened"): lambda e, _: f"opens a session at {clean(e['verifier'], 20)} with {e['context_tokens']} tokens",
     (True, "assigned"): lambda e, _: f"assigns {clean(e['drafter'], 20)} (lane {e['lane']})",
     (True, "verdict"): _verdict,
     (True, "delivered"): lambda e, _: f"delivers up to token {e['tokens']}",
-    (True, "moved"): lambda e, _: f"moves it to {clean(e['verifier'], 20)}",
+    (True, "moved"): lambda e, _: f"moves the session to {clean(e['verifier'], 20)}",
     (True, "crashed"): lambda e, _: f"LOST {clean(e['worker'], 20)}",
     (True, "left"): lambda e, _: f"{clean(e['worker'], 20)} left",
     (True, "given back"): lambda e, _: f"GIVEN BACK: {clean(e['reason'], 200)}",
     (True, "finished"): _finished,
-    (False, "opened"): lambda e, _: f"opened with {e['context_tokens']} tokens",
-    (False, "prefill"): lambda e, _: (
-        f"computes {e['tokens']} tokens of the context in a step of {e['us'] / 1000:.2f} ms"
-    ),
+    (False, "opened"): lambda e, _: f"opened the session with {e['context_tokens']} tokens",
+    (False, "prefill"): lambda e, _: f"prefill of {e['tokens']} tokens in a step of {e['us'] / 1000:.2f} ms",
     (False, "draft_arrived"): lambda e, lanes: (
         f"draft of {e['nodes']} nodes from {e['base_len']} arrived ({_lane(e, lanes)})"
     ),
     (False, "round"): _round,
     (False, "judged"): lambda e, lanes: f"  {_lane(e, lanes)}: {e['accepted']} of {e['verified']} accepted",
     (False, "decided"): lambda e, _: decision(e),
-    (False, "closed"): lambda e, _: f"closed at {e['length']} tokens",
-    (False, "assigned"): lambda e, _: f"drafts from {e['context_tokens']} tokens on",
+    (False, "closed"): lambda e, _: f"closed the session at {e['length']} tokens",
+    (False, "assigned"): lambda e, _: f"starts to draft after {e['context_tokens']} tokens",
     (False, "draft_sent"): lambda e, _: f"sends a draft of {e['nodes']} nodes from {e['base_len']}",
     (False, "verdict_arrived"): lambda e, _: f"verdict from {e['base_len']} arrived: +{e['tokens']} tokens",
-    (False, "released"): lambda e, _: f"released at {e['length']} tokens",
+    (False, "released"): lambda e, _: f"stops drafting at {e['length']} tokens",
     (False, "submitted"): lambda e, _: f"submitted: {e['prompt_tokens']} prompt tokens",
-    (False, "accepted"): lambda _e, _: "is told that the broker has it",
-    (False, "received"): lambda e, _: f"receives {e['tokens']} tokens from {e['base_len']} on",
+    (False, "accepted"): lambda _e, _: "receives the confirmation of the broker",
+    (False, "received"): lambda e, _: f"receives {e['tokens']} tokens from position {e['base_len']}",
     (False, "ended"): lambda e, _: f"ended with {e['tokens']} tokens",
 }
 

@@ -1,6 +1,6 @@
-"""The broker's process: a Poller loop over one ROUTER and one DEALER a verifier (see docs/decisions/0001).
+"""The broker's process: a Poller loop over one ROUTER and one DEALER per verifier (see docs/decisions/0001).
 
-The journal is written by a thread of its own, which wakes the loop when something is on disk.
+A separate thread writes the journal. It wakes the loop when records are on disk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BrokerLoop:
         self.tick = Beat(max(config.heartbeat_ms // 2, 10))
 
     def turn(self) -> None:
-        """Wait for messages or the next tick, and handle what there is."""
+        """Wait for messages or the next tick, and handle them."""
         ready = dict(self.poller.poll(self.tick.remaining_ms()))
         for identity, frames, who in self.front.messages(ready):
             self.apply(self.broker.from_front(identity, frames, time.monotonic(), who))
@@ -61,7 +61,7 @@ class BrokerLoop:
             self.journal.flush()
 
     def apply(self, effects: Iterable[Effect]) -> None:
-        """Carry out what the broker decided."""
+        """Execute the effects that the broker returned."""
         for effect in effects:
             if isinstance(effect, Send):
                 self._send(effect)
@@ -86,7 +86,7 @@ class BrokerLoop:
             curve = self.front.curve_to(self.broker.state.roles.public_key(effect.to))
             socket = connect_dealer(self.context, effect.endpoint, queue=True, curve=curve)
         except ConfigError as error:
-            log.warning("verifier_unreachable", reason=str(error))
+            log.warning("verifier_connection_failed", reason=str(error))
             return
         self.backs[effect.to] = socket
         self.poller.register(socket, zmq.POLLIN)
@@ -95,10 +95,10 @@ class BrokerLoop:
         socket = self.backs.pop(effect.to, None)
         if socket is not None:
             self.poller.unregister(socket)
-            socket.close(0)  # what it was not sent yet, it need not know: it is gone, or its key is
+            socket.close(0)  # drop unsent messages: the peer or its key is gone
 
     def serve(self, stop: Stop, drain_s: float) -> None:
-        """Serve until asked to stop. What runs is in the journal's hands then; without one it has so long to end."""
+        """Serve until `stop`. Running jobs then stay in the journal; without a journal they get `drain_s` to end."""
         try:
             while not stop:
                 self.turn()
@@ -116,15 +116,17 @@ class BrokerLoop:
         self.apply(self.broker.give_up(time.monotonic()))
 
     def _unbind_jobs(self, stop: Stop) -> None:
-        """Wait for a message of each verifier that has jobs, for two heartbeats at most, and unbind the jobs of those
-        that sent one. A verifier that is silent may have crashed: the next broker finds out."""
+        """Unbind the jobs of all verifiers that send a message within two heartbeats.
+
+        A silent verifier may have crashed. The next broker detects that.
+        """
         since, patience_s = time.monotonic(), 2 * self.broker.state.settings.heartbeat_ms / 1000
         while self.broker.awaits_verifiers(since) and time.monotonic() < since + patience_s and not stop.asked_again:
             self.turn()
         self.apply(self.broker.unbind_jobs(since, time.monotonic()))
 
     def close(self) -> None:
-        """Journal what is known, tell clients of it, and close all sockets; what is queued gets a moment to leave."""
+        """Write pending records, notify clients, and close all sockets. Queued messages get a moment to leave."""
         if self.journal is not None:
             self.journal.close()
             with contextlib.suppress(JournalLostError):
@@ -133,7 +135,7 @@ class BrokerLoop:
 
 
 def _make_broker(config: BrokerConfig, journal: JournalLink | None, front: Front) -> Broker:
-    """Return the broker with the jobs that its journal holds."""
+    """Return the broker with the jobs of its journal restored."""
     broker = Broker(
         incarnation=int(time.time()),
         heartbeat_ms=config.heartbeat_ms,

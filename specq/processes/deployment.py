@@ -1,15 +1,12 @@
-"""What `specq up` starts where nobody has said it: who drafts, where, and which cores each process gets.
+"""Choices of `specq up`: where drafts are made, and which CPU cores each process gets. Checks before the start.
 
-Rules: what a configuration says is done as it says. Where it leaves the number of draft workers open, drafts come from
-where they are made fastest: a draft model in the verifier's process, which costs no message and no second process
-beside it, and draft workers on cores that the verifier does not need. Whether each of them pays is then measured
-(`specq.verifier.control.policy`).
+Rules for choices: an explicit setting is always used. If the number of draft workers is open, drafting happens at the
+fastest place. This is a draft model in the verifier's process, which needs no messages and no second process. Draft
+workers run on cores that the verifier does not need. `specq.verifier.control.policy` then measures which sources pay.
 
-Everything that keeps the processes of a configuration from starting, found before any of them starts.
-
-Rules: nothing is fetched, unpacked, loaded or imported. The list has the order in which a user acts. Other choices
-(a model, an engine, an option) stand first, since they may make the rest needless; packages to install stand last.
-`specq up`, `specq chat` and `specq doctor` all use this list.
+Rules for checks: `missing` finds all problems before any process starts. It does not fetch, unpack, load or import
+anything. The list is in the order in which a user acts. Models, engines and options come first, since changing them
+may solve the rest. Packages to install come last. `specq up`, `specq chat` and `specq doctor` use this list.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from specq.transport import own_keys
 
 
 def check_can_start(asked: Config, machine: Hardware | None = None) -> None:
-    """Raise ConfigError, which names all that is missing or wrong, unless the processes can start."""
+    """Raise ConfigError with all problems that keep the processes from starting."""
     found = missing(placed(asked, machine))
     if len(found) > 1:
         lines = "\n".join(f"  {number}. {one}" for number, one in enumerate(found, 1))
@@ -40,7 +37,7 @@ def check_can_start(asked: Config, machine: Hardware | None = None) -> None:
 
 
 def missing(chosen: Config) -> list[str]:
-    """Return what is missing or wrong for the processes of a placed configuration, one entry each.
+    """Return the problems of a placed configuration, one entry each.
 
     Raises ConfigError for an unknown engine or proposer.
     """
@@ -56,7 +53,7 @@ def missing(chosen: Config) -> list[str]:
 
 
 def _wrong_models(chosen: Config, engine: EngineSpec, proposer: DrafterSpec | None) -> Iterator[str]:
-    """Yield which models are not there, and which ones their engine or proposer does not load."""
+    """Yield missing models, and models that their engine or proposer cannot load."""
     for name, role in models_of(chosen):
         yield from _reasons(partial(find_model, name, role))
     if not engine.takes_gguf:
@@ -69,12 +66,12 @@ def _gguf(name: str, role: str, needed_by: str) -> list[str]:
     try:
         path = find_model(name, role)
     except ConfigError:
-        return []  # is said already
+        return []  # `_wrong_models` reports it
     return _reasons(partial(check_no_gguf, path, needed_by, name))
 
 
 def _wrong_sources(chosen: Config, engine: EngineSpec) -> Iterator[str]:
-    """Yield which ways to draft in the verifier's process the engine does not support."""
+    """Yield the configured drafting methods that the engine does not support."""
     target = chosen.target
     if target.heads and not engine.takes_heads:
         yield f"the {target.engine} engine does not support heads: leave --heads out, or use the torch engine"
@@ -83,7 +80,7 @@ def _wrong_sources(chosen: Config, engine: EngineSpec) -> Iterator[str]:
 
 
 def _reasons(attempt: Callable[[], object]) -> list[str]:
-    """Return why something cannot be done, [] where it can."""
+    """Return the reason why `attempt` fails, or [] if it succeeds."""
     try:
         attempt()
     except ConfigError as error:
@@ -91,9 +88,9 @@ def _reasons(attempt: Callable[[], object]) -> list[str]:
     return []
 
 
-COLOCATING = ("torch",)  # the engines beside which a draft model is put without being asked
-LEAST_CORES = 4  # from so many on, a core is left for a draft worker
-MOST_WORKERS = 2  # that are started without being asked
+COLOCATING = ("torch",)  # engines that get a draft model in the same process by default
+LEAST_CORES = 4  # least number of cores to reserve one for a draft worker
+MOST_WORKERS = 2  # most draft workers that start by default
 NOT_HOW = (
     "broker",
     "keys",
@@ -102,25 +99,25 @@ NOT_HOW = (
     "progress",
     "own",
     "target",
-)  # what [draft] may say without meaning workers
+)  # keys of [draft] that do not request draft workers
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What is here: its cores' numbers, and whether there is a GPU."""
+    """The CPU core ids of a machine, and whether it has a GPU."""
 
     cores: tuple[int, ...]
     has_gpu: bool = False
 
 
 def this_machine() -> Hardware:
-    """Return what this process may use; a GPU is one of NVIDIA's, looked for without loading what would use it."""
+    """Return the hardware that this process may use. Detects NVIDIA GPUs by device files, without loading CUDA."""
     return Hardware(available_cores(), any(Path("/dev").glob("nvidia[0-9]*")))
 
 
 @dataclass(frozen=True, slots=True)
 class CoreShares:
-    """Which cores each process stays on, as indices into the machine's cores."""
+    """The cores of each process, as indices into the machine's cores."""
 
     broker: tuple[int, ...]
     targets: tuple[tuple[int, ...], ...]
@@ -128,9 +125,10 @@ class CoreShares:
 
 
 def divide_cores(num_cores: int, targets: int, drafters: int) -> CoreShares:
-    """Divide the cores: the last quarter (at least one) for broker and drafters, one each; the rest for the targets.
+    """Divide the cores among the processes.
 
-    A lone core is shared by all, and targets that outnumber their cores share them too.
+    The last quarter (at least one core) is for broker and drafters, one core each. The targets get the rest. All
+    processes share a single core. Targets share cores if there are more targets than cores.
     """
     if num_cores <= 1:
         return CoreShares((0,), ((0,),) * targets, ((0,),) * drafters)
@@ -144,10 +142,10 @@ def divide_cores(num_cores: int, targets: int, drafters: int) -> CoreShares:
 
 
 def placed(config: Config, machine: Hardware | None = None) -> Config:
-    """Return a configuration that names its models and says who drafts where.
+    """Return the configuration with its models and drafting places filled in.
 
-    A target without a draft model gets no drafters that would need one; nor are there any without a key of theirs where
-    nobody asked for them. `machine`: None for this one.
+    No drafters start if they need a draft model and the target has none. By default, no drafters start without a key
+    of their own. `machine`: None for this machine.
     """
     model = config.target.model or default_model()
     draft = config.draft.model or draft_for(model)
@@ -167,8 +165,10 @@ def placed(config: Config, machine: Hardware | None = None) -> Config:
 
 
 def without_draft_model(config: Config) -> Config:
-    """Return a configuration in which no draft model drafts, neither in the verifier's process nor, where their number
-    is left open, in draft workers; other ways of drafting stay."""
+    """Return the configuration without a draft model in the verifier, and by default without draft workers.
+
+    An explicit number of draft workers and other drafting methods stay.
+    """
     config = replace(config, target=replace(config.target, draft_model=""), draft=replace(config.draft, model=""))
     if config.up.drafters != AUTO_DRAFTERS or not DRAFTERS.resolve(config.draft.proposer).needs_model:
         return config
@@ -176,23 +176,24 @@ def without_draft_model(config: Config) -> Config:
 
 
 def _wants_workers(draft: DraftConfig) -> bool:
-    """Return whether draft workers are meant: their section says how they draft. Tables of proposers that are not
-    chosen mean nothing."""
+    """Return whether the section [draft] requests draft workers by setting how they draft.
+
+    Tables of proposers that are not chosen do not count.
+    """
     default = DraftConfig()
     names = (f.name for f in fields(default) if f.name not in NOT_HOW)
     return any(getattr(draft, name) != getattr(default, name) for name in names) or bool(options_of(draft))
 
 
 def _spare_workers(machine: Hardware) -> int:
-    """Return how many workers draft beside a verifier that drafts for itself; a GPU's drafts are none that a core could
-    match."""
+    """Return the number of draft workers beside a verifier with its own draft model. 0 with a GPU, which is faster."""
     if machine.has_gpu or len(machine.cores) < LEAST_CORES:
         return 0
     return min(len(machine.cores) // LEAST_CORES, MOST_WORKERS)
 
 
 def _lacks_key(config: Config) -> str:
-    """Return why a draft worker would have no key, or ""."""
+    """Return the reason why a draft worker has no key, or ""."""
     try:
         own_keys(config.draft.keys, "draft") if config.draft.keys else None
     except ConfigError as error:
@@ -205,8 +206,10 @@ def _with_workers(config: Config, number: int) -> Config:
 
 
 def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
-    """Return the section of a placed configuration's target; a lone target gets help on the broker's core, which is
-    free most of the time. While it uses what draft workers send, it leaves that core to them."""
+    """Return the target section, for a single torch target with a helper thread on the broker's core.
+
+    That core is mostly idle. While the target uses drafts of draft workers, it leaves the core to them.
+    """
     target, is_alone = config.target, config.up.targets == 1
     if not is_alone or target.engine != "torch" or target.cores or "helper_cores" in options_of(target):
         return target
@@ -214,7 +217,7 @@ def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
 
 
 def models_of(chosen: Config) -> list[tuple[str, str]]:
-    """Return the models that the processes of a placed configuration load, and the role of each."""
+    """Return the models of a placed configuration, each with its role."""
     target, draft, proposer = chosen.target, chosen.draft, DRAFTERS.resolve(chosen.draft.proposer)
     named = [(target.model, "target"), (target.draft_model, "draft"), (target.heads, HEADS)]
     if chosen.up.drafters and proposer.needs_model:
@@ -227,23 +230,24 @@ def models_of(chosen: Config) -> list[tuple[str, str]]:
 
 
 def absent_sources(asked: Config, machine: Hardware | None = None) -> frozenset[str]:
-    """Return the sources of drafts that a user might expect, and that what is started for a configuration does not
-    have."""
+    """Return the well-known draft sources that the started deployment does not have."""
     chosen = placed(asked, machine)
     there = {DRAFT_WORKER: chosen.up.drafters, COLOCATED: chosen.target.draft_model, LOOKAHEAD: chosen.target.lookahead}
     return frozenset(source for source, is_there in there.items() if not is_there)
 
 
 def notes(asked: Config, machine: Hardware | None = None) -> list[str]:
-    """Return what a user should know of what `placed` chooses for a configuration."""
+    """Return notes to the user about the choices of `placed`."""
     chosen, said = placed(asked, machine), []
     if not asked.target.model and chosen.target.model != PREFERRED:
         said.append(
-            f"{PREFERRED} is not here (specq models pull {PREFERRED}); this runs on {FALLBACK}, a toy that babbles"
+            f"{PREFERRED} is not on this machine (specq models pull {PREFERRED}); using the toy model {FALLBACK}"
         )
     without_keys = placed(replace(asked, draft=replace(asked.draft, keys="")), machine)
     if chosen.up.drafters < without_keys.up.drafters:
         said.append(f"no draft workers: {_lacks_key(asked)}")
     elif not chosen.up.drafters and asked.up.drafters and not chosen.target.draft_model:
-        said.append(f"{chosen.target.model} has no draft model: no drafters; its verifier drafts what the text repeats")
+        said.append(
+            f"{chosen.target.model} has no draft model: no drafters start, and the verifier drafts from repeated text"
+        )
     return said

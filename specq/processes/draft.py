@@ -1,5 +1,4 @@
-"""A draft worker's process: a link to the broker, and a `DraftWorker` that runs whenever there is something to
-draft."""
+"""A draft worker's process: a link to the broker, and a `DraftWorker` that runs while it has work."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ from specq.transport import BrokerLink, Stop, calm_collector, curve_to_broker, n
 
 log = structlog.get_logger(__name__)
 
-WARM_CONTEXTS = (1, 12, 24, 60)  # tokens: a GPU's kernels differ by how many rows a pass has
+WARM_CONTEXTS = (1, 12, 24, 60)  # tokens; GPU kernels depend on the rows of a pass
 WARM_TEMPERATURES = (0.0, 0.8)
-WARM_PASSES = 3  # with all of them
+WARM_PASSES = 3  # passes with all contexts
 
 
 class DrafterLoop:
@@ -38,7 +37,7 @@ class DrafterLoop:
         self.num_dropped = 0
 
     def turn(self) -> None:
-        """Handle what the broker sent, run one pass if there is something to draft, beat if it is time."""
+        """Handle messages, run one pass if there is work, and send a heartbeat if it is due."""
         wait_ms = 0 if self.worker.has_work else self.link.heartbeat.remaining_ms()
         if self.link.socket.poll(wait_ms, zmq.POLLIN):
             self._receive()
@@ -60,7 +59,7 @@ class DrafterLoop:
                 log.debug("message_dropped", reason=str(error))
 
     def close(self) -> None:
-        """Say good-bye, and close all sockets."""
+        """Send the last heartbeat (state `leaving`), and close all sockets."""
         self.worker.state = "leaving"
         self.link.beat(self.worker.heartbeat())
         self.context.destroy()
@@ -69,13 +68,13 @@ class DrafterLoop:
 def run(config: DraftConfig) -> int:
     """Draft until SIGTERM or SIGINT; return the exit status."""
     stop = Stop(at_once=True)
-    curve_to_broker(config.keys, "draft")  # what is wrong with them is said before the model is loaded
+    curve_to_broker(config.keys, "draft")  # report wrong keys before loading the model
     apply_cpu(config.cores, config.threads)
     name = config.name or f"draft-{os.getpid()}"
     tell = teller(name, wanted=config.progress)
     worker = build_worker(config, tell)
     loop = DrafterLoop(config, worker, name, tell)
-    log.info("drafter_ready", name=name, model=worker.drafter.info.name)
+    log.info("drafter_started", name=name, model=worker.drafter.info.name)
     calm_collector()
     stop.at_once = False
     try:
@@ -88,12 +87,12 @@ def run(config: DraftConfig) -> int:
 
 
 def build_worker(config: DraftConfig, tell: Tell = bool) -> DraftWorker:
-    """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
+    """Load the model and warm it up, before the broker knows the worker and expects heartbeats."""
     spec: DrafterSpec = DRAFTERS.resolve(config.proposer)
     if not isinstance(spec, DrafterSpec):
-        raise ConfigError(f"the proposer {config.proposer!r} names no specq.drafting.DrafterSpec, but {spec!r}")
+        raise ConfigError(f"the proposer {config.proposer!r} must be a specq.drafting.DrafterSpec, but is {spec!r}")
     named = (config.model or default_model()) if spec.needs_model else config.model
-    # A wrong option is said before anything is fetched.
+    # Report a wrong option before fetching anything.
     own = own_options(config, spec.options, DRAFTERS.names()).arguments()
     tell(f"loading {named if spec.needs_model else config.proposer}")
     model = resolve_model(named, HEADS if spec.reads_target else "draft") if spec.needs_model else named
@@ -114,47 +113,46 @@ def build_worker(config: DraftConfig, tell: Tell = bool) -> DraftWorker:
     if not spec.reads_target:
         drafter = _for_target(drafter, config, named)
     if spec.needs_model:
-        tell("drafting once, so that all is compiled")
+        tell("warming up: compiling kernels")
         warm_up(_worker(drafter, config))
     return _worker(drafter, config)
 
 
 def _check_kv(info: ModelInfo, config: DraftConfig) -> None:
-    """Raise ConfigError if there are too few KV slots to draft for the sessions of `warm_up`."""
+    """Raise ConfigError if the KV slots do not suffice for the sessions of `warm_up`."""
     contexts = WARM_CONTEXTS * len(WARM_TEMPERATURES)
     least = sum(contexts) + (len(contexts) + WARM_PASSES) * max(config.width, len(contexts))
     if 0 < info.kv_slots < least:
         raise ConfigError(
             f"{info.name} has {info.kv_slots} KV slots (--kv-slots); give at least {least}, or 0 for as many as "
-            f"memory allows: a session takes as many as its prompt and text have tokens, and what is drafted ahead of "
-            f"them"
+            f"memory allows: a session takes one slot per token of its prompt, its text and the drafts ahead of them"
         )
 
 
 def _heads(config: DraftConfig, spec: DrafterSpec) -> dict[str, str]:
-    """Return what `make` takes of heads; ConfigError for a proposer that takes none."""
+    """Return the argument `heads` of `make`. Raises ConfigError for a proposer without support for heads."""
     if not config.heads:
         return {}
     if not spec.takes_heads:
         raise ConfigError(
-            f"draft.heads is {config.heads}, and the proposer {config.proposer} takes none; draft-model does"
+            f"draft.heads is {config.heads}, but the proposer {config.proposer} does not support heads; use draft-model"
         )
     return {"heads": resolve_model(config.heads, HEADS)}
 
 
 def _target_of(config: DraftConfig) -> dict[str, str]:
-    """Return the target whose hidden states are read, as a proposer takes it: where it is, and how it is called."""
+    """Return the path and the name of the target whose hidden states a proposer reads."""
     target = resolve_model(config.target, "target") if config.target else ""
     return {"target": target, "target_name": config.target}
 
 
 def _for_target(drafter: Drafter, config: DraftConfig, named: str) -> Drafter:
-    """Return what drafts in the target's vocabulary."""
+    """Return the drafter, bridged to the target's vocabulary if needed."""
     if not drafter.info.tokenizer_hash or not (config.target or config.vocabulary != SAME):
         return drafter
     if not config.target:
         raise ConfigError(
-            f"draft.vocabulary is {config.vocabulary}, which needs the target's tokenizer: name it by draft.target"
+            f"draft.vocabulary is {config.vocabulary}, which needs the target's tokenizer; set draft.target"
         )
     draft_files, target_files = (
         tokenizer_files(tokenizer_of(model, role)) for model, role in ((named, "draft"), (config.target, "target"))
@@ -174,7 +172,7 @@ def _worker(drafter: Drafter, config: DraftConfig) -> DraftWorker:
 
 
 def warm_up(worker: DraftWorker) -> None:
-    """Draft for sessions of its own, alone and together, so that what is compiled at first use is compiled now."""
+    """Draft for test sessions, alone and together, so that code is compiled before the first real session."""
     random = np.random.default_rng(0)
     for number, (length, temperature) in enumerate(product(WARM_CONTEXTS, WARM_TEMPERATURES)):
         context = random.integers(0, worker.drafter.info.num_tokens, length, np.int32)

@@ -25,16 +25,16 @@ from specq.transport import calm_collector, keys_of_gateway, listener
 log = structlog.get_logger(__name__)
 
 BACKLOG = 2048
-SPARE = 64  # connections beyond those with requests, so that who comes then is told why it is refused
-OTHER_FILES = 128  # that the process has open beside connections
+SPARE = 64  # connections beyond the limit, to send a reason to refused clients
+OTHER_FILES = 128  # further files that the process has open
 
 
 class Gateway(uvicorn.Server):
-    """A server whose signals are ours: the first lets requests end, the second does not."""
+    """A server with its own signal handling. The first signal lets requests end. The second stops at once."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is threading.main_thread():  # others receive no signals
+        if threading.current_thread() is threading.main_thread():  # only the main thread receives signals
             for name in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(name, self._ask)
         yield
@@ -45,7 +45,7 @@ class Gateway(uvicorn.Server):
 
 
 def make_server(config: ServeConfig) -> Gateway:
-    """Return the server; raises ConfigError for keys or certificates that cannot be used. To be called in its loop."""
+    """Return the server; call this in its event loop. Raises ConfigError for invalid keys or certificates."""
     keys = ApiKeys(Path(config.api_keys).expanduser()) if config.api_keys else None
     limits = BodyLimits(config.body_kb * 1024, config.body_seconds, config.total_seconds)
     hosts = [*config.hosts.replace(" ", "").split(","), socket.gethostname(), parse_address(config.bind).host]
@@ -71,7 +71,8 @@ def make_server(config: ServeConfig) -> Gateway:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        h11_max_incomplete_event_size=config.header_kb * 1024,  # of headers that come in parts; of others see the guard
+        h11_max_incomplete_event_size=config.header_kb
+        * 1024,  # for headers in several parts; the guard checks the others
         timeout_keep_alive=max(1, int(config.idle_seconds)),
         timeout_graceful_shutdown=max(1, int(config.drain_seconds)),
         ssl_certfile=config.tls_cert or None,
@@ -82,8 +83,7 @@ def make_server(config: ServeConfig) -> Gateway:
 
 
 def most_connections(wanted: int) -> int:
-    """Return how many connections there may be: as many as wanted, if the system lets the process have so many open
-    files."""
+    """Return the maximum number of connections: `wanted`, or less for a low limit of open files."""
     needed = wanted + SPARE + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -106,7 +106,7 @@ def _load(settings: uvicorn.Config) -> None:
 
 
 def listen(address: str) -> socket.socket:
-    """Return a socket that listens; raises ConfigError if it cannot."""
+    """Return a listening socket. Raises ConfigError if the address cannot be bound."""
     return listener(address, BACKLOG)
 
 
@@ -126,6 +126,6 @@ async def serve(config: ServeConfig) -> None:
 def run(config: ServeConfig) -> int:
     """Serve; return the exit status."""
     apply_cpu(config.cores, threads=1)
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what it says of malformed requests is nobody's concern
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its messages about malformed requests do not matter
     asyncio.run(serve(config))
     return 0

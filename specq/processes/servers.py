@@ -1,4 +1,4 @@
-"""specq's own processes for a suite: started on a free port, waited for, and always stopped."""
+"""specq's processes for a demo, a chat or a benchmark, on a free port. They are always stopped."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ ANY_PORT = "tcp://127.0.0.1:*"
 
 
 def pair_config(model: str, draft_model: str, drafters: int, keys: str = "") -> Config:
-    """Return the configuration of a broker on a free port, one target and some drafters, with `keys` as of `specq
-    up`."""
+    """Return the configuration of a broker on a free port, one target and some drafters; `keys`: as of `specq up`."""
     config = on_free_port(load())
     return replace(
         config,
@@ -33,20 +32,19 @@ def pair_config(model: str, draft_model: str, drafters: int, keys: str = "") -> 
 
 
 def on_free_port(config: Config) -> Config:
-    """Return the configuration for processes that only this one shall find: on a free port, without HTTP."""
+    """Return the configuration for private processes: on a free port, without HTTP."""
     broker, target = replace(config.broker, bind=free_address()), replace(config.target, bind=ANY_PORT, advertise="")
     return replace(config, broker=broker, target=target, up=replace(config.up, serve=False))
 
 
 class Servers:
-    """A broker, its workers, and a client of theirs. The broker's journal ends with them, unless there is none.
+    """A broker, its workers and a client. The broker's journal, if any, is temporary.
 
-    Raises ConfigError if one of them would be without its key.
+    Raises ConfigError if a process has no key although keys are set.
     """
 
     def __init__(self, config: Config, drafters_at: str = "", stdout: int | None = None) -> None:
-        """`drafters_at`: the address at which the drafters find the broker, if it is not the broker's own; `stdout` as
-        of `Group`."""
+        """`drafters_at`: broker address for the drafters, if different; `stdout`: as in `Group`."""
         self.config, self.keys, self.drafters = config, config.broker.keys, placed(config).up.drafters
         self.address, self._drafters_at, self._stdout = config.broker.bind, drafters_at, stdout
         check_keys(self.keys, "broker", "target", *(["draft"] if self.drafters else []), "client")
@@ -69,40 +67,42 @@ class Servers:
         return [self._moved(member) if self._drafters_at else member for member in found]
 
     def _moved(self, member: Member) -> Member:
-        """Return a drafter that finds the broker at the other address; anyone else unchanged."""
+        """Return a drafter with the other broker address; other members unchanged."""
         if member.arguments[:3] != ("worker", "--role", "draft"):
             return member
         arguments = (self._drafters_at if part == self.address else part for part in member.arguments)
         return replace(member, arguments=tuple(arguments))
 
     def process_id(self, name: str) -> int:
-        """Return the number of a process of the group."""
+        """Return the process id of a member of the group."""
         return self._group.processes[name].pid
 
     def table(self) -> str:
-        """Return a line a process: its name, number, cores and what it runs."""
+        """Return one line per process: its name, process id, cores and models."""
         return table(self._group)
 
     def pids(self) -> dict[str, int]:
-        """Return the number of each process by its name."""
+        """Return the id of each process by its name."""
         return {name: process.pid for name, process in self._group.processes.items()}
 
     def wait_ready(self, timeout_s: float = READY_S, tell: Tell = bool) -> None:
-        """Wait until all workers are ready; raises EngineError, which names the process, if one ends or is late. `tell`
-        as of `Group`."""
+        """Wait until all workers are ready; `tell`: as in `Group`.
+
+        Raises EngineError, which names the process, if one ends or is late.
+        """
         self._group.wait_ready(timeout_s, tell=tell)
 
     def tend(self) -> None:
-        """Start dead workers again; raises EngineError, which names the process, where that is in vain."""
+        """Restart dead workers. Raises EngineError, which names the process, after too many restarts."""
         self._group.check()
 
 
 def check_keys(keys: str, *roles: str) -> None:
-    """Raise ConfigError unless there is a key of each role, or none at all is asked for."""
+    """Raise ConfigError if `keys` is set and lacks the key of a role."""
     for role in roles if keys else ():
         own_keys(keys, role)
 
 
 def keys_option(keys: str) -> list[str]:
-    """Return the option that gives a process of specq these keys."""
+    """Return the command-line option for these keys."""
     return ["--keys", keys] if keys else []

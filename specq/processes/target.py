@@ -55,7 +55,7 @@ from specq.verifier import (
 
 log = structlog.get_logger(__name__)
 
-MANY_OPENERS = 64  # of sessions that are gone, from which on they are forgotten
+MANY_OPENERS = 64  # entries of closed sessions before they are removed
 
 
 class VerifierLoop:
@@ -78,22 +78,22 @@ class VerifierLoop:
             capabilities=CAPABILITIES,
         )
         self.link = BrokerLink(self.context, config.broker, hello, curve, tell)
-        self.broker = b""  # the identity of the broker's DEALER at our ROUTER: of who last opened a session
-        self._openers: dict[int, bytes] = {}  # session -> who opened it, and is sent what becomes of it
+        self.broker = b""  # identity of the broker's DEALER at our ROUTER: the last one that opened a session
+        self._openers: dict[int, bytes] = {}  # session -> identity of its broker, which receives its reports
         self.poller = zmq.Poller()
         self.poller.register(self.router, zmq.POLLIN)
         self.poller.register(self.link.socket, zmq.POLLIN)
         if self.zap is not None:
             self.poller.register(self.zap.socket, zmq.POLLIN)
         self.num_dropped = 0
-        self._unsent = NO_REPORTS  # what the last step gave
+        self._unsent = NO_REPORTS  # reports of the last step
 
     def turn(self) -> None:
-        """Send what the last step gave, handle what has arrived, and what follows in a burst, beat if it is time, run
-        one step if there is work.
+        """Send reports, handle messages, send a heartbeat if due, and run one step if there is work.
 
-        While the device drafts for the next step, the host sends and receives. The heartbeat says how long it may be
-        silent in the step that follows.
+        The reports are those of the last step. `Verifier.gather` may extend the receiving phase to collect a burst of
+        messages. While the device drafts for the next step, the host sends and receives. The heartbeat contains how
+        long the next step may keep it silent.
         """
         self.verifier.begin(time.monotonic(), time.monotonic)
         unsent, self._unsent = self._unsent, NO_REPORTS
@@ -111,8 +111,10 @@ class VerifierLoop:
             self._unsent = self.verifier.step(time.monotonic)
 
     def _hear(self, ready: Mapping[Any, int]) -> None:
-        """Take what has arrived. Drafts take no longer than the last step did, whatever they cost: further ones are
-        dropped."""
+        """Handle the messages that have arrived.
+
+        Drafts have a time budget (`mail_s`). When it is used up, further drafts are dropped.
+        """
         if self.zap is not None and self.zap.socket in ready:
             self.zap.answer()
         if self.router in ready:
@@ -129,7 +131,7 @@ class VerifierLoop:
                 self._handle(message, self.broker)
 
     def _arrived(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yield what brokers sent; one whose key is no longer on the list is ignored, and receives nothing more."""
+        """Yield the messages of brokers. Ignore a broker whose key was removed, and send it nothing more."""
         if self.zap is None:
             yield from ((identity, frames) for identity, *frames in drain(self.router))
             return
@@ -148,8 +150,10 @@ class VerifierLoop:
         self._handle(message, identity)
 
     def _handle(self, message: Message, identity: bytes) -> None:
-        """Handle a message, and answer who sent it: what is said of a session reaches who opened it, whoever else
-        speaks."""
+        """Handle a message, and send the replies to its sender.
+
+        Reports of a session go to the broker that opened it, not to other senders.
+        """
         try:
             answers = self.verifier.handle(message, time.monotonic())
         except ProtocolError as error:
@@ -175,35 +179,35 @@ class VerifierLoop:
         log.debug("message_dropped", reason=str(error))
 
     def _send(self, reports: Reports) -> None:
-        """Send what the last step gave, to who opened the sessions."""
+        """Send the reports of the last step to the brokers that opened the sessions."""
         openers = {self._openers.get(i, self.broker) for i in reports.session_ids}
         for message in reports.packed() if len(openers) == 1 else reports:
             to = self._openers.get(getattr(message, "session_id", -1), self.broker)
             try_send(self.router, [next(iter(openers)) if len(openers) == 1 else to, *encode(message)])
 
     def serve(self, stop: Stop) -> None:
-        """Serve until asked to stop, then until nothing is under way here, or `drain_seconds` are over; take leave."""
+        """Serve until `stop`, then drain for at most `drain_seconds`, then close."""
         try:
             while not stop:
                 self.turn()
             self._drain(stop)
-        except ConfigError:  # the broker refuses this worker: no session's doing
+        except ConfigError:  # the broker refuses this worker; no session caused it
             raise
         except BaseException:
-            self.verifier.state = "failed"  # the broker holds it against the sessions that there are
+            self.verifier.state = "failed"  # the broker counts this as a failure of the open sessions
             raise
         finally:
             self.close()
 
     def _drain(self, stop: Stop) -> None:
-        """Let sessions go to other verifiers, or end; without a broker, nobody would learn of them."""
+        """Let sessions move to other verifiers or end. Without a broker, stop at once."""
         self.verifier.state, end = "draining", time.monotonic() + self.drain_s
         self.link.beat(self.verifier.heartbeat())
         while self.verifier.sessions and self.link.registered and time.monotonic() < end and not stop.asked_again:
             self.turn()
 
     def close(self) -> None:
-        """Say what is left and good-bye, and close all sockets."""
+        """Send the last reports and a last heartbeat (state `leaving`), and close all sockets."""
         self._send(self._unsent)
         if self.verifier.state != "failed":
             self.verifier.state = "leaving"
@@ -215,7 +219,7 @@ class VerifierLoop:
 def run(config: TargetConfig) -> int:
     """Serve until SIGTERM or SIGINT, drain, and return the exit status."""
     stop = Stop(at_once=True)
-    curve_to_broker(config.keys, "target")  # what is wrong with them is said before the model is loaded
+    curve_to_broker(config.keys, "target")  # report wrong keys before loading the model
     apply_cpu(config.cores, config.threads)
     name = config.name or f"target-{os.getpid()}"
     tell = teller(name, wanted=config.progress)
@@ -229,8 +233,7 @@ def run(config: TargetConfig) -> int:
 
 
 def colocated_device(config: TargetConfig) -> str:
-    """Return where the colocated drafter computes: where the engine renumbers the process's devices, on the first of
-    them."""
+    """Return the device of the colocated drafter. An engine that renumbers devices gives it the first one."""
     spec: EngineSpec = ENGINES.resolve(config.engine)
     return "cuda:0" if spec.renumbers_devices and config.device.startswith("cuda") else config.device
 
@@ -240,7 +243,7 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     started = time.monotonic()
     named = config.model or default_model()
     spec: EngineSpec = ENGINES.resolve(config.engine)
-    # A wrong option is said before anything is fetched.
+    # Report a wrong option before fetching anything.
     own = own_options(config, spec.options, ENGINES.names()).arguments()
     tell(f"loading {named}")
     model = resolve_model(named, "target")
@@ -251,7 +254,7 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     tell("measuring steps")
     unhelped, curve = step_curves(engine, profiled_rows(engine.jumps, config.max_step_rows))
     log.info(
-        "engine_ready",
+        "engine_loaded",
         name=name,
         model=engine.info.name,
         seconds=round(time.monotonic() - started, 1),
@@ -300,12 +303,14 @@ def _make_engine(
 
 
 def prepare_steps(engine: Engine, sources: Sequence[DraftSource], most_rows: int, most_sessions: int) -> None:
-    """Run steps of all sizes, up to so many rows, without and with the hidden states that sources read: where an engine
-    records a step when it is first needed, sessions would wait for that."""
+    """Run steps of all sizes up to `most_rows`, without and with the hidden states that the sources read.
+
+    Otherwise an engine that captures CUDA graphs on first use would delay the first sessions.
+    """
     if not (engine.overlaps and engine.jumps):
         return
     started, most = time.monotonic(), min(most_rows, engine.free_slots // 2)
     read = tuple(sorted({layer for source in sources for layer in source.layers}))
     for layers in sorted({(), read}):
         warm_up_steps(engine, sorted({min(size, most) for size in engine.jumps}), layers, most_sessions)
-    log.info("steps_ready", layers=read, seconds=round(time.monotonic() - started, 1))
+    log.info("warmup_finished", layers=read, seconds=round(time.monotonic() - started, 1))

@@ -1,12 +1,13 @@
-"""A broker, verifiers, drafters and perhaps a gateway as processes of this machine, started and stopped together.
+"""A group of processes on this machine, started and stopped together: broker, verifiers, drafters, perhaps a gateway.
 
     with Group(members(config)) as group:
         group.wait_ready(timeout_s=60)
 
-Rules: the cores are divided, since two processes that compute on the same ones slow each other many times over; nobody
-outlives the group (on Linux not even its sudden death). A worker that dies is named, and started again after a while,
-which doubles each time. Where that was in vain too often, where its options or files are wrong, and where the broker
-dies, the rest is stopped.
+Rules:
+- The processes do not share cores. Two processes that compute on one core slow each other many times over.
+- No process outlives the group. On Linux this holds even if the group is killed.
+- A worker that dies is reported and restarted after a delay, which doubles each time.
+- The group stops after too many restarts, for wrong options or files of a worker, or if the broker dies.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from specq.runtime import Readiness, Tell, available_cores, columns, reap
 from specq.transport import Stop, directory_of, listener, listens, own_keys
 
 POLL_S = 0.2
-PATIENCE_S = 10.0  # for a process to end by itself, before it is killed
-MOST_RESTARTS, WINDOW_S = 5, 600.0  # of one worker within so many seconds
-BACKOFF_S = 0.5  # before the first of them
-WRONG_OPTIONS = 2  # the status of a process that would fail again: see `specq.cli`
+PATIENCE_S = 10.0  # time for a process to end before it is killed
+MOST_RESTARTS, WINDOW_S = 5, 600.0  # restarts of one worker, within this many seconds
+BACKOFF_S = 0.5  # delay of the first restart
+WRONG_OPTIONS = 2  # exit status of a process that would fail again (see `specq.cli`)
 PROGRAM = ("-m", "specq")
-GATEWAY = "gateway"  # the name of the process that serves HTTP, which the broker does not know
+GATEWAY = "gateway"  # name of the HTTP process, which the broker does not know
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of the group: the arguments of `specq` that start it, and what is told of it."""
+    """A process of the group: its name, `specq` arguments, cores and a description."""
 
     name: str
     arguments: tuple[str, ...]
@@ -61,7 +62,7 @@ class Member:
 
 
 def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
-    """Return the processes that a configuration asks for, the broker first; `extra` arguments go to each.
+    """Return the processes of a configuration, the broker first; each gets the `extra` arguments.
 
     Raises ConfigError for addresses that cannot serve several processes.
     """
@@ -82,12 +83,12 @@ def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
 
 
 def _gateway(config: Config, address: str, cores: tuple[int, ...], extra: Sequence[str]) -> Member:
-    """Return the process that serves HTTP; it shares the broker's core."""
+    """Return the HTTP process. It shares the broker's core."""
     section = replace(config.serve, broker=address, cores=config.serve.cores or cores)
     if parse_address(section.bind).is_any_port:
-        raise ConfigError(f"serve.bind is {section.bind}; to start it with others, give it a port")
+        raise ConfigError(f"serve.bind is {section.bind}; specq up needs a fixed port")
     if connect_address(section.bind) == address:
-        raise ConfigError(f"serve.bind and broker.bind are both at {address}; give each a port of its own")
+        raise ConfigError(f"serve.bind and broker.bind are both at {address}; use different ports")
     return Member(GATEWAY, ("serve", *to_arguments(section), *extra), section.cores, section.bind)
 
 
@@ -106,31 +107,34 @@ def _workers(role: str, section: Any, shares: Sequence[tuple[int, ...]], extra: 
 
 
 def _about(section: Any) -> str:
-    """Return the models of a worker, and what drafts in its process."""
+    """Return the models of a worker, with the draft models and heads in its process."""
     heads = f"the heads {section.heads}" if section.heads else ""
     drafting = [one for one in (getattr(section, "draft_model", ""), heads) if one]
     return f"{section.model}, drafted for by {' and '.join(drafting)}" if drafting else str(section.model)
 
 
 def _broker_address(config: Config) -> str:
-    """Return the address at which the workers find the broker."""
+    """Return the address where workers connect to the broker."""
     if parse_address(config.broker.bind).is_any_port:
-        raise ConfigError(f"broker.bind is {config.broker.bind}; to start workers with it, give it a port")
+        raise ConfigError(f"broker.bind is {config.broker.bind}; specq up needs a fixed port")
     if config.up.targets > 1 and not parse_address(config.target.bind).is_any_port:
-        raise ConfigError(f"target.bind is {config.target.bind}; for several targets, make its port *")
+        raise ConfigError(f"target.bind is {config.target.bind}; several targets need port *")
     return connect_address(config.broker.bind)
 
 
 class Group:
-    """Processes that live and die together. Start it in the main thread: its end is the processes' end. `keys` as of
-    the broker; `stdout`: where their standard output goes, None: to this process's own."""
+    """Processes that start and stop together. Start it in the main thread, whose end also ends the processes.
+
+    keys     as of the broker
+    stdout   file descriptor for their standard output; None: that of this process
+    """
 
     def __init__(self, members: Sequence[Member], keys: str = "", stdout: int | None = None) -> None:
         self.members, self.keys, self._stdout = list(members), keys, stdout
         self.address = members[0].about
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._deaths: dict[str, list[float]] = {member.name: [] for member in members}  # when, of the recent ones
-        self._due: dict[str, float] = {}  # who is to be started again, and when
+        self._deaths: dict[str, list[float]] = {member.name: [] for member in members}  # times of recent deaths
+        self._due: dict[str, float] = {}  # name -> time of the next restart
 
     def __enter__(self) -> Self:
         for member in self.members:
@@ -143,10 +147,9 @@ class Group:
     def wait_ready(
         self, timeout_s: float = float("inf"), asked: Callable[[], object] = bool, tell: Tell = bool
     ) -> bool:
-        """Wait until the broker knows all workers as ready; False if `asked` to stop before. `tell` is told of
-        progress.
+        """Wait until the broker reports all workers as ready; False if `asked` returns true before. Progress: `tell`.
 
-        Raises EngineError if a process ends for good, or the time is over.
+        Raises EngineError if a process ends for good, or after `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         readiness = Readiness([member.name for member in self.members], tell, time.monotonic())
@@ -161,7 +164,7 @@ class Group:
         return False
 
     def _ready(self, client: Client) -> set[str]:
-        """Return the names of the broker, once it answers, and of those that it calls ready."""
+        """Return the broker's name, once it replies, and the names of the ready workers."""
         try:
             workers = client.status()["workers"]
         except JobError:
@@ -172,7 +175,7 @@ class Group:
         }
 
     def check(self) -> None:
-        """Start dead workers again when it is time; raise EngineError if a process has ended and that is of no use."""
+        """Restart dead workers when due. Raises EngineError for an ended process that must not restart."""
         now = time.monotonic()
         for member in self.members:
             if self.processes[member.name].poll() is None:
@@ -184,7 +187,7 @@ class Group:
                 self.processes[member.name] = _start(member, self._stdout)
 
     def _delay(self, member: Member, now: float) -> float:
-        """Return after how many seconds a process that has ended shall be started again; EngineError if not at all."""
+        """Return the delay in seconds before an ended process restarts. Raises EngineError if it must not restart."""
         process = self.processes[member.name]
         said = f"{member.name} (process {process.pid}) ended with {_status_text(process.returncode)}"
         recent = self._deaths[member.name] = [at for at in self._deaths[member.name] if at > now - WINDOW_S] + [now]
@@ -193,11 +196,11 @@ class Group:
         if len(recent) > MOST_RESTARTS:
             raise EngineError(f"{said}, {len(recent)} times within {WINDOW_S:g} s")
         delay = BACKOFF_S * 2 ** (len(recent) - 1)
-        click.echo(f"specq: {said}; starting it again in {delay:g} s ({len(recent)} of {MOST_RESTARTS})", err=True)
+        click.echo(f"specq: {said}; restarting it in {delay:g} s ({len(recent)} of {MOST_RESTARTS})", err=True)
         return float(delay)
 
     def stop(self, patience_s: float = PATIENCE_S) -> None:
-        """Ask all to end, the broker once the workers have taken leave of it; kill who stays."""
+        """Terminate all processes, the broker after the workers. Kill a process that does not end in time."""
         deadline = time.monotonic() + patience_s
         broker, workers = self.members[0].name, [member.name for member in self.members[1:]]
         for wave in (workers, [broker]):
@@ -209,29 +212,31 @@ class Group:
 
 
 def _check_free(members: Sequence[Member]) -> None:
-    """Raise ConfigError if another process listens at an address of ours: its workers, or its gateway, would be taken
-    for ours that are ready."""
+    """Raise ConfigError if another process listens on one of our addresses.
+
+    Otherwise its workers or its gateway would count as ours.
+    """
     _check_no_broker(members[0].about)
     for address in (member.about for member in members if member.name == GATEWAY):
         _check_no_server(address)
 
 
 def _check_no_server(address: str) -> None:
-    """Raise ConfigError if the gateway could not listen there."""
+    """Raise ConfigError if the gateway cannot listen on the address."""
     listener(address, backlog=1).close()
 
 
 def _check_no_broker(address: str) -> None:
-    """Raise ConfigError if a process listens where the broker shall."""
+    """Raise ConfigError if a process already listens on the broker's address."""
     if parse_address(address).is_tcp and listens(address):
         raise ConfigError(
-            f"another process listens at {address}; if it is a broker, `specq status` and `specq chat` reach it. "
-            "Stop it, or give this one another address (--broker)"
+            f"another process listens on {address}; if it is a broker, use `specq status` or `specq chat`. "
+            "Stop it, or use another address (--broker)"
         )
 
 
 def keys_of_broker(config: BrokerConfig) -> str:
-    """Return the option `keys` for whoever asks a broker for its state with the broker's own key; "" without keys."""
+    """Return the option `keys` of a client that uses the broker's own key; "" without keys."""
     return str(directory_of(config.keys) / own_keys(config.keys, "broker").name) if config.keys else ""
 
 
@@ -240,20 +245,19 @@ def _status_text(status: int) -> str:
 
 
 def _start(member: Member, stdout: int | None) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own: Ctrl-C reaches the group only, which then stops all in order."""
+    """Start a process in its own session. Ctrl-C reaches only the group, which then stops all in order."""
     return subprocess.Popen(
         [sys.executable, *PROGRAM, *member.arguments],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         env=environment_of_children(),
         start_new_session=True,
-        preexec_fn=_first_in_child(os.getpid()),  # noqa: PLW1509 - all that runs in the child are system calls
+        preexec_fn=_first_in_child(os.getpid()),  # noqa: PLW1509 - the child runs only system calls
     )
 
 
 def _first_in_child(parent: int) -> Callable[[], None]:
-    """Return what a child shall call first: it takes all cores, and ends when `parent` does (where there is a
-    prctl)."""
+    """Return the first function of a child. It uses all cores, and ends with `parent` (where prctl exists)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     cores = available_cores()
 
@@ -269,7 +273,7 @@ def _first_in_child(parent: int) -> Callable[[], None]:
 
 
 def run(config: Config, extra: Sequence[str] = ()) -> int:
-    """Run the group until SIGTERM or SIGINT; return the exit status, 1 if a process ended by itself for good."""
+    """Run the group until SIGTERM or SIGINT. Return the exit status: 1 if a process ended for good."""
     stop = Stop()
     group_members = members(telling(config), extra)
     check_can_start(config)
@@ -294,19 +298,19 @@ def run(config: Config, extra: Sequence[str] = ()) -> int:
 
 
 def telling(config: Config) -> Config:
-    """Return the configuration of workers that say on standard output what they do before they are ready."""
+    """Return the configuration of workers that print their progress until they are ready."""
     return replace(config, target=replace(config.target, progress=True), draft=replace(config.draft, progress=True))
 
 
 def pages(members: Sequence[Member], serve: ServeConfig) -> list[str]:
-    """Return the address at which a browser on this machine finds the gateway, if there is one."""
+    """Return the gateway's URL for a browser on this machine, or [] without a gateway."""
     scheme = "https" if serve.tls_cert else "http"
     found = [connect_address(member.about) for member in members if member.name == GATEWAY]
     return [f"{scheme}://{address.removeprefix('tcp://')}/" for address in found]
 
 
 def table(group: Group) -> str:
-    """Return a line a process: its name, number, cores and what it runs."""
+    """Return one line per process: its name, process id, cores and models."""
     rows = [
         (m.name, f"process {group.processes[m.name].pid}", f"core {','.join(map(str, m.cores))}", m.about)
         for m in group.members

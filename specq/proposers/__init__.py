@@ -1,4 +1,4 @@
-"""The former name of `specq.drafting`, for packages written for it. It goes with the next version."""
+"""The former name of `specq.drafting`, for packages written for it. The next version removes it."""
 
 # ruff: noqa: F401
 from specq.drafting import *  # noqa: F403

@@ -1,24 +1,25 @@
-"""The protocol: every value that crosses a process boundary, and how it becomes frames and back.
+"""The protocol: every value that crosses a process boundary, and its conversion to and from frames.
 
-    arrays          types of arrays, for all of specq
-    types, params   draft trees, steps, judgements, models; what a job may ask for
-    activations     hidden states as they travel to a drafter that reads them
-    step_output     what a step is asked for besides judgements, and what it returns
-    explanation     what became of drafts, for a job that asks for it
-    origins         where each token of a text comes from
-    messages/       one frozen dataclass for each message, a file a receiver
-    wire            messages to frames and back
-    versions        which versions of all this are read, and what a peer can do
-    bounds          what any number or text from outside may be
-    draft_checks    what a draft must satisfy before it reaches a draft tree
-    status_report   a broker's report as a `Status`, and back
-    trace_events    what happens to a traced job, as numbers, and back
-    stats           what verifiers and workers count
-    addresses       where processes listen, and how that is written
-    errors          the exceptions that specq raises; what is said of a name that is unknown
+- `arrays`: types of arrays, for all of specq.
+- `types`: draft trees, steps, judgements, models.
+- `params`: the options of a job.
+- `activations`: the wire form of hidden states for drafters.
+- `step_output`: what a step returns beside judgements.
+- `explanation`: the fate of draft nodes, for a job that asks for it.
+- `origins`: the origin of each token.
+- `messages/`: one frozen dataclass per message, one file per receiver.
+- `wire`: messages to frames and back.
+- `versions`: the readable protocol versions, and the capabilities of a peer.
+- `bounds`: the allowed values of numbers and texts from outside.
+- `draft_checks`: the conditions for a draft before it enters a draft tree.
+- `status_report`: a broker's report as a `Status`, and back.
+- `trace_events`: the events of a traced job as numbers, and back.
+- `stats`: the counters of verifiers and workers.
+- `addresses`: how to write the address of a process.
+- `errors`: the exceptions of specq, and suggestions for unknown names.
 
-In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in
-`MESSAGES`.
+Input: bytes from any sender. Output: a valid message, or ProtocolError. To add a message, add one dataclass and one
+line in `MESSAGES`.
 """
 
 from specq.protocol import trace_events

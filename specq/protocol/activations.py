@@ -1,10 +1,9 @@
-"""Hidden states of a target as they travel to a drafter that reads them: what it asks for, and rows of numbers as
-bytes.
+"""Hidden states of a target on their way to a drafter: the request, and rows of numbers as bytes.
 
-    bf16   two bytes a number, rounded to the nearest
-    int8   a byte a number, and for each layer of a row a scale: its largest magnitude / 127
+- bf16: two bytes per number, rounded to nearest.
+- int8: one byte per number. Each layer of a row has a scale, which is its largest magnitude / 127.
 
-Rule: what is unpacked is finite, or ProtocolError is raised. NumPy alone: neither side needs torch for this.
+Rule: unpacked numbers are finite, else ProtocolError is raised. Only NumPy is needed, so neither side needs torch.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from specq.protocol.arrays import Float32Array, UInt8Array, UInt16Array
 from specq.protocol.errors import ProtocolError
 
 BF16, INT8 = "bf16", "int8"
-MOST_ACTIVATION_BYTES = 1 << 20  # of rows in a message
+MOST_ACTIVATION_BYTES = 1 << 20  # bytes of rows in one message
 _LARGEST = 127
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationRequest:
-    """Hidden states that a drafter reads of the texts it drafts for.
+    """Hidden states that a drafter reads of its sessions' texts.
 
-    layers  of the target, as in `Tap`, whose numbers lie beside each other in a row; (): none
-    form    how they travel, BF16 or INT8
-    window  of what was computed before it asked, and of prompts, the last so many rows
+    - `layers`: of the target, as in `Tap`. A row holds their numbers side by side. (): none.
+    - `form`: the wire form, BF16 or INT8.
+    - `window`: number of latest rows to send of prompts and of what was computed before the request.
     """
 
     layers: tuple[int, ...] = ()
@@ -39,25 +38,28 @@ NO_ACTIVATIONS = ActivationRequest()
 
 
 def row_bytes(width: int, form: str, num_layers: int) -> int:
-    """Return how many bytes a row of `width` numbers takes."""
+    """Return the number of bytes of a row of `width` numbers."""
     return 2 * width if form == BF16 else width + 4 * num_layers
 
 
 def to_bf16(values: Float32Array) -> UInt16Array:
-    """Return the upper halves of numbers f32[...], rounded to the nearest, ties to even."""
+    """Round numbers f32[...] to nearest, ties to even, and return their upper halves."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     found: UInt16Array = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
     return found
 
 
 def from_bf16(halves: UInt16Array) -> Float32Array:
-    """Return the numbers f32[...] of which these are the upper halves."""
+    """Return the numbers f32[...] that have these upper halves."""
     found: Float32Array = (halves.astype(np.uint32) << 16).view(np.float32)
     return found
 
 
 def pack_activations(halves: UInt16Array, form: str, num_layers: int) -> tuple[UInt8Array, Float32Array]:
-    """Return rows of bfloat16 u16[n, width] as bytes u8[...], and the scales f32[n * num_layers], none for BF16."""
+    """Return bfloat16 rows u16[n, width] as bytes u8[...], and scales f32[n * num_layers].
+
+    BF16 has no scales.
+    """
     if form == BF16:
         return halves.astype("<u2").reshape(-1).view(np.uint8), np.zeros(0, np.float32)
     values = from_bf16(halves).reshape(len(halves), num_layers, halves.shape[1] // num_layers)
@@ -67,8 +69,10 @@ def pack_activations(halves: UInt16Array, form: str, num_layers: int) -> tuple[U
 
 
 def unpack_activations(data: UInt8Array, scales: Float32Array, form: str, width: int, num_layers: int) -> Float32Array:
-    """Return rows f32[n, width]; raise ProtocolError, which says why, if the sizes do not fit together, or numbers are
-    not finite."""
+    """Return rows f32[n, width].
+
+    Raises ProtocolError if the sizes do not fit together, or if a number is not finite.
+    """
     size = width * (2 if form == BF16 else 1)
     if not 0 < num_layers <= width or width % num_layers or len(data) % size:
         raise ProtocolError(

@@ -1,8 +1,8 @@
-"""Addresses as people write them: tcp://HOST:PORT and ipc://PATH. They are taken apart here and nowhere else; pure.
+"""Addresses in their text form: tcp://HOST:PORT and ipc://PATH. Only this module parses them. It does no I/O.
 
-HOST is a name, an IPv4 address, an IPv6 address in brackets, perhaps with the interface that a link-local one belongs
-to ([fe80::1%eth0]), or for all interfaces: * (IPv4, and IPv6 where the machine has it), 0.0.0.0 (IPv4), [::] (IPv6 and
-IPv4). PORT is 1 to 65535, or * for any free one.
+HOST is a name, an IPv4 address, or an IPv6 address in brackets. A link-local IPv6 address also names its interface
+([fe80::1%eth0]). Three hosts mean all interfaces: * (IPv4, and IPv6 if the machine has it), 0.0.0.0 (IPv4) and [::]
+(both). PORT is 1 to 65535, or * for any free port.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ MAX_PORT = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What an address says. host: without brackets, "" for ipc; port: 0 for any free one."""
+    """A parsed address.
+
+    - `host`: without brackets. "" for ipc.
+    - `port`: 0 for any free port.
+    """
 
     text: str
     host: str = ""
@@ -35,23 +39,26 @@ class Address:
 
     @property
     def ip(self) -> IPv4Address | IPv6Address | None:
-        """The host as a number, of IPv4 also where it is written within IPv6 (::ffff:127.0.0.1); None for names."""
+        """Return the host as a number, or None for a name.
+
+        An IPv4 address inside IPv6 (::ffff:127.0.0.1) counts as IPv4.
+        """
         found = _ip(self.host)
         return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
 
     @property
     def is_ipv6(self) -> bool:
-        """Whether the host is written as IPv6."""
+        """Return whether the host is written as IPv6."""
         return ":" in self.host
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it stands for every interface."""
+        """Return whether it means every interface."""
         return self.host == EVERY or (self.ip is not None and self.ip.is_unspecified)
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Return whether only this machine can reach it."""
         if not self.is_tcp or self.host.casefold() == "localhost":
             return True
         return self.ip is not None and self.ip.is_loopback
@@ -62,7 +69,10 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Take an address apart; ConfigError says what is wrong with it, and how it would be right."""
+    """Parse an address.
+
+    Raises ConfigError with the mistake and the correct form.
+    """
     scheme, found, rest = text.partition("://")
     if text.split() != [text]:
         raise _wrong("has spaces" if text else "is empty")
@@ -77,8 +87,10 @@ def parse_address(text: str) -> Address:
 
 
 def split_host(text: str) -> tuple[str, str | None]:
-    """Return the host of HOST:PORT without its brackets, and the port; None where there is none, "..." of an address of
-    IPv6 without brackets is all host."""
+    """Split HOST:PORT into host without brackets, and port.
+
+    The port is None if it is absent. An IPv6 address without brackets counts as a host without a port.
+    """
     if text.startswith("["):
         host, _, after = text[1:].partition("]")
         return host, after[1:] if after.startswith(":") else None
@@ -90,17 +102,17 @@ def _host(host: str, rest: str) -> str:
     found = _ip(host)
     if rest.startswith("["):
         if "]" not in rest or not isinstance(found, IPv6Address):
-            raise _wrong(f"has brackets around {host!r}, which is no address of IPv6, as [::1] is")
+            raise _wrong(f"has brackets around {host!r}, which is not an IPv6 address such as [::1]")
         if found.is_link_local and not found.scope_id:
-            raise _wrong(f"does not say on which interface the link-local address {host} is, as in [{host}%eth0]")
+            raise _wrong(f"names no interface for the link-local address {host}, as in [{host}%eth0]")
     elif ":" in host:
-        raise _wrong("has an address of IPv6 without its brackets, as in tcp://[::1]:5750")
+        raise _wrong("has an IPv6 address without brackets; write tcp://[::1]:5750")
     elif not host:
-        raise _wrong("has no host; * is every interface")
+        raise _wrong("has no host; * means every interface")
     elif set(host) & set("/%]@") or (EVERY in host and host != EVERY):
-        raise _wrong(f"has the host {host!r}, which is no name and no address")
+        raise _wrong(f"has the host {host!r}, which is neither a name nor an address")
     elif found is None and host.replace(".", "").isdigit():
-        raise _wrong(f"has the host {host}, which is no address of IPv4, as 127.0.0.1 is")
+        raise _wrong(f"has the host {host}, which is not an IPv4 address such as 127.0.0.1")
     return host
 
 
@@ -122,4 +134,4 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _wrong(what: str) -> ConfigError:
-    return ConfigError(f"it must be {FORMS}: this {what}")
+    return ConfigError(f"expected {FORMS}: this {what}")

@@ -1,4 +1,4 @@
-"""Types of arrays, for all of specq, and the parts of arrays that hold something of one session after the other."""
+"""Types of arrays for all of specq, and offsets in arrays that hold the values of several sessions in sequence."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Float64Array = npt.NDArray[np.float64]
 
 
 def ends_of_parts(counts: npt.NDArray[np.integer[Any]]) -> IntpArray:
-    """Return i64[n + 1]: where each of n parts of these lengths begins, and where the last ends."""
+    """Return i64[n + 1]: the start of each of n parts with these lengths, and the end of the last."""
     ends = np.zeros(len(counts) + 1, np.intp)
     counts.cumsum(dtype=np.intp, out=ends[1:])
     return ends
 
 
 def spans_of(counts: Int32Array) -> list[slice]:
-    """Return where each part of these lengths lies."""
+    """Return a slice for each part with these lengths."""
     ends = ends_of_parts(counts).tolist()
     return list(map(slice, ends[:-1], ends[1:]))
 
 
 def places_of(counts: Int32Array, parts: Sequence[int]) -> IntpArray:
-    """Return the places of all elements of some parts, in the order of these."""
+    """Return the indices of all elements of the chosen parts, in the order of `parts`."""
     starts, chosen = ends_of_parts(counts)[parts], counts[parts]
     ends = ends_of_parts(chosen)
     return np.arange(ends[-1]) + np.repeat(starts - ends[:-1], chosen)

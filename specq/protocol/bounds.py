@@ -1,16 +1,16 @@
-"""What a value that comes from outside may be: one table for broker, verifier, drafter and client.
+"""The allowed values of everything from outside: one table for broker, verifier, drafter and client.
 
-    Range     a number within two limits
-    OneOf     one of some strings
-    Text      a string of so many characters
-    Items     a tuple of at most so many items, each within its own bound
-    Json      a free JSON object, of limited depth and number of entries
-    Elements  the numbers in an array
+- `Range`: a number within two limits.
+- `OneOf`: one of a list of strings.
+- `Text`: a string with limited length.
+- `Items`: a tuple with a limited number of items, each within its own bound.
+- `Json`: a free JSON object of limited depth and number of entries.
+- `Elements`: the numbers in an array.
 
-Rule: every number, string and list of every message names its bound here, and `specq.protocol.wire` refuses to load a
-message type with one that does not. A bound lies beyond whatever honest use needs, and within what the code behind it
-can hold: what was let in can neither overflow nor fill the memory. To add a field: give it a bound of the table, or add
-one to it.
+Rule: every number, string and list of every message names its bound here. `specq.protocol.wire` refuses to load a
+message type with an unbounded field. A bound allows all honest uses. It stays within the limits of the code behind it.
+An admitted value can neither overflow nor fill the memory. To add a field, give it a bound from the table, or add a new
+bound.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ import numpy.typing as npt
 from specq.protocol.activations import BF16, INT8, MOST_ACTIVATION_BYTES
 from specq.protocol.origins import ORIGINS
 
-MAX_SHOWN = 80  # characters of a wrong value that an error repeats
+MAX_SHOWN = 80  # characters of a wrong value in an error message
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 HOUR_MS, YEAR_MS = 3_600_000, 366 * 24 * 3_600_000
 
-# Below this a temperature is 0, as in vLLM: logits / T would overflow, and the law is all on the likeliest token
+# A temperature below this counts as 0, as in vLLM. Logits / T would overflow, and the likeliest token has all the mass
 # anyway.
 MIN_TEMPERATURE = 1e-5
 
 
 class Bound(Protocol):
-    """What a value may be; `allowed` says it in words that follow "it must be"."""
+    """The allowed values of a field. `allowed` completes the phrase "it must be ..."."""
 
     @property
     def allowed(self) -> str: ...
@@ -49,7 +49,7 @@ class Bound(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number in [low, high], which NaN never is; `extra` is let through too, as a value that stands for something."""
+    """A number in [low, high]. NaN is never allowed. `extra` is allowed too, as a special value."""
 
     low: float
     high: float
@@ -65,7 +65,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of some strings."""
+    """One of a list of strings."""
 
     values: tuple[str, ...]
 
@@ -94,7 +94,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A tuple of `least` to `most` items within the bound `of`; a dict is taken as its pairs."""
+    """A tuple of `least` to `most` items within the bound `of`. A dict counts as its pairs."""
 
     of: Bound
     most: int
@@ -128,8 +128,7 @@ class PairBound:
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A free JSON object: so deep at most, with so many entries in all; its numbers are finite, and fit into 64
-    bits."""
+    """A free JSON object with a maximum depth and number of entries. Its numbers are finite and fit into 64 bits."""
 
     depth: int
     entries: int
@@ -152,7 +151,7 @@ class Json:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a number can be stored and added to."""
+    """Return whether a value is small enough to store and add. Only numbers can fail."""
     if type(value) is int:
         return -MAX_INT64 <= value <= MAX_INT64
     return type(value) is not float or math.isfinite(value)
@@ -162,10 +161,10 @@ def _is_small(value: Any) -> bool:
 class Elements:
     """The numbers in an array, little-endian.
 
-    is_plain  looks at the bytes, since a message has few, and NumPy's calls cost more than all the rest of its
-              decoding; None: all are as they should be
-    admits    looks at the values where that was not sure; None: it was
-    most      how many there may be; a frame has a limit besides
+    - `is_plain`: checks the bytes first. A message has few bytes. NumPy calls would cost more than the rest of its
+      decoding. None: all values are allowed.
+    - `admits`: checks the values if `is_plain` was false. None: then the values are wrong.
+    - `most`: the maximum number of values. A frame has a limit, too.
     """
 
     allowed: str
@@ -175,8 +174,10 @@ class Elements:
 
 
 def shown(value: object) -> str:
-    """Return a wrong value as an error repeats it: cut, since the error travels, and before it is written out as a
-    whole."""
+    """Return a wrong value as text for an error message.
+
+    It is clipped before formatting, since the error travels in a message.
+    """
     if isinstance(value, (str, bytes, list, tuple)) and len(value) > MAX_SHOWN:
         kind = "entries" if isinstance(value, (list, tuple)) else "characters"
         return f"{repr(value[:MAX_SHOWN])[:MAX_SHOWN]}... ({len(value)} {kind})"
@@ -186,9 +187,9 @@ def shown(value: object) -> str:
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
-# The highest byte of a number tells its sign; of a float32 it tells nearly whether it is a finite number at all.
+# The highest byte of an integer has its sign. The highest byte of a float32 nearly decides whether it is finite.
 _F4_NUMBERS = bytes(byte for byte in range(256) if byte & 0x7F != 0x7F)
-_FEW = 64  # elements up to which a list is faster than NumPy
+_FEW = 64  # up to this size, a list is faster than NumPy
 
 
 def _least(array: npt.NDArray[Any]) -> int:
@@ -196,7 +197,7 @@ def _least(array: npt.NDArray[Any]) -> int:
 
 
 def _are_ascii4(data: bytes) -> bool:
-    """Whether no 32-bit number is negative: bytes below 128 are what ASCII is."""
+    """Return whether all 32-bit numbers are non-negative. Their highest bytes are then below 128, as in ASCII."""
     return data[3::4].isascii()
 
 
@@ -225,13 +226,12 @@ MAX_NODES = 4096  # of one session, in one message
 NODE_FLAGS, NODE_LANES = replace(FLAGS, most=MAX_NODES), replace(BYTES, most=MAX_NODES)
 NODE_PROBS = replace(PROBABILITIES, most=MAX_NODES)
 NODE_NAMES, NODE_DISTRIBUTIONS = replace(NODE_IDS, most=MAX_NODES), replace(REFERENCES, most=MAX_NODES)
-# Of drafts, the most frequent messages: `specq.protocol.draft_checks` looks at each number of these as it is, and is
-# stricter.
+# For drafts, the most frequent messages: `specq.protocol.draft_checks` checks each of their numbers more strictly.
 NODE_TOKENS = Elements("token ids of the vocabulary", most=MAX_NODES)
 NODE_PARENTS = Elements("ids of nodes before the child's, or -1", most=MAX_NODES)
 NODE_SCORES = Elements("log-probabilities: 0 or less, and no NaN", most=MAX_NODES)
 
-# Hidden states on their way to a drafter: bytes of at most a MiB, see `specq.protocol.activations`.
+# Hidden states for a drafter: bytes of at most one MiB, see `specq.protocol.activations`.
 ACTIVATIONS = replace(BYTES, most=MOST_ACTIVATION_BYTES)
 SCALES = Elements(
     "numbers of at least 0, and finite",
@@ -261,11 +261,11 @@ STEP_US = Items(Range(0, 2**32 - 1), 2, "times in microseconds, from 0 to 2**32 
 TAP_LAYERS = Items(Range(-1, 4095), 16, "layers of a target, from -1 (after the last norm) to 4095")
 TAP_FORM = OneOf((BF16, INT8))
 TAP_WINDOW = Range(0, 65_536)
-PIECES = Range(1, 256)  # of a tokenizer, of 1 MiB each
+PIECES = Range(1, 256)  # of a tokenizer, of at most 1 MiB each
 PIECE = Range(0, 255)
 
 ROLE = Text(100)
-NAME = Text(1000)  # of a model, worker, engine; hashes
+NAME = Text(1000)  # of a model, worker, engine; also hashes
 LABEL = Text(1000)
 TENANT = Text(64)
 CACHE_SALT = Text(1000)
@@ -277,7 +277,7 @@ STATE = OneOf(("loading", "ready", "draining", "leaving", "failed"))
 FINISH = OneOf(("", "stop", "length", "cancelled", "error"))
 VERDICT_FINISH = OneOf(("", "stop", "length"))
 STATS = Json(depth=4, entries=8192)
-REPORT = Json(depth=8, entries=300_000)  # of 4,096 workers, 128 of them with metrics, and 1,000 sessions
+REPORT = Json(depth=8, entries=300_000)  # of 4,096 workers (128 with metrics), and 1,000 sessions
 
 # --- what a model is --------------------------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ EOS_IDS = Items(_TOKEN, 1024, "token ids from 0 to 2**31 - 1")
 
 MAX_LOGPROBS = 20
 MAX_CANDIDATES = 64  # children of one node, and levels of a shape
-MAX_STOPS, MAX_STOP_LENGTH = 64, 256  # so many characters of a text may be held back at most
+MAX_STOPS, MAX_STOP_LENGTH = 64, 256  # a text may hold back at most this many characters
 MAX_LISTED = 16_384  # more than a message can hold
 MODES = ("async", "sync", "plain", "jit")
 

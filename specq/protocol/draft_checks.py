@@ -1,13 +1,12 @@
-"""What a draft must satisfy before it is grafted.
+"""The conditions that a draft must meet before it is grafted.
 
-A draft that breaks these rules is dropped as a whole and counted, before it reaches a session's tree; the judge relies
-on them. They do not detect a false draft distribution, one that the tokens were not drawn from, which biases the text
-of `probabilistic`. That is why the drafts of untrusted drafters are reduced to point masses (`stripped`), which are
-exact always.
+A draft that breaks them is dropped as a whole and counted. It never reaches a session's tree. The judge relies on these
+conditions. They cannot detect a false draft distribution, from which the tokens were not drawn. A false distribution
+would bias the text of `probabilistic`. So the drafts of untrusted drafters are reduced to point masses (`stripped`),
+which are always exact.
 
-Whether one model's drafts can be hints for another.
-
-How draft distributions become the arrays of a `Draft` or of a tree.
+This module also decides whether a draft model fits a target. It converts draft distributions to the arrays of a `Draft`
+or a tree.
 """
 
 from __future__ import annotations
@@ -26,13 +25,15 @@ from specq.protocol.types import NO_TOKENS, NO_WEIGHTS, DraftDistribution, Model
 
 
 def fits(draft: ModelInfo, target: ModelInfo) -> bool:
-    """Can drafts of one model be hints for the other?"""
+    """Return whether drafts of one model can be hints for the other."""
     return draft.tokenizer_hash in ("", target.tokenizer_hash)
 
 
 def mismatch(draft: ModelInfo, targets: list[ModelInfo], shared: str = "") -> str:
-    """Return why a draft model fits none of the targets, naming both sides, and what can be done. `shared`: how many
-    tokens both have, where that is known."""
+    """Return why a draft model fits none of the targets, with both names and a remedy.
+
+    `shared`: a text with the number of shared tokens, if known.
+    """
     served = ", ".join(f"{t.name} ({t.num_tokens} tokens, tokenizer {t.tokenizer_hash[:12]})" for t in targets)
     return (
         f"draft model {draft.name} ({draft.num_tokens} tokens, tokenizer {draft.tokenizer_hash[:12]}) does not share "
@@ -43,7 +44,7 @@ def mismatch(draft: ModelInfo, targets: list[ModelInfo], shared: str = "") -> st
 
 
 def pack_distributions(distributions: Sequence[DraftDistribution], rows: Sequence[int]) -> dict[str, Any]:
-    """Return the arrays of a `Draft` whose node i was drawn from distributions[rows[i]]; -1: a point mass."""
+    """Return the arrays of a `Draft` whose node i was drawn from distributions[rows[i]]. -1: a point mass."""
     if not distributions:
         return {}
     ids, weights = stacked(distributions)
@@ -61,7 +62,7 @@ def stacked(distributions: Sequence[DraftDistribution]) -> tuple[Int32Array, UIn
 
 
 def reason_against(draft: Draft, vocab_size: int) -> str:
-    """Return what is wrong with a draft for a target of this vocabulary, or ""; lists, since a draft is small."""
+    """Return why a draft is invalid for a target of this vocabulary, or "". Lists are fast here: a draft is small."""
     tokens, parents, scores = draft.token_ids.tolist(), draft.parent_ids.tolist(), draft.scores.tolist()
     if not len(tokens) == len(parents) == len(scores):
         return "its arrays differ in length"
@@ -79,7 +80,7 @@ def reason_against(draft: Draft, vocab_size: int) -> str:
 
 
 def _reason_against_distributions(draft: Draft, vocab_size: int) -> str:
-    """Return what is wrong with the draft distributions, or with the nodes that were sampled from them, or ""."""
+    """Return why the draft distributions, or the nodes sampled from them, are invalid, or ""."""
     size = draft.q_size
     if not size:
         return ""
@@ -98,8 +99,7 @@ def _reason_against_distributions(draft: Draft, vocab_size: int) -> str:
 
 
 def _reason_against_draws(draft: Draft, ids: Int32Array, weights: UInt16Array) -> str:
-    """Return what is wrong with the sampled nodes; ids i32[g, k] and weights u16[g, k] are those of the
-    distributions."""
+    """Return why the sampled nodes are invalid, or "". The distributions are ids i32[g, k] and weights u16[g, k]."""
     sampled = np.flatnonzero(draft.q_rows >= 0)
     parents, rows = draft.parent_ids[sampled], draft.q_rows[sampled]
     if np.any(weights[rows].sum(1, np.int64) == 0):
@@ -115,7 +115,7 @@ def _reason_against_draws(draft: Draft, ids: Int32Array, weights: UInt16Array) -
 
 
 def stripped(draft: Draft) -> Draft:
-    """Return the draft without its distributions: all nodes are point masses."""
+    """Return the draft without its distributions. All nodes are then point masses."""
     if not draft.q_size:
         return draft
     return replace(draft, q_size=0, q_ids=NO_TOKENS, q_weights=NO_WEIGHTS, q_rows=NO_TOKENS)

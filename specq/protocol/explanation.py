@@ -1,7 +1,7 @@
-"""What became of drafts, round by round, for a job that asks for it: which were verified and not accepted, and how long
-rounds took.
+"""The fate of drafts in each round, for a job that asks for it: rejected nodes, and the times of rounds.
 
-Rule: it is a hint, as drafts are. No text depends on it, no journal has it, and what does not fit together is left out.
+Rule: an explanation is a hint, as drafts are. No text depends on it, and the journal does not store it. Inconsistent
+data is left out.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from specq.protocol.arrays import Float32Array, Int32Array, UInt8Array
 from specq.protocol.bounds import MAX_INT32
 from specq.protocol.origins import ORIGIN_OF_LANE, ORIGINS
 
-MAX_ROUNDS, MAX_REJECTED = 256, 4096  # that are kept of a job; older ones are forgotten
+MAX_ROUNDS, MAX_REJECTED = 256, 4096  # kept per job; older ones are forgotten
 
 
 class RejectedDraft(NamedTuple):
     """A draft that was verified and not accepted.
 
-    place        of the token of the text where it stood: 0 is the first generated one
-    parent       its parent among the rejected drafts of its message; -1: the text before it
-    origin       its source, a name of `ORIGINS`
-    accept_prob  how likely it was to be accepted given its parent, as predicted
+    - `place`: the index of its position among the generated tokens, from 0.
+    - `parent`: the index of its parent among the rejected drafts of its message. -1: the text before it.
+    - `origin`: its source, a name of `ORIGINS`.
+    - `accept_prob`: the predicted probability of its acceptance given its parent.
     """
 
     place: int
@@ -36,8 +36,12 @@ class RejectedDraft(NamedTuple):
 
 
 class RoundTime(NamedTuple):
-    """A round: the place of its first token, and microseconds of the step, and for which its oldest draft had
-    waited."""
+    """The times of a round, in microseconds.
+
+    - `place`: the place of its first token.
+    - `step_us`: the duration of the step.
+    - `wait_us`: how long its oldest draft had waited.
+    """
 
     place: int
     step_us: int
@@ -73,7 +77,7 @@ class CarriesRejected(Protocol):
 
 
 class Explanation:
-    """The last rounds of one job."""
+    """The latest rounds of one job."""
 
     __slots__ = ("_num_rejected", "_rounds")
 
@@ -82,7 +86,7 @@ class Explanation:
         self._num_rejected = 0
 
     def add(self, verdict: CarriesNodes, place: int) -> None:
-        """Take in a round whose first token has this place."""
+        """Add a round whose first token has this place."""
         rejected = rejected_of(verdict, place)
         self._rounds.append((RoundTime(place, *(min(us, MAX_INT32) for us in verdict.us or (0, 0))), rejected))
         self._num_rejected += len(rejected)
@@ -90,7 +94,7 @@ class Explanation:
             self._num_rejected -= len(self._rounds.popleft()[1])
 
     def arrays(self, start: int, end: int) -> dict[str, Any]:
-        """Return the fields of `Tokens` for the rounds that begin at these places."""
+        """Return the fields of `Tokens` for the rounds that begin at places in [start, end)."""
         wanted = [one for one in self._rounds if start <= one[0].place < end]
         if not wanted:
             return {}
@@ -117,8 +121,7 @@ def _row(draft: RejectedDraft, first: int) -> tuple[int, int, int, int]:
 
 
 def rejected_of(verdict: CarriesNodes, place: int) -> list[RejectedDraft]:
-    """Return the verified nodes of a verdict that were not accepted; none if what it says of nodes does not fit
-    together."""
+    """Return the rejected nodes of a verdict, or an empty list if its node arrays do not fit together."""
     mask, parents = verdict.mask.tolist(), verdict.node_parents.tolist()
     said = verdict.node_tokens, verdict.node_parents, verdict.node_probs, verdict.node_lanes
     if any(len(values) != len(mask) for values in said) or not _come_first(parents):
@@ -135,7 +138,7 @@ def rejected_of(verdict: CarriesNodes, place: int) -> list[RejectedDraft]:
 
 
 def read_rejected(message: CarriesRejected) -> tuple[tuple[RejectedDraft, ...], tuple[RoundTime, ...]]:
-    """Return what a message says of drafts and of rounds; nothing where it does not fit together."""
+    """Return a message's rejected drafts and round times. Both are empty if its arrays do not fit together."""
     if not (message.rejected.size or message.rejected_probs.size or message.rounds.size):
         return (), ()
     rows, probs, times = message.rejected.tolist(), message.rejected_probs.tolist(), message.rounds.tolist()

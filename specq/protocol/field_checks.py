@@ -1,11 +1,10 @@
-"""Checks of the scalar fields of messages. An annotation names a field's type and bound; `check_of` makes a check of
-it.
+"""Checks of the scalar fields of messages. A field's annotation names type and bound, and `check_of` makes the check.
 
-Rule: checks are made once, when a module is loaded. A field without a bound is an error then, so that none is
-forgotten. A check takes a value of the JSON header and returns the field's value, or raises OutOfBoundsError,
-TypeError, ValueError or JobError.
+Rule: checks are made once, when a module is loaded. A field without a bound is an error at that time, so none is
+forgotten. A check takes a value of the JSON header and returns the field's value. It raises OutOfBoundsError,
+TypeError, ValueError or JobError for a wrong value.
 
-How deep lists and objects of JSON from outside may be nested: what writes it again, or shows it, allows for some 250
+MOST_LEVELS limits the nesting of JSON lists and objects from outside. Code that writes or shows them allows about 250
 levels.
 """
 
@@ -23,8 +22,7 @@ MOST_LEVELS = 100
 
 
 def is_too_deep(data: bytes, value: Any) -> bool:
-    """Return whether JSON, `value` as it was read from `data`, has lists and objects in more than MOST_LEVELS
-    levels."""
+    """Return whether JSON nests lists and objects in more than MOST_LEVELS levels. `value` was parsed from `data`."""
     if data.count(b"[") + data.count(b"{") <= MOST_LEVELS:
         return False
     level = [value]
@@ -40,7 +38,7 @@ Check = Callable[[Any], Any]
 
 
 class OutOfBoundsError(ValueError):
-    """A value has the wrong type or is outside its bound; the text follows the field's name."""
+    """A value has the wrong type or is outside its bound. The text follows the field's name."""
 
 
 def _check_bool(value: Any) -> bool:
@@ -62,20 +60,20 @@ def _bounded(kind: type, bound: Bound) -> Check:
 
     def check(value: Any) -> Any:
         if type(value) is not kind or not bound.admits(value):
-            raise OutOfBoundsError(f"is {shown(value)}; it must be {bound.allowed}")
+            raise OutOfBoundsError(f"is {shown(value)}, but must be {bound.allowed}")
         return value
 
     return check
 
 
 def _whole_number(bound: Range) -> Check:
-    """Return the check of an integer within limits: most fields are one, so this one is fast."""
+    """Return the check of an integer within limits. It must be fast, since most fields are integers."""
     low, high = bound.low, bound.high
 
     def check(value: Any) -> Any:
         if type(value) is int and low <= value <= high:
             return value
-        raise OutOfBoundsError(f"is {shown(value)}; it must be a whole number {bound.allowed}")
+        raise OutOfBoundsError(f"is {shown(value)}, but must be a whole number {bound.allowed}")
 
     return check
 
@@ -87,10 +85,10 @@ def _integers(bound: Items) -> Check:
 
     def check(value: Any) -> Any:
         if type(value) is not list or not least <= len(value) <= most:
-            raise OutOfBoundsError(f"is {shown(value)}; it must be a list of {bound.allowed}")
+            raise OutOfBoundsError(f"is {shown(value)}, but must be a list of {bound.allowed}")
         for item in value:
             if type(item) is not int or not low <= item <= high:
-                raise OutOfBoundsError(f"has {shown(item)}; it must be a list of {bound.allowed}")
+                raise OutOfBoundsError(f"has {shown(item)}, but must be a list of {bound.allowed}")
         return tuple(value)
 
     return check
@@ -101,7 +99,7 @@ def _names(bound: Items) -> Check:
 
     def check(value: Any) -> Any:
         if type(value) is not list or any(type(item) is not str for item in value) or not bound.admits(tuple(value)):
-            raise OutOfBoundsError(f"is {shown(value)}; it must be a list of {bound.allowed}")
+            raise OutOfBoundsError(f"is {shown(value)}, but must be a list of {bound.allowed}")
         return tuple(value)
 
     return check
@@ -112,7 +110,10 @@ def _check_values(cls: type[Values]) -> Check:
 
 
 def check_of(annotation: Any) -> Check:
-    """Return the check of a scalar field; raises TypeError for a field without a bound."""
+    """Return the check of a scalar field.
+
+    Raises TypeError for a field without a bound.
+    """
     if annotation is bool:
         return _check_bool
     if annotation is ModelInfo:

@@ -1,4 +1,4 @@
-"""How each message type lies in its frames: made of its dataclass once, and what has no bound is an error then."""
+"""The layout of each message type in its frames. It is made once from the dataclass. An unbounded field raises then."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEYS = ("session_id", "job_id")
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
-    """How one array lies in its frame."""
+    """The layout of one array in its frame."""
 
     name: str
     dtype: np.dtype[Any]
@@ -31,26 +31,26 @@ class ArrayLayout:
     most_bytes: int
     is_plain: Callable[[bytes], object] | None
     bound: Elements
-    version: int  # since which it exists
+    version: int  # the version that added it
 
 
 class Newer(NamedTuple):
-    """A scalar that the oldest version lacks, perhaps a field of another: `of` is the one in the header."""
+    """A scalar that the oldest version lacks, or a newer field inside a scalar. `of`: the scalar in the header."""
 
     of: str
-    value: Callable[[Any], Any]  # of that one's value
+    value: Callable[[Any], Any]  # takes the scalar's value
     default: Any
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one message type lies in its frames."""
+    """The layout of one message type in its frames."""
 
     key: str | None
     checks: dict[str, Check]  # of the scalars, by name
-    defaults: tuple[tuple[str, Any], ...]  # of the scalars; MISSING where there is none
-    objects: frozenset[str]  # those of the scalars that have fields of their own
+    defaults: tuple[tuple[str, Any], ...]  # of the scalars; MISSING: without a default
+    objects: frozenset[str]  # scalars with fields of their own
     required: frozenset[str]
     arrays: tuple[ArrayLayout, ...]
     num_arrays: dict[int, int]  # by version
@@ -82,7 +82,7 @@ _LAYOUTS: dict[type[Message], Layout] = {}
 
 
 def layout_of(cls: type[Message]) -> Layout:
-    """Return how a message type lies in its frames."""
+    """Return the layout of a message type in its frames."""
     found = _LAYOUTS.get(cls)
     if found is None:
         found = _LAYOUTS[cls] = _layout(cls)
@@ -110,7 +110,7 @@ def _layout(cls: type[Message]) -> Layout:
 
 
 def _newer(spec: dataclasses.Field[Any], annotation: Any) -> list[Newer]:
-    """Return what a scalar has that the oldest version lacks: itself, or fields of it."""
+    """Return the parts of a scalar that the oldest version lacks: the scalar itself, or fields inside it."""
     found = [Newer(spec.name, lambda value: value, spec.default, since_of(spec))]
     if dataclasses.is_dataclass(annotation):
         fields = dataclasses.fields(annotation)

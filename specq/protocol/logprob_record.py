@@ -1,4 +1,4 @@
-"""The log-probabilities of a completion, token by token, as verifier, broker and client keep them."""
+"""The log-probabilities of a completion, token by token, for verifier, broker and client."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ class CarriesLogprobs(Protocol):
 
 
 class LogprobRecord:
-    """Of each token its log-probability, and the `num_top` likeliest tokens with theirs."""
+    """For each token: its log-probability, and the `num_top` likeliest tokens with theirs."""
 
     __slots__ = ("num_top", "tokens", "top", "top_ids")
 
     def __init__(self, num_top: int) -> None:
-        """`num_top` < 0: nothing is recorded."""
+        """Begin an empty record. `num_top` < 0: record no values."""
         self.num_top = num_top
         self.tokens: list[float] = []
         self.top_ids: list[int] = []
         self.top: list[float] = []
 
     def extend(self, message: CarriesLogprobs, known: int) -> None:
-        """Append a message's values but for the first `known` tokens."""
+        """Append a message's values, without those of the first `known` tokens."""
         if self.num_top >= 0:
             self.tokens += message.logprobs[known:].tolist()
             self.top_ids += message.top_ids[known * self.num_top :].tolist()
             self.top += message.top_logprobs[known * self.num_top :].tolist()
 
     def add(self, logprobs: Logprobs, num_tokens: int) -> None:
-        """Append what the judge said of its first `num_tokens` tokens."""
+        """Append the judge's values of the first `num_tokens` tokens."""
         self.tokens += logprobs.tokens[:num_tokens].tolist()
         self.top_ids += logprobs.top_ids[:num_tokens].reshape(-1).tolist()
         self.top += logprobs.top[:num_tokens].reshape(-1).tolist()
 
     def arrays(self, start: int) -> dict[str, Any]:
-        """Return the fields of a message for the tokens from `start` on; none where nothing is recorded."""
+        """Return the fields of a message for the tokens from `start` on. Empty if the record is off."""
         if self.num_top < 0:
             return {}
         return {
@@ -58,8 +58,10 @@ class LogprobRecord:
         }
 
     def to_list(self, token_ids: Sequence[int], start: int = 0) -> list[dict[str, Any]]:
-        """Return a JSON-able entry for each token from the one at `start` on: {"token_id", "logprob", "top": [[token
-        id, logprob], ...]}; none where nothing is recorded."""
+        """Return a JSON-able entry for each token from `start` on. Empty if the record is off.
+
+        An entry is {"token_id", "logprob", "top": [[token id, logprob], ...]}.
+        """
         n = self.num_top
         return [
             {

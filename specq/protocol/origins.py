@@ -1,8 +1,7 @@
-"""Where each token of a text comes from: one byte a token, in verdicts, the journal and what clients receive.
+"""The origin of each token: one byte per token, in verdicts, in the journal and in messages to clients.
 
-Rule: a code, once released, keeps its meaning, since journals hold it. The first two are what journals of earlier
-versions have; verifiers of today say more. To add a source of drafts: a line at the end of `TABLE`, with a lane
-below all others, 240 at least.
+Rule: a released code keeps its meaning, since journals hold it. Only journals of earlier versions have the first two
+codes. To add a source of drafts, add a line at the end of `TABLE`. Its lane must be below all others, and at least 240.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from specq.protocol.arrays import UInt8Array
 
 
 class Origin(NamedTuple):
-    """Where a token may come from.
+    """A possible origin of a token.
 
-    name   what clients receive, and what verifiers count by
-    shown  what users read of a source of drafts, in all views; "": it is none
-    lane   of the verifier's own sources: that of their nodes
+    - `name`: the name for clients and for the verifier's counters.
+    - `shown`: the name of a source of drafts in all views. "": not a source of drafts.
+    - `lane`: the lane of the nodes, for the verifier's own sources.
     """
 
     name: str
@@ -27,22 +26,22 @@ class Origin(NamedTuple):
     lane: int | None = None
 
 
-TABLE = (  # a code is a place in it
-    Origin("own"),  # the target's own token; it is not known whether drafts were there
-    Origin("drafted", "draft"),  # an accepted draft; it is not known whose
+TABLE = (  # a code is an index
+    Origin("own"),  # the target's own token; whether drafts were present is unknown
+    Origin("drafted", "draft"),  # an accepted draft of an unknown source
     Origin("plain"),  # the target's own: no draft was verified at this place
-    Origin("corrected"),  # the target's own: drafts were verified at this place, and none was accepted
+    Origin("corrected"),  # the target's own: drafts were verified at this place, and all were rejected
     Origin("draft worker", "draft worker"),  # an accepted draft of this source, as all that follow
     Origin("lookup", "lookup"),  # of prompt lookup, which verifiers had before suffix decoding
     Origin("colocated", "draft model in the verifier", 254),
-    Origin("suffix", "lookup", 255),  # of what the verifier finds in texts that are there
+    Origin("suffix", "lookup", 255),  # of what the verifier finds in known texts
     Origin("lookahead", "lookahead", 252),
     Origin("medusa", "Medusa heads", 253),
     Origin("eagle3", "EAGLE-3 head", 251),
 )
 ORIGINS = tuple(origin.name for origin in TABLE)
 OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, COLOCATED, SUFFIX, LOOKAHEAD, MEDUSA, EAGLE, *_ = ORIGINS
-REMOTE = "remote"  # draft workers, as what verifiers count names them (`specq.protocol.stats`)
+REMOTE = "remote"  # draft workers, under their name in the verifier's counters (`specq.protocol.stats`)
 SHOWN = {origin.name: origin.shown for origin in TABLE if origin.shown}
 SHOWN[REMOTE] = SHOWN[DRAFT_WORKER]
 ORIGIN_CODES = {name: code for code, name in enumerate(ORIGINS)}
@@ -53,7 +52,7 @@ LEAST_OWN_LANE = min(LANES.values())  # draft workers have the lanes below
 SUFFIX_LANE, COLOCATED_LANE, MEDUSA_LANE = LANES[SUFFIX], LANES[COLOCATED], LANES[MEDUSA]
 LOOKAHEAD_LANE, EAGLE_LANE = LANES[LOOKAHEAD], LANES[EAGLE]
 
-SHOWN_OF_LANE = {lane: SHOWN[name] for name, lane in LANES.items()}  # of lanes that are no draft worker's
+SHOWN_OF_LANE = {lane: SHOWN[name] for name, lane in LANES.items()}  # of lanes that do not belong to draft workers
 ORIGIN_OF_LANE: UInt8Array = np.full(256, ORIGIN_CODES[DRAFT_WORKER], np.uint8)
 ORIGIN_OF_LANE[[*LANES.values()]] = [ORIGIN_CODES[name] for name in LANES]
 ORIGIN_OF_LANE.flags.writeable = False
@@ -62,7 +61,7 @@ _OWN_CODES = bytes(ORIGIN_CODES[name] for name in TARGETS_OWN)
 
 
 def num_drafted(codes: bytes | bytearray) -> int:
-    """Return how many of the tokens are accepted drafts."""
+    """Return the number of tokens that are accepted drafts."""
     return len(codes.translate(None, _OWN_CODES))
 
 

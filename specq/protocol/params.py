@@ -1,7 +1,7 @@
-"""The options of a job: how its tokens are sampled, and how they are drafted.
+"""The options of a job: how to sample its tokens, and how to draft them.
 
-Rule: `from_dict` and `validate` refuse wrong values, and name the field, the value and what is allowed. Options travel
-as JSON; those at their defaults are left out.
+Rule: `from_dict` and `validate` refuse wrong values, and name the field, the value and the allowed values. Options
+travel as JSON. Options at their defaults are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specq.protocol.errors import JobError
 
 MAX_SEED = MAX_INT64
 MAX_DIGITS = 20  # of a token id as a string
-KINDS = {  # the types of fields, as users know them
+KINDS = {  # the types of fields in a user's words
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -40,20 +40,25 @@ KINDS = {  # the types of fields, as users know them
 class Values:
     """Base of both: a frozen dataclass whose fields have defaults.
 
-    LABEL   what errors call one of its fields
-    BOUNDS  the bound of each field but the flags
+    - `LABEL`: what errors call one of its fields.
+    - `BOUNDS`: the bound of each field except flags.
     """
 
     LABEL: ClassVar[str] = ""
     BOUNDS: ClassVar[Mapping[str, Bound]] = {}
 
     def validate(self) -> Self:
-        """Return self, or raise JobError that names the field, its value and what is allowed."""
+        """Return self.
+
+        Raises JobError with the field, its value and the allowed values.
+        """
         return self.check(self.BOUNDS)
 
     def check(self, names: Container[str]) -> Self:
-        """Return self where these fields are within their bounds and all agree with each other; raises JobError as
-        `validate`."""
+        """Return self if these fields are within their bounds and all fields agree.
+
+        Raises JobError as `validate` does.
+        """
         for name, bound in self.BOUNDS.items():
             if name in names and not bound.admits(value := getattr(self, name)):
                 raise _misfit(name, value, bound.allowed)
@@ -61,7 +66,10 @@ class Values:
         return self
 
     def check_agreement(self) -> None:
-        """Raise JobError for fields that do not go together."""
+        """Check that the fields go together.
+
+        Raises JobError if they do not.
+        """
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that differ from the defaults, as JSON-able values."""
@@ -73,15 +81,21 @@ class Values:
 
     @classmethod
     def check_names(cls, values: Mapping[str, Any]) -> None:
-        """Raise JobError for an unknown name."""
+        """Check that all names are known.
+
+        Raises JobError for an unknown name.
+        """
         known = _fields(cls)
         if not values.keys() <= known.keys():
             unknown = min(values.keys() - known.keys())
-            raise JobError(f"unknown {cls.LABEL} {shown(unknown)}; known are {', '.join(known)}", field=unknown)
+            raise JobError(f"unknown {cls.LABEL} {shown(unknown)}; known: {', '.join(known)}", field=unknown)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Build and validate from JSON values; unknown names and wrong types raise JobError."""
+        """Build and validate from JSON values.
+
+        Raises JobError for unknown names and wrong types.
+        """
         cls.check_names(values)
         known = _fields(cls)
         given = {name: _coerce(name, value, str(known[name].type)) for name, value in values.items()}
@@ -89,14 +103,14 @@ class Values:
 
 
 class _Layout(NamedTuple):
-    """The fields of a class: their names, what returns their values, and their defaults."""
+    """The fields of a class: their names, a getter of their values, and their defaults."""
 
     names: tuple[str, ...]
     values_of: Callable[[Values], tuple[Any, ...]]
     defaults: tuple[Any, ...]
 
 
-# By class: `dataclasses.fields` looks for them anew each time.
+# Cached by class, since `dataclasses.fields` builds its result at each call.
 _FIELDS: dict[type, dict[str, Field[Any]]] = {}
 _LAYOUTS: dict[type, _Layout] = {}
 
@@ -119,30 +133,31 @@ def _layout(cls: type[Values]) -> _Layout:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(Values):
-    """How tokens are sampled; the same for the target and its drafters.
+    """How tokens are sampled. The same for the target and its drafters.
 
-    temperature   in [0, 100]; 0 is greedy; less than `bounds.MIN_TEMPERATURE` becomes 0
-    top_k         keep the k likeliest tokens; 0 keeps all
-    top_p         keep the smallest set of likeliest tokens whose mass reaches top_p; in [0, 1]. 0 is greedy: it becomes
-                  temperature 0
-    min_p         drop tokens less likely than min_p times the likeliest; in [0, 1]
-    seed          in [0, 2**63); keys all random draws. What users give may be any 64-bit number:
-                  `specq.client.parameters.seed_used`
-    max_tokens    most tokens to generate, >= 1
-    stop          at most 64 strings that end the text (not part of it), each of at most 256 characters
-    stop_token_ids   tokens that end the text
-    ignore_eos    go on past the model's end-of-sequence tokens
-    strategy      a name in `specq.verification.STRATEGIES`
-    threshold     of strategy `threshold`: accept above this target probability; in [0, 1]
-    typical_eps, typical_delta   of strategy `typical`: accept above min(eps, delta * exp(-entropy)); in [0, 1]
-    min_tokens    before so many there is no end-of-sequence or stop token; a stop string that is complete by then does
-                  not end the text
-    logprobs      -1: none; n >= 0: the target's log-probability of each token, and of the n likeliest there
-    presence_penalty, frequency_penalty   taken off the logit of a generated token, once, and per occurrence
-    repetition_penalty   in [0.01, 100]; divides a positive logit of a token of prompt or text, multiplies a negative
-                         one
-    logit_bias    pairs (token id, what is added to its logit)
-    bad_token_ids sequences of token ids that are never completed
+    - temperature: in [0, 100]. 0 is greedy. Values below `bounds.MIN_TEMPERATURE` become 0.
+    - top_k: keep the k likeliest tokens. 0 keeps all.
+    - top_p: keep the smallest set of likeliest tokens whose mass reaches top_p, in [0, 1]. 0 is greedy and becomes
+      temperature 0.
+    - min_p: drop tokens less likely than min_p times the likeliest, in [0, 1].
+    - seed: in [0, 2**63). It determines all random draws. Users may give any 64-bit number: see
+      `specq.client.parameters.seed_used`.
+    - max_tokens: maximum number of generated tokens, >= 1.
+    - stop: at most 64 strings that end the text, each of at most 256 characters. The text does not include them.
+    - stop_token_ids: tokens that end the text.
+    - ignore_eos: continue past the model's end-of-sequence tokens.
+    - strategy: a name in `specq.verification.STRATEGIES`.
+    - threshold: of strategy `threshold`, accept above this target probability, in [0, 1].
+    - typical_eps, typical_delta: of strategy `typical`, accept above min(eps, delta * exp(-entropy)), in [0, 1].
+    - min_tokens: no end-of-sequence or stop token before this number of tokens. A stop string that is complete by then
+      does not end the text.
+    - logprobs: -1 gives none. n >= 0 gives the target's log-probability of each token, and of the n likeliest tokens
+      there.
+    - presence_penalty, frequency_penalty: subtracted from the logit of a generated token, once and per occurrence.
+    - repetition_penalty: in [0.01, 100]. It divides a positive logit of a token of prompt or text, and multiplies a
+      negative one.
+    - logit_bias: pairs (token id, value added to its logit).
+    - bad_token_ids: sequences of token ids that are never completed.
     """
 
     LABEL: ClassVar[str] = "sampling parameter"
@@ -169,7 +184,7 @@ class SamplingParams(Values):
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        """Make what is greedy a temperature of exactly 0, which judges and drafters look for."""
+        """Set a greedy temperature to exactly 0, which judges and drafters test for."""
         is_greedy = self.top_p == 0
         object.__setattr__(self, "temperature", 0.0 if is_greedy else _or_zero(self.temperature))
         if is_greedy:
@@ -181,16 +196,19 @@ class SamplingParams(Values):
 
     @property
     def needs_history(self) -> bool:
-        """Whether judging needs `SessionStep.history`."""
+        """Return whether judging needs `SessionStep.history`."""
         return self.has_penalties or bool(self.bad_token_ids) or self.min_tokens > 0
 
     def token_ids_named(self) -> set[int]:
-        """Return all token ids that the parameters name, to be checked against a vocabulary."""
+        """Return all token ids in the parameters, for a check against a vocabulary."""
         banned = {token for sequence in self.bad_token_ids for token in sequence}
         return banned | set(self.stop_token_ids) | {token for token, _ in self.logit_bias}
 
     def check_agreement(self) -> None:
-        """Raise JobError for more `min_tokens` than `max_tokens`."""
+        """Check that `min_tokens` is not greater than `max_tokens`.
+
+        Raises JobError if it is.
+        """
         if self.min_tokens > self.max_tokens:
             raise _misfit("min_tokens", self.min_tokens, SAMPLING["min_tokens"].allowed)
 
@@ -199,23 +217,22 @@ class SamplingParams(Values):
 class Speculation(Values):
     """How a job is drafted for. Under `deterministic` this changes the speed, never the text.
 
-    mode            "async": drafters run ahead of the verdicts; "sync": they wait for each verdict; "plain": neither
-                    drafters nor the verifier draft; "jit": as "async", but where nothing that was drafted fits a
-                    session's text, the session waits for its drafter, which drafts a chain just in time (SSD's backup
-                    for a miss of its cache)
-    num_candidates  0: the tree grows best first, by what the verifier's `min_accept_prob` asks for; N >= 1: a round
-                    drafts N candidates as one tree: the N likeliest first tokens, each followed by its likeliest
-                    continuation
-    candidate_temp  temperature that drafts are made with; -1: the job's
-    candidate_top_p top-p that drafts are made with; 0: the job's
-    max_depth       most tokens drafted ahead of what is committed; 0: the drafter's own limit
-    max_nodes       most nodes of a session's tree at any time; 0: the drafter's own limit
-    tree            a static tree as a list of paths (Cai et al. 2024, Medusa): (0, 2) is the third likeliest child of
-                    the
-                    likeliest first token; its prefixes are part of the tree. Empty: none
-    fan_out_hit, fan_out_miss   fixed fan-outs, as in SSD: how many guesses are drafted for each token of a chain, after
-                                a
-                    round whose outcome was drafted, and after one whose outcome was not. Empty: none
+    - mode "async": drafters run ahead of the verdicts.
+    - mode "sync": they wait for each verdict.
+    - mode "plain": neither drafters nor the verifier draft.
+    - mode "jit": as "async", but a session waits if no drafted node fits its text. Its drafter then drafts a chain just
+      in time (SSD's backup for a miss of its cache).
+    - num_candidates 0: the tree grows best first, guided by the verifier's `min_accept_prob`.
+    - num_candidates N >= 1: a round drafts N candidates as one tree. They are the N likeliest first tokens, each
+      followed by its likeliest continuation.
+    - candidate_temp: temperature of drafts. -1: the job's.
+    - candidate_top_p: top-p of drafts. 0: the job's.
+    - max_depth: maximum number of tokens drafted ahead of the committed text. 0: the drafter's own limit.
+    - max_nodes: maximum number of nodes of a session's tree at any time. 0: the drafter's own limit.
+    - tree: a static tree as a list of paths (Cai et al. 2024, Medusa). (0, 2) is the third likeliest child of the
+      likeliest first token. All prefixes of a path are part of the tree. Empty: none.
+    - fan_out_hit, fan_out_miss: fixed fan-outs, as in SSD. They are the numbers of guesses for each token of a chain.
+      The first applies after a round whose outcome was drafted, the second after all others. Empty: none.
     """
 
     LABEL: ClassVar[str] = "drafting parameter"
@@ -235,7 +252,7 @@ class Speculation(Values):
 
     @property
     def waits(self) -> bool:
-        """Whether a session waits for its drafter: before each round, or where nothing that was drafted fits."""
+        """Return whether a session waits for its drafter: before each round, or if no drafted node fits."""
         return self.mode in ("sync", "jit")
 
     @property
@@ -243,7 +260,10 @@ class Speculation(Values):
         return bool(self.tree or self.num_candidates or self.fan_out_hit or self.fan_out_miss)
 
     def check_agreement(self) -> None:
-        """Raise JobError for more than one shape."""
+        """Check that at most one shape is given.
+
+        Raises JobError for more.
+        """
         if not self.has_fixed_shape:
             return
         shapes = [name for name in ("tree", "num_candidates", "fan_out_hit", "fan_out_miss") if getattr(self, name)]
@@ -256,13 +276,13 @@ def _or_zero(temperature: float) -> float:
 
 
 def _misfit(name: str, value: object, allowed: str) -> JobError:
-    return JobError(f"{name} is {shown(value)}; it must be {allowed}", field=name)
+    return JobError(f"{name} is {shown(value)}, but must be {allowed}", field=name)
 
 
 def _coerce(name: str, value: Any, annotation: str) -> Any:
-    """Check one JSON value against the field's annotation; lists become tuples, whole floats stay floats."""
-    if isinstance(value, (list, tuple, dict)) and len(value) > MAX_LISTED:  # before each entry is looked at
-        raise JobError(f"{name} is {shown(value)}; it must be of at most {MAX_LISTED} entries", field=name)
+    """Check one JSON value against the field's annotation. Lists become tuples, and whole floats stay floats."""
+    if isinstance(value, (list, tuple, dict)) and len(value) > MAX_LISTED:  # before looking at each entry
+        raise JobError(f"{name} is {shown(value)}, but must be limited to {MAX_LISTED} entries", field=name)
     if annotation == "float" and type(value) in (int, float):
         return _float(name, value)
     if annotation == "tuple[str, ...]" and isinstance(value, str):
@@ -277,24 +297,24 @@ def _coerce(name: str, value: Any, annotation: str) -> Any:
         return _coerce_pairs(name, value)
     if annotation == "tuple[tuple[int, ...], ...]" and isinstance(value, (list, tuple)):
         return tuple(_coerce(name, sequence, "tuple[int, ...]") for sequence in value)
-    raise JobError(f"{name} is {shown(value)}; it must be {KINDS[annotation]}", field=name)
+    raise JobError(f"{name} is {shown(value)}, but must be {KINDS[annotation]}", field=name)
 
 
 def _float(name: str, value: float) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise JobError(f"{name} is {shown(value)}; it must be a number that a float can hold", field=name) from None
+        raise JobError(f"{name} is {shown(value)}, but must be a number that a float can hold", field=name) from None
 
 
 def _coerce_pairs(name: str, value: Any) -> Any:
-    """Check pairs (token id, float). {"token id": float} is accepted too; keys of JSON are strings."""
+    """Check pairs (token id, float). {"token id": float} is accepted too, since keys of JSON are strings."""
     pairs = [(_token(token), bias) for token, bias in value.items()] if isinstance(value, dict) else value
     if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 and type(pair[0]) is int for pair in pairs):
-        raise JobError(f"{name} is {shown(value)}; it must be {KINDS['tuple[tuple[int, float], ...]']}", field=name)
+        raise JobError(f"{name} is {shown(value)}, but must be {KINDS['tuple[tuple[int, float], ...]']}", field=name)
     return tuple((token, _coerce(name, bias, "float")) for token, bias in pairs)
 
 
 def _token(key: object) -> object:
-    """Return the integer that a key spells; any other key as it is."""
+    """Return the integer that a key spells, or the unchanged key."""
     return int(key) if isinstance(key, str) and len(key) < MAX_DIGITS and key.isdecimal() else key

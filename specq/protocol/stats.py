@@ -1,19 +1,19 @@
-"""What verifiers and workers count.
+"""The counters of verifiers and workers.
 
-What only a verifier can count of a session; a job's last `Tokens` carries it.
+`SessionStats` has the counts of a session that only a verifier can make. The last `Tokens` of a job carries them.
 
-What a worker counts from its start on, as its heartbeats carry it: the broker keeps the newest and shows it in its
-report, of which the gateway makes Prometheus' series.
+Workers count from their start on, and their heartbeats carry the counts. The broker keeps the newest and shows them in
+its report. The gateway converts these to Prometheus series. A value is one of:
 
-    a number    a count or a measure
-    a list      numbers by place; those at the end that are 0 may be left out
-    an object   numbers or lists by the value of a label
+- a number: a count or a measure.
+- a list: numbers by place. Trailing zeros may be left out.
+- an object: numbers or lists by the value of a label.
 
-A histogram is a list: the sum of what was observed, then how often a value was at most the first limit, the second,
-..., beyond all.
+A histogram is a list. First comes the sum of the observed values. Then comes the count of each bin: values up to the
+first limit, above it up to the second, ..., above all.
 
-Rule: names are what versions agree on. A receiver leaves alone what it does not know; a name never changes its meaning,
-limits of a histogram included. The bound limits only how much there may be.
+Rule: versions agree on names. A receiver ignores unknown names. A name never changes its meaning, and a histogram never
+changes its limits. The bound limits only the amount of data.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ from specq.protocol.bounds import MAX_INT64, MAX_NODES
 class SessionStats:
     """Counts that only the verifier can make.
 
-    drafted, stale, orphans   nodes that arrived; that the transcript contradicted; whose parent is unknown
-    hits, misses   rounds that began with live nodes, and rounds that began without
-    drafted_rounds   rounds that verified nodes
-    leaves, depths   sums over these rounds of their trees' leaves and depths: N and K of N candidates of K tokens
-    min_accept_probs   sum over rounds of `Verdict.min_accept_prob`
-    positions [i] = [verified, accepted] nodes at depth i + 1
+    - `drafted`: nodes that arrived.
+    - `stale`: nodes that the transcript contradicted.
+    - `orphans`: nodes with an unknown parent.
+    - `hits`, `misses`: rounds that began with live nodes, and without.
+    - `drafted_rounds`: rounds that verified nodes.
+    - `leaves`, `depths`: sums over these rounds of their trees' leaves and depths. They are N and K for N candidates of
+      K tokens.
+    - `min_accept_probs`: sum over rounds of `Verdict.min_accept_prob`.
+    - `positions`: [i] is [verified, accepted] nodes at depth i + 1.
     """
 
     drafted: int = 0
@@ -50,30 +53,34 @@ class SessionStats:
     positions: list[list[int]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all counts by name, as JSON-able values of their own."""
+        """Return all counts by name, as JSON-able copies."""
         counts = {name: getattr(self, name) for name in self.__slots__}
         return counts | {"positions": [list(pair) for pair in self.positions]}
 
 
 class RenamedCounts(dict[str, Any]):
-    """Counts by name; a name of the version before is an alias, with a warning."""
+    """Counts by name. A name of the previous version is an alias, with a warning."""
 
     OLD: ClassVar[dict[str, str]] = {"worth": "min_accept_prob", "worths": "min_accept_probs"}
 
     def __missing__(self, name: str) -> Any:
         if self.OLD.get(name) not in self:
             raise KeyError(name)
-        warnings.warn(f"{name} is now {self.OLD[name]}; the next version does not know it", FutureWarning, stacklevel=2)
+        warnings.warn(
+            f"{name} is now {self.OLD[name]}; the next version does not accept the old name",
+            FutureWarning,
+            stacklevel=2,
+        )
         return self[self.OLD[name]]
 
     @classmethod
     def renamed(cls, counts: dict[str, Any]) -> dict[str, Any]:
-        """Return counts that the version before may have stored, under their names of today."""
+        """Return counts that the previous version may have stored, under their present names."""
         return {cls.OLD.get(name, name): value for name, value in counts.items()}
 
 
 class StatsBound:
-    """The bound of what `SessionStats.to_dict` gives, or of some of it."""
+    """The bound of the result of `SessionStats.to_dict`, or of a part."""
 
     allowed = "counts that `specq.protocol.stats` names, from 0 to 2**63 - 1"
     _COUNTS: ClassVar[set[str]] = {f.name for f in fields(SessionStats) if f.name != "positions"}
@@ -101,8 +108,8 @@ STEP_LIMITS_US = (
 )
 ROW_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
-PHASES = ("wait", "plan", "forward", "judge", "host")  # of a step, in their order; `host` lies before the next one
-COUNTED_DEPTHS = 32  # nodes at greater depths are counted with the last
+PHASES = ("wait", "plan", "forward", "judge", "host")  # of a step, in order; `host` is the time before the next step
+COUNTED_DEPTHS = 32  # nodes at greater depths count with the last
 
 MOST_ENTRIES, MOST_NAME = 1000, 100
 

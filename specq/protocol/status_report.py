@@ -1,4 +1,4 @@
-"""A broker's report as a `Status`, and back: in the header where it fits, else as JSON in a frame of its own."""
+"""A broker's report as a `Status`, and back: in the header if it fits, else as JSON in a frame of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import Status
 from specq.protocol.wire import MAX_HEADER
 
-_OTHERS = 100  # bytes for what a header holds besides
+_OTHERS = 100  # bytes for the other parts of a header
 
 
 def status_of(report: dict[str, Any]) -> Status:
@@ -24,7 +24,10 @@ def status_of(report: dict[str, Any]) -> Status:
 
 
 def report_of(status: Status) -> dict[str, Any]:
-    """Return the report that a message carries; raises ProtocolError for a frame that holds none."""
+    """Return the report that a message carries.
+
+    Raises ProtocolError for a frame that does not hold a report.
+    """
     if not len(status.data):
         return status.report
     try:

@@ -1,6 +1,6 @@
-"""What a caller asks of a step besides judgements, and what a step returns.
+"""What a caller requests from a step besides judgements, and what a step returns.
 
-Hidden states and logits stay where the engine computes: nothing here copies them or waits for a device.
+Hidden states and logits stay on the engine's device. This module never copies them or waits for a device.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 from specq.protocol.arrays import Int32Array
 from specq.protocol.types import Judgement, SessionStep
 
-FINAL = -1  # as a layer: the last one's output after the final norm, of which the head makes logits
+FINAL = -1  # as a layer: the output of the last layer after the final norm, the input of the head
 
 
 @dataclass(frozen=True, slots=True)
 class Tap:
     """Hidden states that a step returns.
 
-    layers  i: the residual stream after layer i, counted from 0; or FINAL. Empty: no hidden states
-    chunks  sessions all of whose token rows are wanted; of other sessions it is only the row that is judged, the last
-            one
+    - `layers`: i means the residual stream after layer i, counted from 0, or FINAL. Empty: no hidden states.
+    - `chunks`: ids of sessions whose token rows are all requested. For other sessions it is only the judged row, the
+      last.
     """
 
     layers: tuple[int, ...] = ()
     chunks: frozenset[int] = frozenset()
 
     def num_rows(self, step: SessionStep) -> int:
-        """Return how many rows of a step are wanted: the last ones of its tokens and nodes, in their order."""
+        """Return how many rows of a step are requested: the last rows of its tokens and nodes, in order."""
         if step.session_id in self.chunks:
             return len(step.token_ids) + step.tree.num_nodes
         return step.num_judged_rows
@@ -39,12 +39,12 @@ NO_TAP = Tap()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionRows:
-    """Some rows of each of a call's steps.
+    """Some rows of each step of a call.
 
-    values  [n, width], on the engine's device, in the model's dtype or float32: step i has values[starts[i] : starts[i
-            + 1]]. It is the caller's: no later step writes to it
-    starts  i32[steps + 1]
-    layers  of hidden states: whose numbers lie beside each other as columns, as many of each; () where that is not said
+    - `values`: [n, width], on the engine's device, in the model's dtype or float32. Step i has values[starts[i] :
+      starts[i + 1]]. They belong to the caller: no later step writes to them.
+    - `starts`: i32[steps + 1].
+    - `layers`: the layers of the hidden states. Their numbers are side by side as columns of equal width. (): unknown.
     """
 
     values: Any
@@ -56,7 +56,7 @@ class SessionRows:
         return self.values[int(self.starts[index]) : int(self.starts[index + 1])]
 
     def columns(self, values: Any, layers: tuple[int, ...]) -> Any:
-        """Return the columns of these layers of some of the rows, [n, width of these]."""
+        """Return the columns of the given layers from some of the rows, [n, width of the layers]."""
         if layers == self.layers or not self.layers:
             return values
         places = [self.layers.index(layer) for layer in layers]
@@ -67,10 +67,10 @@ class SessionRows:
 class StepOutput:
     """What a step returns.
 
-    judgements      of the steps with `judged`, in order
-    hidden          None without a tap; else its rows of each step, the layers beside each other as columns
-    scratch_logits  None without scratch rows; else [scratch rows, vocab] of each step
-    judge_s         of the call's seconds, those that judging took; 0 where that cannot be told apart, as on a GPU
+    - `judgements`: of the steps with `judged`, in order.
+    - `hidden`: the tap's rows of each step, with the layers side by side as columns. None without a tap.
+    - `scratch_logits`: [scratch rows, vocab] of each step. None without scratch rows.
+    - `judge_s`: seconds of the call that judging took. 0 if that cannot be measured, as on a GPU.
     """
 
     judgements: Sequence[Judgement]

@@ -1,7 +1,7 @@
 """The values that all packages share: models, draft trees, steps, judgements.
 
-Rule: frozen dataclasses of numbers and NumPy arrays; their only behaviour is to derive counts. This module imports
-nothing of specq but `arrays`, `bounds`, `params` and `versions`.
+Rule: they are frozen dataclasses of numbers and NumPy arrays. Their only behaviour is to derive counts. From specq,
+this module imports only `arrays`, `bounds`, `params` and `versions`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ NO_COUNTS.flags.writeable = False
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the broker must know of a worker's model.
+    """What the broker must know about a worker's model.
 
-    fingerprint         a hash of the weights and of everything else that a text depends on; only models of equal
-                        fingerprint, dtype and arithmetic are taken to give equal texts
-    former_fingerprint  the fingerprint that older versions gave this model: jobs that began under it go on
-    added_eos_ids       those of `eos_ids` that older versions did not take for ends: jobs that began under the former
-                        fingerprint go on past them
-    arithmetic          which kernels compute: verifiers whose kernels differ round differently, which may decide a
-                        near-tie
-    tokenizer_hash      a hash of vocabulary, merges and added tokens
-    vocab_size          token ids that it takes, which may be padded beyond the tokenizer's `num_tokens`
+    - fingerprint: a hash of the weights and of everything else that a text depends on. Only models of equal
+      fingerprint, dtype and arithmetic are assumed to give equal texts.
+    - former_fingerprint: the fingerprint that older versions gave this model. Jobs that began under it can continue.
+    - added_eos_ids: those of `eos_ids` that older versions did not treat as ends. Jobs that began under the former
+      fingerprint continue past them.
+    - arithmetic: the kernels in use. Different kernels round differently, which may decide a near-tie.
+    - tokenizer_hash: a hash of vocabulary, merges and added tokens.
+    - vocab_size: number of token ids that it takes. It may be padded beyond the tokenizer's `num_tokens`.
     """
 
     name: Annotated[str, bounds.NAME]
@@ -54,25 +53,33 @@ class ModelInfo:
     arithmetic: Annotated[str, bounds.NAME] = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields, as messages have them: without the newer ones that are at their defaults."""
+        """Return its fields for messages, without newer fields at their defaults."""
         values = {f: getattr(self, f.name) for f in fields(self)}
         return {f.name: value for f, value in values.items() if value != f.default or since_of(f) == OLDEST_VERSION}
 
     def of_before(self) -> ModelInfo:
-        """Return it as peers of the oldest version read it. With other ends it is another model to them: a job that
-        began under the former fingerprint would end too early here."""
+        """Return it in the form that peers of the oldest version can read.
+
+        With other end tokens it is another model to them. A job that began under the former fingerprint would end too
+        early here.
+        """
         return replace(self, added_eos_ids=(), former_fingerprint="") if self.added_eos_ids else self
 
     @property
     def num_prompt_tokens(self) -> int:
-        """How many token ids, from 0, a prompt may have: those of tokenizer and model; either may have more than the
-        other."""
+        """Return the number of token ids, from 0, that a prompt may use.
+
+        A token id must be known to tokenizer and model. Either may have more than the other.
+        """
         return min(self.num_tokens, self.vocab_size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftDistribution:
-    """What some siblings were drawn from, without replacement: ids i32[k], weights u16[k]; see `DraftDistributions`."""
+    """The distribution of some siblings, drawn without replacement: ids i32[k], weights u16[k].
+
+    See `DraftDistributions`.
+    """
 
     ids: Int32Array
     weights: UInt16Array
@@ -80,12 +87,12 @@ class DraftDistribution:
 
 @dataclass(frozen=True, slots=True)
 class DraftDistributions:
-    """What the nodes of a tree were sampled from, for `probabilistic`: g distributions over k tokens each.
+    """The distributions of a tree's sampled nodes, for `probabilistic`: g distributions over k tokens each.
 
-    ids        i32[g, k], weights u16[g, k]: probability = weight / sum of weights; unused places hold id -1 and weight
-               0
-    rows       i32[n]: the distribution that each node was drawn from; -1: a point mass, chosen and not drawn. Sampled
-               siblings name one row and stand in draw order: each was drawn without the tokens of its earlier siblings
+    - `ids` i32[g, k], `weights` u16[g, k]: probability = weight / sum of weights. Unused places hold id -1 and weight
+      0.
+    - `rows` i32[n]: the distribution that each node was drawn from. -1: a point mass, chosen and not drawn. Sampled
+      siblings name one row and are in draw order. Each was drawn without the tokens of its earlier siblings.
     """
 
     ids: Int32Array
@@ -95,12 +102,12 @@ class DraftDistributions:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Draft nodes of one session in an order in which parents come before children.
+    """Draft nodes of one session, with parents before children.
 
-    token_ids  i32[n]
-    parents    i32[n]: index of the parent node, -1 for a child of the committed context; parents[i] < i
-    scores     f32[n]: the drafter's log-probability given the parent; 0 where unknown
-    distributions  None: all nodes are point masses
+    - `token_ids` i32[n].
+    - `parents` i32[n]: index of the parent node. -1: a child of the committed context. parents[i] < i.
+    - `scores` f32[n]: the drafter's log-probability given the parent. 0 if unknown.
+    - `distributions`: None if all nodes are point masses.
     """
 
     token_ids: Int32Array
@@ -113,7 +120,7 @@ class Tree:
         return len(self.token_ids)
 
     def depths(self) -> Int32Array:
-        """Return i32[n]: 1 for children of the context, one more a generation."""
+        """Return i32[n]: 1 for children of the context, one more per generation."""
         depths = np.zeros(self.num_nodes, np.int32)
         for i, parent in enumerate(self.parents.tolist()):
             depths[i] = 1 if parent < 0 else depths[parent] + 1
@@ -125,13 +132,15 @@ NO_TREE = Tree(NO_TOKENS, NO_TOKENS, np.zeros(0, np.float32))
 
 @dataclass(frozen=True, slots=True)
 class ScratchRows:
-    """Rows of a step that nobody judges: their logits come back, and nothing of them stays. In the window of lookahead
-    decoding, a row is a token of one trajectory, and its parent the token before it.
+    """Rows of a step that are not judged. Their logits are returned, and their KV is not kept.
 
-    token_ids  i32[s]
-    parents    i32[s]: a row sees the context, and its parent and the parent's ancestors. -1: the context alone; below
-               the number n of the tree's nodes: that node; n + i: scratch row i, which comes before its children
-    positions  i32[s]: where each token stands, from the step's `base_len` on; they need not follow from the parents
+    In the window of lookahead decoding, a row is a token of one trajectory. Its parent is the token before it.
+
+    - `token_ids` i32[s].
+    - `parents` i32[s]: a row sees the context, its parent and the parent's ancestors. -1: the context alone. Below the
+      number n of the tree's nodes: that node. n + i: scratch row i, which comes before its children.
+    - `positions` i32[s]: the position of each token in the context, at least the step's `base_len`. It may differ from
+      the depth that the parents imply.
     """
 
     token_ids: Int32Array
@@ -148,11 +157,13 @@ NO_SCRATCH = ScratchRows(NO_TOKENS, NO_TOKENS, NO_TOKENS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bans:
-    """`bad_token_ids`, ready to be looked up at each row. A sequence is split before its last token: the tokens before
-    it are its beginning, after which the last one is banned.
+    """`bad_token_ids`, prepared for a lookup at each row.
 
-    alone      i64[k], ascending: tokens that are banned everywhere
-    following  last token of a beginning -> (beginning, i64[m] ascending: the tokens that are banned after it), ...
+    A sequence is split before its last token. The tokens before it are its beginning. After this beginning the last
+    token is banned.
+
+    - `alone` i64[k], ascending: tokens that are banned everywhere.
+    - `following`: last token of a beginning -> (beginning, i64[m] ascending: the tokens that are banned after it), ...
     """
 
     alone: Int64Array
@@ -161,14 +172,16 @@ class Bans:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the judge needs of a session's past if `SamplingParams.needs_history`; made by
-    `specq.verifier.sessions.history`.
+    """The judge's view of a session's past, if `SamplingParams.needs_history`.
 
-    end_ids     tokens that end the text: end-of-sequence unless ignored, and stop tokens
-    tail        i32[m]: the last tokens of the committed context, the step's included: as many as bad_token_ids need
-    token_ids   i32[k], ascending: the tokens that penalties change: the generated ones, and with a repetition_penalty
-                those of the prompt; counts f32[k]: how often each was generated
-    bans        None without bad_token_ids
+    `specq.verifier.sessions.history` makes it.
+
+    - `end_ids`: tokens that end the text: end-of-sequence unless ignored, and stop tokens.
+    - `tail` i32[m]: the last tokens of the committed context, the step's included. As many as bad_token_ids need.
+    - `token_ids` i32[k], ascending: the tokens that penalties change. These are the generated tokens, and with a
+      repetition_penalty also those of the prompt.
+    - `counts` f32[k]: how often each was generated.
+    - `bans`: None without bad_token_ids.
     """
 
     prompt_len: int
@@ -183,12 +196,12 @@ class History:
 class SessionStep:
     """One session's share of a forward pass.
 
-    token_ids   i32[m], m >= 1: committed tokens whose KV is not there yet, at positions start .. start + m - 1; one
-                for a decoding session, more for a prefill chunk
-    tree        nodes hanging from the last of token_ids
-    judged      False for a prefill chunk that does not reach the end of the context: it needs no logits
-    history     there if `params.needs_history`
-    scratch     rows behind the tree's, in a step that is judged
+    - `token_ids` i32[m], m >= 1: committed tokens without KV yet, at positions start .. start + m - 1. One for a
+      decoding session, more for a prefill chunk.
+    - `tree`: nodes attached to the last of token_ids.
+    - `judged`: False for a prefill chunk that does not reach the end of the context. It needs no logits.
+    - `history`: present if `params.needs_history`.
+    - `scratch`: rows behind the tree's, in a judged step.
     """
 
     session_id: int
@@ -210,7 +223,7 @@ class SessionStep:
 
     @property
     def base_len(self) -> int:
-        """The committed length after token_ids: the position that the step's first new token will take."""
+        """Return the committed length after token_ids: the position of the step's first new token."""
         return self.start + len(self.token_ids)
 
 
@@ -218,7 +231,8 @@ class SessionStep:
 class Logprobs:
     """The target's log-probabilities at emitted tokens, from its logits before temperature, bias and penalties.
 
-    tokens f32[m]: of the emitted token; top_ids i32[m, n], top f32[m, n]: of the n likeliest tokens, descending
+    - `tokens` f32[m]: of the emitted token.
+    - `top_ids` i32[m, n], `top` f32[m, n]: of the n likeliest tokens, descending.
     """
 
     tokens: Float32Array
@@ -228,7 +242,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why one session cannot go on; `retry`: another verifier may do better."""
+    """Why one session cannot continue. `retry`: another verifier may be able to."""
 
     reason: str
     retry: bool = False
@@ -238,10 +252,10 @@ class Fault:
 class Judgement:
     """What a strategy decided for one session.
 
-    path        indices into the step's tree of the accepted nodes, root to leaf
-    token_ids   i32[len(path) + 1]: the accepted tokens, then the correction or bonus token
-    logprobs    where `params.logprobs` asks for them
-    fault       set where the session could not be judged: then there is no path and no token
+    - `path`: indices into the step's tree of the accepted nodes, root to leaf.
+    - `token_ids` i32[len(path) + 1]: the accepted tokens, then the correction or bonus token.
+    - `logprobs`: present if `params.logprobs` requests them.
+    - `fault`: set if the session could not be judged. Then path and tokens are empty.
     """
 
     session_id: int

@@ -1,8 +1,7 @@
-"""Which versions of the protocol this side reads, and what it can do beyond the older one; docs/decisions/0017 says
-why.
+"""The protocol versions that this side reads, and its capabilities beyond the older one. See docs/decisions/0017.
 
 Rule: a message is written in the oldest version that has all its fields. So peers one version apart understand each
-other, but for messages that say something new: the older peer refuses these as a whole.
+other, except for messages with newer content. The older peer refuses these as a whole.
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ from typing import Any
 PROTOCOL_VERSION = 6
 OLDEST_VERSION = PROTOCOL_VERSION - 1
 
-OWNERS = "owners"  # keeps sessions of different owners apart, and knows the fields about that
+OWNERS = "owners"  # keeps sessions of different owners apart, and knows the fields for that
 CAPABILITIES = (OWNERS,)
 
 _SPOKEN = re.compile(r"protocol version .*; this side speaks (?:\d+ and )?(\d+)")
 
 
 def since(version: int, default: Any) -> Any:
-    """Return a field that exists since this version; at its default it does not travel."""
+    """Return a field that exists since this version. At its default it is not sent."""
     return field(default=default, metadata={"since": version})
 
 
 def since_of(spec: Field[Any]) -> int:
-    """Return the version since which a field exists; the oldest, if it does not say."""
+    """Return the version that added a field, by default the oldest."""
     return int(spec.metadata.get("since", OLDEST_VERSION))
 
 
 def refusal_of(version: object) -> str:
-    """Return why a message of this version cannot be read; `version_spoken` reads it, in other versions too."""
+    """Return why a message of this version cannot be read. `version_spoken` parses it, in other versions too."""
     return f"protocol version {version!r}; this side speaks {OLDEST_VERSION} and {PROTOCOL_VERSION}"
 
 
 def version_spoken(reason: str) -> int:
-    """Return the newest version of a peer that refuses a message for its version; 0: it gives another reason."""
+    """Return the newest version of a peer that refuses a message for its version. 0: it gives another reason."""
     found = _SPOKEN.search(reason)
     return int(found[1]) if found else 0

@@ -1,12 +1,11 @@
 """Messages to frames and back.
 
-Frames: [key, 8 bytes little-endian] [header, JSON] [array 0] [array 1] ...  The header holds `v`, `type` and the scalar
-fields that differ from their defaults; a message type fixes its arrays and their dtypes, lengths come from the frames.
+Frames: [key, 8 bytes little-endian] [header, JSON] [array 0] [array 1] ... The header holds `v`, `type` and the scalar
+fields that differ from their defaults. A message type fixes its arrays and their dtypes. Lengths come from the frames.
+`v` is the oldest version that has all of the message's content (`specq.protocol.versions`).
 
-`v` is the oldest version that has all that the message says (`specq.protocol.versions`).
-
-Rule: whatever arrives, `decode` returns a valid message, every value of it within its bound, or raises ProtocolError;
-it never runs code from the wire and never allocates more than the frames it was given.
+Rule: for any input, `decode` returns a valid message or raises ProtocolError. Every value is within its bound. It never
+runs code from the wire, and never allocates more than the given frames.
 """
 
 from __future__ import annotations
@@ -73,7 +72,10 @@ def _key(number: int) -> bytes:
 
 
 def decode(frames: Sequence[bytes]) -> Message:
-    """Return the message in the frames, or raise ProtocolError that says what is wrong with it."""
+    """Return the message in the frames.
+
+    Raises ProtocolError with the reason if the frames are invalid.
+    """
     version, header = _readable_header(frames)
     cls = MESSAGES.get(header.pop("type"))
     if cls is None:
@@ -87,8 +89,10 @@ def decode(frames: Sequence[bytes]) -> Message:
 
 
 def decode_scalars(frames: Sequence[bytes], cls: type[Message]) -> dict[str, Any]:
-    """Return the scalar fields of a message of this type that are not at their defaults, checked; raise ProtocolError
-    for anything else."""
+    """Return the checked scalar fields of a message of this type that differ from their defaults.
+
+    Raises ProtocolError for any other input.
+    """
     version, header = _readable_header(frames)
     if header.pop("type") != cls.TYPE:
         raise ProtocolError(f"not a {cls.TYPE}")
@@ -101,14 +105,16 @@ def array_frame(cls: type[Message], name: str) -> int:
 
 
 def type_of(frames: Sequence[bytes]) -> type[Message] | None:
-    """Return the message type that the header's first bytes name, or None; cheap, for routing."""
+    """Return the message type that the header's first bytes name, or None. Cheap, for routing."""
     found = _BEGINNING.match(frames[1]) if len(frames) > 1 else None
     return MESSAGES.get(found[1].decode()) if found else None
 
 
 def named_type(frames: Sequence[bytes]) -> type[Message] | None:
-    """Return the message type that a header names, even one that cannot be decoded for something else, its version
-    included; else None."""
+    """Return the message type that a header names, or None.
+
+    It also works for a message that cannot be decoded for another reason, such as its version.
+    """
     try:
         name = _parsed_header(frames).get("type")
     except ProtocolError:
@@ -117,8 +123,10 @@ def named_type(frames: Sequence[bytes]) -> type[Message] | None:
 
 
 def in_version_of(asked: Sequence[bytes], answer: Frames) -> Frames:
-    """Return the frames of an answer under the protocol version of what it answers, so that a peer of another version
-    reads it: for messages that are the same in all."""
+    """Return the frames of an answer under the protocol version of the request.
+
+    A peer of another version can then read it. Use it for messages that are the same in all versions.
+    """
     try:
         version = _parsed_header(asked).get("v")
     except ProtocolError:
@@ -129,12 +137,15 @@ def in_version_of(asked: Sequence[bytes], answer: Frames) -> Frames:
 
 
 def decode_header(frames: Sequence[bytes]) -> dict[str, Any]:
-    """Return the header without its version, which is checked; raise ProtocolError for anything malformed."""
+    """Return the header without its version, which is checked.
+
+    Raises ProtocolError for a malformed header.
+    """
     return _readable_header(frames)[1]
 
 
 def _readable_header(frames: Sequence[bytes]) -> tuple[int, dict[str, Any]]:
-    """Return the version of a header, and the rest of it."""
+    """Return the version of a header, and its other fields."""
     header = _parsed_header(frames)
     version = header.pop("v", None)
     if type(version) is not int or not OLDEST_VERSION <= version <= PROTOCOL_VERSION:
@@ -145,13 +156,16 @@ def _readable_header(frames: Sequence[bytes]) -> tuple[int, dict[str, Any]]:
 
 
 def _parsed_header(frames: Sequence[bytes]) -> dict[str, Any]:
-    """Return the header with its version, of whatever version; raise ProtocolError for what is none in any."""
+    """Return a header of any version, with its version.
+
+    Raises ProtocolError for frames that are malformed in every version.
+    """
     if not 2 <= len(frames) <= MAX_FRAMES:
         raise ProtocolError(f"{len(frames)} frames; a message has 2 to {MAX_FRAMES}")
     if len(frames[0]) != 8 or frames[0][7] > 127:
         raise ProtocolError("the first frame is not an 8-byte key below 2**63")
     if len(frames[1]) > MAX_HEADER:
-        raise ProtocolError(f"a header of {len(frames[1])} bytes; at most {MAX_HEADER}")
+        raise ProtocolError(f"the header has {len(frames[1])} bytes; at most {MAX_HEADER} are allowed")
     try:
         header = orjson.loads(frames[1])
     except orjson.JSONDecodeError as error:
@@ -162,7 +176,7 @@ def _parsed_header(frames: Sequence[bytes]) -> dict[str, Any]:
 
 
 def _scalars(cls: type[Message], layout: Layout, header: dict[str, Any], version: int) -> dict[str, Any]:
-    """Check the header's fields against those that the message type has in this version; return them."""
+    """Check the header's fields against those of the message type in this version, and return them."""
     checks = layout.checks
     for name, value in header.items():
         check = checks.get(name)
@@ -184,7 +198,7 @@ def _scalars(cls: type[Message], layout: Layout, header: dict[str, Any], version
 def _add_arrays(
     values: dict[str, Any], cls: type[Message], layout: Layout, frames: Sequence[bytes], version: int
 ) -> None:
-    """Add the arrays in frames 2 and up; those that are left out at the end are empty."""
+    """Add the arrays in frames 2 and up. Missing arrays at the end are empty."""
     most = layout.num_arrays[version]
     if len(frames) - 2 > most:
         raise ProtocolError(f"{cls.TYPE} has {most} arrays, not {len(frames) - 2}")
@@ -210,29 +224,33 @@ def _sizes(array: ArrayLayout) -> str:
 
 
 for _cls in MESSAGES.values():
-    layout_of(_cls)  # what has no bound is found when this is loaded
+    layout_of(_cls)  # an unbounded field raises when this module is loaded
 _BEGINNING = re.compile(rb'\{"v":(?:%d|%d),"type":"([a-z_]+)"' % (OLDEST_VERSION, PROTOCOL_VERSION))
 
 
 # --- how large a job may be ---------------------------------------------------------------------------------------
 
-_REPEATED = ("params", "speculation", "label")  # of a Submit, in what it becomes
+_REPEATED = ("params", "speculation", "label")  # the parts of a Submit that derived messages repeat
 _WIDEST = {int: -MAX_INT64, bool: False, str: "\U0001f40d" * NAME.most}  # no name has more than 4 bytes a character
 
 
 def _most_added(cls: type[Message]) -> int:
-    """Return the most bytes that a header of this type has beyond what it repeats of a Submit's."""
+    """Return the most bytes that a header of this type adds to its copy of a Submit's fields."""
     hints = typing.get_type_hints(cls)
     own = {name: _WIDEST[hints[name]] for name in layout_of(cls).checks if name not in _REPEATED}
     return len(orjson.dumps({"v": PROTOCOL_VERSION, "type": cls.TYPE, **own}))
 
 
-# Who receives what the broker makes of a job must be able to read it, so a client may say less than a broker.
+# The receivers of the broker's derived messages must be able to read them. So a client's header has a lower limit than
+# a broker's.
 MAX_SUBMIT_HEADER = MAX_HEADER - max(_most_added(cls) for cls in (Open, Assign, JobInfo))
 
 
 def too_large(job: Submit) -> JobError | None:
-    """Return why a job would not fit into the messages that repeat it; what counts is how this side writes it."""
+    """Return why a job would not fit into the messages that repeat it, or None.
+
+    The size counts as this side encodes it.
+    """
     header = _header(job)
     header.pop("have", None)
     size = len(orjson.dumps(header))

@@ -1,14 +1,14 @@
-"""What a process stands on: cores, logging, compiled kernels, and objects that are imported only when chosen.
+"""The base of a process: cores, logging, compiled kernels, and tables of objects to import.
 
-usage       cores and threads of a process, those that it has started, and what others took
-log         structlog to standard error; what a worker does before it is ready
-columns     rows of values as text in columns
-compiler    C kernels, built at first use, and arrays whose addresses they know
-whole_files  files that others see whole or not at all
-option_types  types of command-line options
-table       names to "package.module:object", our own and those of other packages; what brings those that are optional
-tracing     what a process notes of traced jobs, by the broker's clock
-isolation   an error is a fault of the session that it was raised for, and of no other
+- usage: cores and threads of a process, its child processes, and the use by other processes.
+- log: structlog to standard error; progress of workers at start-up.
+- columns: rows of values as text in columns.
+- compiler: C kernels, built at first use, and arrays with known addresses.
+- whole_files: files that other processes see complete or not at all.
+- option_types: types of command-line options.
+- table: names to "package.module:object", our own and those of other packages. Extras for optional packages.
+- tracing: events of traced jobs, by the broker's clock.
+- isolation: an error fails only the session that caused it.
 """
 
 from specq.runtime.columns import columns

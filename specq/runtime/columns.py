@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def columns(rows: Sequence[Sequence[object]]) -> str:
-    """Return the rows as lines, each column as wide as its widest value; numbers stand to the right."""
+    """Return the rows as lines, each column as wide as its widest value. Numbers are right-aligned."""
     texts = [[str(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     return "\n".join(_line(row, text, widths) for row, text in zip(rows, texts, strict=True))

@@ -1,11 +1,11 @@
-"""Builds C kernels at first use and keeps the libraries in the user's cache.
+"""Build C kernels at first use and keep the libraries in the user's cache.
 
-The file name hashes sources, flags, compiler and processor, so a change of any of them builds anew. Beside each library
-is a hash of its bytes: one that a loss of power or a full disk left in part is built again, since to load it would kill
-the process. Without a C compiler there is no library, and whoever asked takes its portable path.
+The file name is a hash of sources, flags, compiler and processor. So a change of any of them causes a new build. Beside
+each library is a hash of its bytes. A library that a power loss or a full disk left incomplete is built again. Loading
+it would crash the process. Without a C compiler there is no library, and the caller uses its portable path.
 
-Arrays whose addresses are known, for calls of C: to ask NumPy for an address takes longer than to copy some hundred
-numbers.
+The module also has arrays with known addresses, for calls of C. NumPy takes longer to return an address than to copy a
+few hundred numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import structlog
 from specq.config import cache_dir
 from specq.runtime.whole_files import whole_file
 
-LEAST = 64  # places
+LEAST = 64  # elements
 
 
 class Buffer:
@@ -39,22 +39,22 @@ class Buffer:
         self.address = 0
 
     def room(self, size: int) -> npt.NDArray[Any]:
-        """Return the first `size` places; where there are not as many yet, what was there is lost."""
+        """Return the first `size` elements. If the array must grow, its old content is lost."""
         if size > len(self.array) or not self.address:
             self.array = np.empty(max(LEAST, 2 * size), self.array.dtype)
             self.address = self.array.ctypes.data
         return self.array[:size]
 
     def take(self, values: npt.ArrayLike, size: int) -> int:
-        """Copy values in; return the address."""
+        """Copy values into the array; return the address."""
         self.room(size)[:] = values
         return self.address
 
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=gnu11", "-pthread", "-shared", "-fPIC", "-lm")
 COMPILE_TIMEOUT_S = 120.0
-MOST_LINES = 3  # of what a compiler says
-PORTABLE = "without it the portable path computes, several times slower"
+MOST_LINES = 3  # most lines of a compiler's output in a message
+PORTABLE = "without it specq uses the portable path, which is several times slower"
 NO_COMPILER = f"no C compiler; {PORTABLE}: install gcc or clang"
 
 log = structlog.get_logger()
@@ -62,17 +62,19 @@ log = structlog.get_logger()
 
 @cache
 def library(source: Path) -> ctypes.CDLL | None:
-    """Return the compiled library of a C file, which may include others of its folder, built if need be; None if this
-    machine cannot build it."""
+    """Return the compiled library of a C file, built if needed. None if this machine cannot build it.
+
+    The file may include others of its folder.
+    """
     found = library_or_reason(source)
     if isinstance(found, str):
-        log.warning("kernels_unavailable", source=source.name, reason=found)
+        log.warning("kernel_build_failed", source=source.name, reason=found)
         return None
     return found
 
 
 def library_or_reason(source: Path) -> ctypes.CDLL | str:
-    """Return what `library` does, or why there is none."""
+    """Return the result of `library`, or the reason why there is none."""
     compiler = find_compiler()
     if not compiler:
         return NO_COMPILER
@@ -83,7 +85,7 @@ def library_or_reason(source: Path) -> ctypes.CDLL | str:
 
 
 def has_kernels() -> bool:
-    """Return whether some were built in this cache before."""
+    """Return whether this cache already has a built library."""
     return any((cache_dir() / "kernels").glob("*.so"))
 
 
@@ -93,14 +95,14 @@ def find_compiler() -> str:
 
 
 def _reason(error: OSError | subprocess.SubprocessError) -> str:
-    """Return what was in the way, in the compiler's own words where it failed, and what that means."""
+    """Return the cause of a failed build, with the compiler's own output, and the consequence."""
     said = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else str(error)
     lines = [line for line in said.splitlines() if line.strip()]
     return f"{'; '.join(lines[:MOST_LINES])}. It is built in {cache_dir()} (SPECQ_CACHE); {PORTABLE}"
 
 
 def built(source: Path, compiler: str) -> Path:
-    """Return the path of the library for this machine, built unless it is there and whole."""
+    """Return the path of the library for this machine, built unless it exists and is complete."""
     directory = cache_dir() / "kernels"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = directory / f"{_digest(source, compiler)}.so"
@@ -110,7 +112,7 @@ def built(source: Path, compiler: str) -> Path:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether a library is there as it was built."""
+    """Return whether a library is exactly as it was built."""
     noted = _note(path)
     return path.exists() and noted.exists() and noted.read_bytes() == _hash(path)
 
@@ -134,7 +136,7 @@ def _build(source: Path, compiler: str, path: Path) -> None:
 
 
 def _digest(source: Path, compiler: str) -> str:
-    """Hash all that the library depends on."""
+    """Hash everything that the library depends on."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S).stdout
     parts = [version, processor().encode(), " ".join(FLAGS).encode(), source.name.encode()]
     parts += [path.read_bytes() for path in sorted(source.parent.iterdir())]
@@ -142,7 +144,7 @@ def _digest(source: Path, compiler: str) -> str:
 
 
 def processor() -> str:
-    """Name the processor's instruction set as well as the system tells."""
+    """Return the processor's name and instruction sets, as far as the system reports them."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return f"{platform.machine()} {platform.processor()}"

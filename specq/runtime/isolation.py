@@ -1,11 +1,11 @@
-"""Faults kept to the session that causes them, whatever is raised on its behalf.
+"""Limit an error to the session that causes it.
 
-    with faults.of(session, "planned"):    what is done for one session
+    with faults.of(session, "planned"):    work for one session
         ...
-    in_halves(sessions, act, faults, ...)  what is done for many at once, and may be repeated with some of them
+    in_halves(sessions, act, faults, ...)  work for many sessions, which may be repeated with some of them
 
-Rule: an error fails the session that it was raised for, and no other; only `EngineLostError`, which is nobody's fault,
-goes through and ends the process. What was raised is logged with the session's id, and never what users sent.
+Rule: an error fails the session that caused it, and no other session. Only `EngineLostError`, which no session causes,
+passes through and ends the process. Errors are logged with the session's id, and never with user input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_SAID = 500  # characters of an error's message
 
 
 class Identified(Protocol):
-    """A session, or something that is done for one."""
+    """A session, or work for a session."""
 
     @property
     def session_id(self) -> int: ...
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 class Divisible(Protocol):
-    """Sessions, or what is done for them, in order: a part of it is of the same kind."""
+    """A sequence of sessions, or of work for them. A slice of it has the same type."""
 
     def __len__(self) -> int: ...
 
@@ -49,8 +49,10 @@ G = TypeVar("G", bound=Divisible)
 
 
 class Faults:
-    """What is wrong with which sessions; `found` by session id, the first fault of each. `is_unexpected`: some of it is
-    no error that specq raises on purpose."""
+    """The faults of sessions; `found` has the first fault of each, by session id.
+
+    `is_unexpected`: some fault is an error that specq does not raise on purpose.
+    """
 
     def __init__(self) -> None:
         self.found: dict[int, Fault] = {}
@@ -60,11 +62,11 @@ class Faults:
         return session.session_id in self.found
 
     def add(self, session: Identified, fault: Fault) -> None:
-        """Note a fault that is known."""
+        """Record a known fault."""
         self.found.setdefault(session.session_id, fault)
 
     def note(self, session: Identified, doing: str, error: Exception, *, retry: bool = False) -> None:
-        """Note that this was raised when the session was being `doing`, as in "planned"."""
+        """Record that this error was raised when the session was being `doing`, as in "planned"."""
         log.error("session_failed", session=session.session_id, doing=doing, **traced(error))
         if isinstance(error, SpecqError):
             self.add(session, Fault(str(error), retry=True))
@@ -74,13 +76,15 @@ class Faults:
         self.add(session, Fault(f"the session could not be {doing}: {said}", retry))
 
     def of(self, session: Identified, doing: str) -> _Guard:
-        """Return a context: whatever is raised inside is a fault of this session."""
+        """Return a context: any error raised inside is a fault of this session."""
         return _Guard(self, session, doing)
 
 
 class _Guard:
-    """See `Faults.of`. A class, since it is entered for each session of each step: `contextmanager` costs a microsecond
-    more."""
+    """See `Faults.of`.
+
+    It is a class because it is entered for each session of each step. `contextmanager` costs a microsecond more.
+    """
 
     __slots__ = ("doing", "faults", "session")
 
@@ -100,11 +104,11 @@ class _Guard:
 def in_halves(
     sessions: G, act: Callable[[G], R], faults: Faults, doing: str, *, retry: bool = False
 ) -> list[tuple[G, R]]:
-    """Do something for sessions together; where that raises, for halves of them, down to the one that is at fault.
+    """Do something for sessions together. If that raises, repeat it for halves, down to the session at fault.
 
-    Return what came of it, with the sessions that it was done for. `act` must leave everything as it was where it
-    raises.
-    retry   another process may do better with the session at fault
+    Returns the results, each with its sessions. `act` must leave the state unchanged if it raises.
+
+    - retry: another process may succeed with the session at fault.
     """
     if not sessions:
         return []
@@ -116,7 +120,7 @@ def in_halves(
         if len(sessions) == 1:
             faults.note(sessions[0], doing, error, retry=retry)
             return []
-        log.warning("repeated_in_halves", doing=doing, num_sessions=len(sessions), **traced(error))
+        log.warning("batch_bisected", doing=doing, num_sessions=len(sessions), **traced(error))
     middle = len(sessions) // 2
     return [
         done

@@ -1,8 +1,9 @@
-"""Logging: structlog to standard error, as `event key=value` lines or as JSON, one object a line.
+"""Logging: structlog to standard error, as `event key=value` lines or as JSON, one object per line.
 
-Rule: an event is a past-tense name with fields (`draft_verified`, `num_accepted=3`); never prompts, texts or keys.
+Rule: an event is a past-tense name with fields (`draft_verified`, `num_accepted=3`). It never has prompts, texts or
+keys.
 
-What a worker does before it is ready, and who of a group is, as lines for whoever waits in front of a terminal.
+It also prints the start-up progress of workers for a user at a terminal.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def configure(level: str = "info", *, as_json: bool = False) -> None:
 
 
 class _Lossy:
-    """Standard error, as long as it can be written: a disk that the log has filled stops no process."""
+    """Standard error, as long as it can be written. A disk that is full of logs must not stop a process."""
 
     def write(self, line: str) -> None:
-        with suppress(OSError, AttributeError):  # AttributeError: None, since whoever started the process has closed it
+        with suppress(OSError, AttributeError):  # AttributeError: None, since the parent process has closed it
             sys.stderr.write(line)
 
     def flush(self) -> None:
@@ -50,8 +51,10 @@ class _Lossy:
 
 
 def traced(error: BaseException) -> dict[str, str]:
-    """Return the fields that say what an unexpected error is and where it was raised. Not its message: that may quote
-    what users sent, which is not to be logged."""
+    """Return the fields that name an unexpected error and where it was raised.
+
+    They leave out its message, which may quote user input. User input must not be logged.
+    """
     frames = traceback.extract_tb(error.__traceback__)[-2:]
     return {
         "error": type(error).__name__,
@@ -65,30 +68,34 @@ def _renderer(*, as_json: bool) -> Any:
     return structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], sort_keys=False)
 
 
-NOTICED_S = 0.1  # waited for less than that
-EVERY_S = 5.0  # between two lines about those that are not ready
+NOTICED_S = 0.1  # shorter waits are not reported
+EVERY_S = 5.0  # between two lines about members that are not ready
 
 Tell = Callable[[str], object]
 
 
 def teller(name: str, *, wanted: bool) -> Tell:
-    """Return what says what a worker does now: on standard output if that is `wanted`, else on standard error if that
-    is a terminal."""
+    """Return a function that prints the progress of a worker.
+
+    It prints to standard output if `wanted`, else to standard error if that is a terminal.
+    """
     if not wanted and not sys.stderr.isatty():
         return bool
     return lambda what: click.echo(f"{name}: {what}", err=not wanted)
 
 
 class Readiness:
-    """Says who has become ready, and every few seconds for whom the group waits. Times in seconds."""
+    """Prints which members of a group are ready, and every few seconds which are not. Times in seconds."""
 
     def __init__(self, names: Collection[str], tell: Tell, started: float) -> None:
         self._missing, self._tell, self._started = list(names), tell, started
         self._told = started
 
     def note(self, ready: Collection[str], now: float) -> bool:
-        """Take the names of those that are ready by now; True if all are. Of one that nobody waited for nothing is
-        said."""
+        """Record the names of the members that are ready now; return True if all are.
+
+        Members that are not in the group print no line.
+        """
         elapsed = now - self._started
         for name in [name for name in self._missing if name in ready]:
             self._missing.remove(name)

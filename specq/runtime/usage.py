@@ -1,11 +1,10 @@
-"""What processes have taken of the cores, and what others took meanwhile. Linux only: it is read from /proc.
+"""The cores, threads and priority of a worker process, and the use by other processes.
 
-Processes that this one has started.
+It also reaps processes that this one has started. The measurements read /proc, so they work only on Linux.
 
-What a worker process takes of the machine's processors.
-
-Rules: call `apply_cpu` before torch is imported; the thread pools that come with it read the environment only once.
-Call `give_way` when the process is ready: one that gives way while it loads may wait for minutes on a busy machine.
+Rules: call `apply_cpu` before torch is imported, because its thread pools read the environment only once. Call
+`give_way` when the process is ready. A process that lowers its priority while it loads may wait for minutes on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from specq.protocol import ConfigError
 
 
 def reap(process: subprocess.Popen[Any], patience_s: float) -> None:
-    """Wait for a process that was asked to end; kill it if it does not within so many seconds."""
+    """Wait for a process that was asked to end; kill it after `patience_s` seconds."""
     try:
         process.wait(patience_s)
     except subprocess.TimeoutExpired:
@@ -31,7 +30,7 @@ def reap(process: subprocess.Popen[Any], patience_s: float) -> None:
         process.wait()
 
 
-IDLE = 19  # the niceness that means: only what no other process wants
+IDLE = 19  # the niceness of a process that runs only on idle cores
 AUTOGROUP = Path("/proc/self/autogroup")
 TASKS = Path("/proc/self/task")
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -45,10 +44,10 @@ def available_cores() -> tuple[int, ...]:
 
 
 def apply_cpu(cores: tuple[int, ...] = (), threads: int = 0) -> int:
-    """Stay on `cores`, compute with `threads`; return the number of threads, 0: the library's own.
+    """Pin the process to `cores`, compute with `threads`. Return the number of threads, 0: the library's own.
 
-    Where the system cannot pin (macOS), `cores` count only for the number of threads. Raises ConfigError if a core is
-    not there.
+    If the system cannot pin (macOS), `cores` only set the number of threads. Raises ConfigError if a core does not
+    exist.
     """
     if cores and hasattr(os, "sched_setaffinity"):
         _pin(cores)
@@ -59,10 +58,10 @@ def apply_cpu(cores: tuple[int, ...] = (), threads: int = 0) -> int:
 
 
 def give_way(nice: int) -> None:
-    """Add `nice` to the niceness of this process, with all threads that it has: on Linux each thread has its own.
+    """Add `nice` to the niceness of this process and all its threads. On Linux each thread has its own.
 
-    Linux may divide a core among sessions first (sched(7), "The autogroup feature"), and a niceness counts only within
-    one: a process that leads a session, as those of `specq up` do, sets the niceness of all of it.
+    Linux may divide a core among sessions first (sched(7), "The autogroup feature"). A niceness then only counts within
+    a session. A process that leads a session, as those of `specq up` do, sets the niceness of the whole session.
     """
     if not nice:
         return
@@ -72,12 +71,12 @@ def give_way(nice: int) -> None:
             if nice == IDLE and hasattr(os, "SCHED_IDLE"):
                 os.sched_setscheduler(thread_id, os.SCHED_IDLE, os.sched_param(0))
     if os.getsid(0) == os.getpid() and AUTOGROUP.exists():
-        with suppress(OSError):  # in a container that may not
+        with suppress(OSError):  # not allowed in some containers
             AUTOGROUP.write_text(str(nice))
 
 
 def _thread_ids() -> list[int]:
-    """Return the ids of this process's threads; 0, the process, where the system does not list them."""
+    """Return the ids of this process's threads. 0, the process, if the system does not list them."""
     return [int(path.name) for path in TASKS.iterdir()] if TASKS.exists() else [0]
 
 
@@ -85,22 +84,23 @@ def _pin(cores: tuple[int, ...]) -> None:
     missing = sorted(set(cores) - set(available_cores()))
     if missing:
         raise ConfigError(
-            f"core {missing[0]} is not there; this process may use {', '.join(map(str, available_cores()))}"
+            f"core {missing[0]} is not available; this process may use {', '.join(map(str, available_cores()))}"
         )
     os.sched_setaffinity(0, cores)
 
 
 PROC = Path("/proc")
 IDLE_FIELDS = slice(3, 5)  # of a line of /proc/stat: idle, waiting for a disk
-NUM_FIELDS = 8  # those after them are parts of the first two
+NUM_FIELDS = 8  # later fields are parts of the first two
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Seconds of processor time until a moment.
+    """Seconds of processor time up to a moment.
 
-    at      the moment; own: of each of our processes, by name; busy: of all that there are, and what the machine's host
-            took from it
+    - at: the moment.
+    - own: of each of our processes, by name.
+    - busy: of all processes, and the time that the machine's host took.
     """
 
     at: float
@@ -111,10 +111,10 @@ class Usage:
     def of(
         cls, pids: Mapping[str, int], cores: Collection[int] = (), *, with_ended: bool = False, proc: Path = PROC
     ) -> Usage:
-        """Return what our processes have taken, and this one, as `client`; `busy` is of these cores, none: of all.
+        """Return the time that our processes used, and this one as `client`. `busy` covers these cores, or all.
 
-        with_ended   also what children of this one took that have ended, as `ended`: not where one of `pids` may end
-                     meanwhile
+        - with_ended: also add the time of ended children of this process, as `ended`. Do not use it if one of `pids`
+          may end meanwhile.
         """
         own = {name: cpu_s(pid) for name, pid in pids.items()} | {"client": time.process_time()}
         if with_ended:
@@ -125,38 +125,42 @@ class Usage:
     def known(
         cls, pids: Mapping[str, int], cores: Collection[int], *, with_ended: bool = False, proc: Path = PROC
     ) -> Usage | None:
-        """Return what `of` does; None where the system does not count it."""
+        """Return the result of `of`; None if the system does not count it."""
         try:
             return cls.of(pids, cores, with_ended=with_ended, proc=proc)
         except (OSError, ValueError, IndexError):
             return None
 
     def since(self, before: Usage) -> Usage:
-        """Return what was taken between."""
+        """Return the difference to an earlier measurement."""
         own = {name: seconds - before.own[name] for name, seconds in self.own.items()}
         return Usage(self.at - before.at, own, self.busy - before.busy)
 
     def to_dict(self) -> dict[str, float]:
-        """Return, of what was taken between two moments, how many cores our processes took in the mean, and all
-        others."""
+        """Return the mean number of cores that each of our processes used, and all others.
+
+        The value must be the difference of two moments.
+        """
         cores = {name: round(seconds / self.at, 3) for name, seconds in self.own.items()}
         return cores | {"others": round(max(self.busy - sum(self.own.values()), 0.0) / self.at, 3)}
 
 
 def others_cores(before: Usage | None, after: Usage | None) -> float | None:
-    """Return how many cores others used between two moments, in the mean; None where that is not known."""
+    """Return how many cores other processes used between two moments, on average; None if unknown."""
     return after.since(before).to_dict()["others"] if before and after else None
 
 
 def cpu_s(pid: int) -> float:
-    """Return the seconds that the threads of a process have computed for."""
+    """Return the processor time of a process's threads, in seconds."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def busy_s(cores: Collection[int] = (), path: Path = PROC / "stat") -> float:
-    """Return the seconds that these cores have been busy for, together; none: all cores. Raises OSError or ValueError
-    where the system does not say it of each of them."""
+    """Return the total busy time of these cores, or of all if empty, in seconds.
+
+    Raises OSError or ValueError if the system does not count each of them.
+    """
     wanted = {f"cpu{core}" for core in cores} or {"cpu"}
     parts = (line.split() for line in path.read_text().splitlines())
     ticks = [[int(value) for value in values][:NUM_FIELDS] for name, *values in filter(None, parts) if name in wanted]

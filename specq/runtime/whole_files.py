@@ -1,4 +1,4 @@
-"""Files that other processes see whole or not at all."""
+"""Files that other processes see complete or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield where to write a file, in a directory of its own beside `path`; move it there if nothing is raised."""
+    """Yield a path to write to, in a temporary directory beside `path`. Move the file there if no error is raised."""
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         temporary = Path(directory) / path.name
         yield temporary

@@ -1,5 +1,8 @@
-"""Benchmark prompts: samples that ship with specq, or any JSONL file of `{"prompt": ...}` or `{"messages": [...]}`, or
-GSM8K or HumanEval as published, which say what a right answer is."""
+"""Benchmark prompts: samples that ship with specq, a JSONL file, or GSM8K or HumanEval.
+
+A line of a JSONL file is `{"prompt": ...}` or `{"messages": [...]}`. GSM8K and HumanEval are read as published, with
+their reference answers.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ from specq.protocol import ConfigError, JobError
 from specq.text import TextCodec, load_tokenizer_files
 
 DATA = Path(__file__).parent / "data"
-_PUBLISHED = {"question": "prompt", "task_id": "id"}  # keys of GSM8K and HumanEval, and ours
+_PUBLISHED = {"question": "prompt", "task_id": "id"}  # keys of GSM8K and HumanEval -> ours
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a right answer is.
+    """The right answer.
 
-    answer        GSM8K: a text whose last number it is
-    prompt, test, entry_point  HumanEval: the beginning of the program, a function `check`, and the name of the function
-                  that it is called with
+    - answer: GSM8K, a text whose last number is the answer.
+    - prompt, test, entry_point: HumanEval, the beginning of the program, a function `check`, and the name of the
+      function that it tests.
     """
 
     answer: str = ""
@@ -37,7 +40,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as all contestants get it: token ids, the chat template applied. `reference`: where the line has one."""
+    """A prompt as all contestants receive it: token ids, with the chat template applied.
+
+    `reference`: the line's reference answer, if it has one.
+    """
 
     dataset: str
     id: str
@@ -51,12 +57,12 @@ def shipped() -> list[str]:
 
 
 def shipped_and_chats() -> tuple[str, ...]:
-    """Return what `shipped` does, and the files of chats in the package."""
+    """Return the result of `shipped`, and the files of chats in the package."""
     return (*shipped(), *files_of(DATA / "chat"))
 
 
 def files_of(directory: Path) -> tuple[str, ...]:
-    """Return the JSONL files of a directory, each a data set; raises ConfigError if there is none."""
+    """Return the JSONL files of a directory, each a data set. Raises ConfigError if there is none."""
     files = tuple(sorted(map(str, directory.glob("*.jsonl"))))
     if not files:
         raise ConfigError(f"{directory} has no file that ends in .jsonl")
@@ -64,7 +70,7 @@ def files_of(directory: Path) -> tuple[str, ...]:
 
 
 def load_prompts(datasets: tuple[str, ...], num_each: int, codec: TextCodec) -> list[Prompt]:
-    """Return the first prompts of each data set (a name or a file); raises ConfigError for one that cannot be read."""
+    """Return the first prompts of each data set (a name or a file). Raises ConfigError for an unreadable one."""
     return [prompt for dataset in datasets for prompt in _load(dataset, num_each, codec)]
 
 
@@ -74,7 +80,7 @@ def shipped_token_ids(num_each: int, model: str = "tiny") -> list[list[int]]:
 
 
 def shipped_messages(num_each: int) -> list[tuple[str, list[dict[str, str]]]]:
-    """Return the names of the first prompts of each shipped data set, each as a chat."""
+    """Return the first prompts of each shipped data set, each as a name and a chat."""
     found = []
     for name in shipped():
         with (DATA / f"{name}.jsonl").open("rb") as file:
@@ -86,7 +92,7 @@ def shipped_messages(num_each: int) -> list[tuple[str, list[dict[str, str]]]]:
 
 
 def codec_of(model: str) -> TextCodec:
-    """Return the tokenizer of a target; raises ConfigError if it is not on this machine."""
+    """Return the tokenizer of a target. Raises ConfigError if it is not on this machine."""
     path = Path(resolve_model(model, "target"))
     if not path.exists():
         raise ConfigError(f"{model} is not on this machine; a benchmark needs its tokenizer")
@@ -95,24 +101,24 @@ def codec_of(model: str) -> TextCodec:
 
 def _load(dataset: str, num: int, codec: TextCodec) -> list[Prompt]:
     path = DATA / f"{dataset}.jsonl" if dataset in shipped() else Path(dataset)
-    references = dict[int, Reference]()  # by the number of the line
+    references = dict[int, Reference]()  # by line number
     try:
         with path.open("rb") as file:
             lines = list(islice(read_lines(_without_references(file, references)), num))
     except OSError as error:
         raise ConfigError(
-            f"no data set {dataset!r} ({error.strerror}); shipped are {', '.join(shipped())}, or name a JSONL file"
+            f"unknown data set {dataset!r} ({error.strerror}); available: {', '.join(shipped())}, or name a JSONL file"
         ) from None
     return [_prompt(path.stem, line, codec, references.get(line.number)) for line in lines]
 
 
 def _without_references(raw_lines: Iterable[bytes], found: dict[int, Reference]) -> Iterator[bytes]:
-    """Yield the lines as those of a prompts file; what they say of the right answer goes to `found`."""
+    """Yield the lines in the form of a prompts file. Their reference answers go to `found`."""
     for number, raw in enumerate(raw_lines, 1):
         try:
             values = orjson.loads(raw.removeprefix(BOM_UTF8))
         except orjson.JSONDecodeError:
-            values = None  # `read_lines` says what is wrong with it
+            values = None  # `read_lines` reports the error
         if not isinstance(values, dict) or not ("answer" in values or {"test", "entry_point"} <= values.keys()):
             yield raw
             continue

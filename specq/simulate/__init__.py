@@ -1,19 +1,19 @@
 """The real broker, verifiers and drafters under a virtual clock, with models and networks that only take time.
 
-    machine       the clock and the queue of what happens; lines between processes: delay, jitter, bandwidth, loss;
-                  cores, memory and cache that processes share, and help: how long they compute beside each other
-    processes     a verifier's, a drafter's and a client's process: when it hears, computes and sends
+    machine       the clock and the event queue; lines between processes: delay, jitter, bandwidth, loss; cores, memory
+                  and cache that processes share, and help: how long they compute beside each other
+    processes     a verifier's, a drafter's and a client's process: when it receives, computes and sends
     world         a broker, its workers, and the lines between them
-    stub_text     what the stub target says, and which of a stub drafter's choices is right
-    stubs         a target and a draft model: how long a step or a pass takes, and what comes of it
+    stub_text     the stub target's text, and which of a stub drafter's choices is right
+    stubs         a target and a draft model: the time of a step or a pass, and its result
     settings      a scenario: hardware, network, traffic
-    traffic       jobs: so many at a time, or so many a second
-    run           a scenario to its figures
-    sweep, report   a TOML file to many scenarios, a table, JSON and PNG
-    calibration   measured figures to a scenario
+    traffic       jobs: a number at a time, or a rate
+    run           from a scenario to its figures
+    sweep, report   from a TOML file to many scenarios, a table, JSON and PNG
+    calibration   from measured figures to a scenario
 
-Rule: everything that decides is the code that serves; here is only what hardware, networks and users do. A scenario and
-its seed determine every figure but those of the simulator's own speed.
+Rule: all decisions are made by the code that serves. This package only imitates hardware, networks and users. A
+scenario and its seed determine every figure but those of the simulator's own speed.
 """
 
 from specq.simulate.run import simulate

@@ -1,18 +1,18 @@
-"""Measured figures to a scenario, so that a simulation is of this hardware and this pair of models.
+"""From measured figures to a scenario, so that a simulation matches this hardware and this pair of models.
 
-The JSON holds any of these (`specq bench calibrate` measures them all):
+The JSON has any of these keys (`specq bench calibrate` measures them all):
 
-    step_ms     [[rows, milliseconds], ...] of the target's forward pass; helped_ms, session_us, context_us as in
-                EngineSettings
+    step_ms     [[rows, milliseconds], ...] of the target's forward pass
+    helped_ms, session_us, context_us   as in EngineSettings
     pass_ms     [[rows, milliseconds], ...] of the draft model's pass
     choices     [[claim, rank], ...]: along the target's own texts, position by position, the drafter's probability of
-                its first choice, and the place that the target's token has among its choices, from 0
+                its first choice, and the rank of the target's token among its choices, from 0
     acceptance, ranks   instead of `choices`, as in DraftSettings
     host        microseconds, as in HostSettings
     network     as in NetworkSettings
     machine     as in MachineSettings
 
-How long hardware takes as a function of its load: measured points, straight lines between them.
+Times of hardware by load are measured points with straight lines between them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import orjson
 from specq.protocol import ConfigError
 from specq.simulate.settings import refuse_unknown
 
-Points = Sequence[Sequence[float]]  # [[load, milliseconds], ...], loads ascending
+Points = Sequence[Sequence[float]]  # [[load, milliseconds], ...], with ascending loads
 
 
 class HardwareCurve:
-    """Seconds for a load; below the first point its time, beyond the last point the last line goes on."""
+    """Seconds for a load. Below the first point its time holds; beyond the last point the last line continues."""
 
     def __init__(self, points: Points) -> None:
         self._loads = [load for load, _ in points]
@@ -50,12 +50,12 @@ class HardwareCurve:
 
 
 NUM_BINS = 12  # of claims, each with its measured acceptance
-NUM_RANKS = 7  # places behind the first that are told apart
+NUM_RANKS = 7  # ranks after the first that are counted separately
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured; None: not. See the module's docstring."""
+    """Measured figures; None: not measured. See the module's docstring."""
 
     step_ms: list[list[float]] | None = None
     helped_ms: list[list[float]] | None = None
@@ -70,7 +70,7 @@ class Measured:
     machine: dict[str, float] = field(default_factory=dict)
 
     def applied_to(self, tables: dict[str, Any]) -> dict[str, Any]:
-        """Return the tables of a scenario with what was measured in place of what stood there."""
+        """Return the tables of a scenario with the measured figures in place of the old ones."""
         own = asdict(self)
         engine = {
             name: own[name] for name in ("step_ms", "helped_ms", "session_us", "context_us") if own[name] is not None
@@ -90,12 +90,12 @@ def read_measured(path: Path) -> Measured:
     except OSError as error:
         raise ConfigError(f"cannot read the measured figures {path}: {error.strerror}") from None
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from None
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
     for part in ("results", "measured"):  # where the report of `specq bench calibrate` has them
         if isinstance(values, dict) and isinstance(values.get(part), dict):
             values = values[part]
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no JSON object; known keys are {', '.join(Measured.__slots__)}")
+        raise ConfigError(f"{path} is not a JSON object; known keys: {', '.join(Measured.__slots__)}")
     try:
         refuse_unknown("measured", values, Measured.__slots__)
     except ConfigError as error:
@@ -106,8 +106,8 @@ def read_measured(path: Path) -> Measured:
 def drafting(choices: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     """Return `acceptance` and `ranks` of DraftSettings from (claim, rank) pairs, position by position.
 
-    A position's acceptance is how often the first choice was right where as much was claimed: the claim, calibrated.
-    The order is kept, since easy positions come in runs, and it is runs that drafts live on.
+    A position's acceptance is the calibrated claim: how often the first choice was right where a similar probability
+    was claimed. The order is kept, because easy positions come in runs, and drafts depend on runs.
     """
     claims = [min(int(claim * NUM_BINS), NUM_BINS - 1) for claim, _ in choices]
     seen, right = [0] * NUM_BINS, [0] * NUM_BINS
@@ -121,7 +121,7 @@ def drafting(choices: Sequence[Sequence[float]]) -> dict[str, list[float]]:
 
 
 def _ranks(ranks: Sequence[int]) -> list[float]:
-    """Return [i]: how often choice i + 2 is right where all before it are wrong."""
+    """Return [i]: how often choice i + 2 is right if all before it are wrong."""
     found = []
     for rank in range(1, NUM_RANKS + 1):
         left = [r for r in ranks if r >= rank]

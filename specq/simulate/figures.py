@@ -1,4 +1,4 @@
-"""What a simulation shows: rates, times, and what speculation did."""
+"""The figures of a simulation: rates, times, and speculation counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specq.simulate.traffic import JobRecord
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, 95th percentile and mean of some times, in milliseconds; all 0 where there are none."""
+    """Median, 95th percentile and mean of some times, in milliseconds; all 0 without times."""
 
     p50: float = 0.0
     p95: float = 0.0
@@ -44,24 +44,25 @@ class Counts:
     verdict_bytes: int = 0
 
     def since(self, before: Counts) -> Counts:
-        """Return what was added since then."""
+        """Return the counts added since `before`."""
         own, old = asdict(self), asdict(before)
         return Counts(**{name: value - old[name] for name, value in own.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One scenario's outcome, over its measured time.
+    """One scenario's results, over its measured time.
 
-    goodput             tokens that reached users, a second
-    mean_accepted_length   tokens of a round, the target's own included; 1.0 is plain decoding
-    acceptance_rate     accepted of the verified nodes; wasted_rows: verified nodes that were not accepted
-    hits, stale, orphans   of the jobs that finished meanwhile, as `specq.protocol.stats.SessionStats` counts
-                           them; hit_rate:
-                        rounds that began with live nodes
-    time_to_first_token_ms, token_ms (between a job's tokens), job_ms   of the jobs that finished meanwhile
-    rows_per_step, engine_load, draft_load   load: the share of the time in which the hardware computes
-    in_flight           jobs at the end of the measured time
+    goodput             tokens that reached users, a second.
+    mean_accepted_length   tokens of a round, the target's own included. 1.0 is plain decoding.
+    acceptance_rate     accepted share of the verified nodes.
+    wasted_rows         verified nodes that were not accepted.
+    hits, stale, orphans   of the jobs that finished in this time, as `specq.protocol.stats.SessionStats` counts them.
+    hit_rate            share of rounds that began with live nodes.
+    time_to_first_token_ms, token_ms (between a job's tokens), job_ms   of the jobs that finished in this time.
+    rows_per_step       mean rows of a step.
+    engine_load, draft_load   the share of the time in which the hardware computes.
+    in_flight           jobs at the end of the measured time.
     """
 
     seconds: float
@@ -95,7 +96,7 @@ class Figures:
 def figures(
     seconds: float, counts: Counts, jobs: Sequence[JobRecord], in_flight: int, fleet: tuple[int, int]
 ) -> Figures:
-    """Return the figures of so many seconds; `jobs` finished in them; `fleet`: numbers of verifiers and drafters."""
+    """Return the figures of `seconds`; `jobs` finished in them; `fleet`: numbers of verifiers and drafters."""
     known = {name: _sum(jobs, name) for name in ("drafted", "hits", "misses", "stale", "orphans")}
     return Figures(
         seconds=seconds,

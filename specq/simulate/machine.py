@@ -1,19 +1,17 @@
-"""Processes that share a machine: how long their computing takes beside each other.
+"""Processes that share a machine: how long their computations take beside each other.
 
-Three things are shared. A core: processes of the same urgency take turns on it. Urgency: what gives way (drafters,
-which run at niceness 19) stands still while something else computes on its core. Memory and cache: while another core
-computes with a model, too, work takes `stretch` times as long, and more by as much for each further core. And help:
-where a thread on another core takes part in a verifier's step, it takes turns there. Nobody waits for it: what it is
-kept from, the step's own core does.
+Processes share cores: processes of the same priority take turns on a core. Processes of low priority (drafters, which
+run at niceness 19) stop while another process computes on their core. Processes share memory and cache: while another
+core computes with a model, too, work takes `stretch` times as long. Each further core adds the same amount. Processes
+also share helpers: a thread on another core that takes part in a verifier's step takes turns there. The step never
+waits for it. Work that the helper cannot do is done on the step's own core.
 
-A process that computes has been told when it will be done, and that does not change. Who begins later knows of it, and
-is slowed by it; what this takes from the earlier one is owed to it, and added to its next work. So work is conserved:
-over a while, each process gets done what it would in lockstep with the others.
+A process that computes knows when it will be done, and that does not change. A process that begins later is slowed by
+it. The time that this would take from the earlier process is owed to it, and added to its next work. So work is
+conserved: over time, each process gets as much done as it would in lockstep with the others.
 
-A virtual clock and the queue of what is going to happen: one event at a time, in the order of time, then of
-asking.
-
-A line between two processes, one way: when does what is sent now arrive?
+This module has a virtual clock and an event queue. It runs one event at a time, in the order of time, then of request.
+It also has the lines between two processes, one way each, which compute when a message arrives.
 
 No I/O and no clock: times are arguments, so that the simulator and bench.delay_proxy delay by the same rule.
 """
@@ -39,7 +37,7 @@ class EventQueue:
         self._events: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
 
     def at(self, time: float, action: Callable[..., object], *arguments: Any) -> None:
-        """Call `action` at a time; what lies in the past happens now."""
+        """Call `action` at a time; a time in the past means now."""
         self._num_asked += 1
         heapq.heappush(self._events, (max(time, self.now), self._num_asked, action, arguments))
 
@@ -55,7 +53,7 @@ class EventQueue:
         end = self.now + limit_s
         while not condition():
             if not self._events or self._events[0][0] > end:
-                raise EngineError(f"what was waited for did not happen within {limit_s:g} s of virtual time")
+                raise EngineError(f"the awaited event did not happen within {limit_s:g} s of virtual time")
             self._next()
 
     def _next(self) -> None:
@@ -68,10 +66,11 @@ class EventQueue:
 class LineSettings:
     """How a line delays and loses messages.
 
-    delay_s       one way; jitter_s: mean of an exponentially distributed addition to it
-    bytes_per_s   a message waits until those before it have left; 0: unlimited
-    loss, double  chance that a message is lost, or arrives twice
-    in_order      as TCP: nothing overtakes what was sent before it
+    delay_s       one way.
+    jitter_s      mean of an exponentially distributed addition to the delay.
+    bytes_per_s   a message waits until those before it have left. 0: unlimited.
+    loss, double  probability that a message is lost, or arrives twice.
+    in_order      as in TCP: a message never overtakes an earlier one.
     """
 
     delay_s: float = 0.0
@@ -84,10 +83,10 @@ class LineSettings:
     def __post_init__(self) -> None:
         for name in ("delay_s", "jitter_s", "bytes_per_s"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a finite number, at least 0")
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be a finite number, at least 0")
         for name in ("loss", "double"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a chance, from 0 to 1")
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be a probability from 0 to 1")
 
 
 class DelayLine:
@@ -96,15 +95,15 @@ class DelayLine:
     __slots__ = ("_busy_until", "_last", "_random", "num_bytes", "num_lost", "num_messages", "settings")
 
     def __init__(self, settings: LineSettings, seed: int | str = 0) -> None:
-        """`seed` keys jitter, loss and doubling."""
+        """Start idle. `seed` keys jitter, loss and doubling."""
         self.settings = settings
         self.num_messages = self.num_bytes = self.num_lost = 0
         self._random = random.Random(seed)
-        self._busy_until = 0.0  # the last message's last byte has left
+        self._busy_until = 0.0  # when the last message's last byte has left
         self._last = 0.0  # the last arrival
 
     def arrivals(self, now: float, num_bytes: int) -> list[float]:
-        """Return when a message that is sent now arrives: once, twice, or never; in order of asking."""
+        """Return when a message that is sent now arrives: once, twice, or never; in order of request."""
         settings = self.settings
         self.num_messages += 1
         self.num_bytes += num_bytes
@@ -129,13 +128,17 @@ class DelayLine:
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """A process on a machine: on which core, how many times as long its work takes while another core computes with a
-    model; whether it computes with a model itself, and gives way to others on its core.
+    """A process on a machine.
 
-    helper       the thread that takes part in its work where it is helped, on a core that it shares with others;
-                 help_part: the part of the work that this one last did; helped_stretch: how many times as long that
-                 work takes while something with a model gives way to the helper
-    busy_until   it computes until then, as far as is known; owed_s: seconds of work that others took from it since
+    core           the core that it runs on.
+    stretch        how many times as long its work takes while another core computes with a model.
+    has_model      whether it computes with a model itself.
+    gives_way      whether it yields to others on its core.
+    helper         the thread that takes part in its work, on a core that it shares with others.
+    help_part      the part of the last work that the helper did.
+    helped_stretch how many times as long that work takes while a process with a model yields to the helper.
+    busy_until     it computes until then, as far as is known.
+    owed_s         seconds of work that others took from it since.
     """
 
     core: int
@@ -150,11 +153,11 @@ class Tenant:
 
     @property
     def all(self) -> list[Tenant]:
-        """It, and who helps it."""
+        """The process, and its helper if it has one."""
         return [self] if self.helper is None else [self, self.helper]
 
     def take_owed(self) -> float:
-        """Return what is owed to it and its helper, which is nothing from now on."""
+        """Return the time owed to the process and its helper, and reset it to 0."""
         owed_s = self.owed_s + self.help_part * max(self.all[-1].owed_s - self.owed_s, 0.0)
         for one in self.all:
             one.owed_s = 0.0
@@ -162,7 +165,10 @@ class Tenant:
 
 
 class SimulatedMachine:
-    """Those who share it. Times are in seconds of the virtual clock; work is in seconds that it takes alone."""
+    """The processes that share a machine.
+
+    Times are in seconds of the virtual clock. Work is in seconds that it takes alone.
+    """
 
     def __init__(self) -> None:
         self._tenants: list[Tenant] = []
@@ -173,13 +179,15 @@ class SimulatedMachine:
         return tenant
 
     def remove(self, tenant: Tenant) -> None:
-        """A process is gone, and computes no more."""
+        """Remove a process, which computes no more."""
         self._tenants = [one for one in self._tenants if one not in tenant.all]
 
     def compute(self, tenant: Tenant, start: float, work_s: float, *, help_part: float = 0.0) -> float:
-        """Return when work ends that a process begins at `start`; what it takes from others is owed to them.
-        `help_part`: the part of the work that its helper would do if nobody kept it from that; `work_s` is what it
-        takes then."""
+        """Return when work ends that a process begins at `start`; the time that it takes from others is owed to them.
+
+        help_part   the part of the work that its helper would do if not disturbed.
+        work_s      the time of the work in this case.
+        """
         work_s += tenant.take_owed()
         tenant.help_part, computing = help_part, tenant.all if help_part else [tenant]
         busy = sorted(
@@ -211,7 +219,7 @@ def _pace(tenant: Tenant, others: Sequence[Tenant]) -> float:
 
 
 def _charge(computing: list[Tenant], others: list[Tenant], seconds: float) -> None:
-    """Note what a process that has come takes from those who computed before, in so many seconds beside each other."""
+    """Record the time that a new process takes from earlier ones, in `seconds` beside each other."""
     for other in others:
         before = [t for t in others if t is not other and t.helper is not other and other.helper is not t]
         other.owed_s += seconds * (_rate(other, before) - _rate(other, [*before, *computing]))

@@ -1,9 +1,9 @@
 """The simulated processes: a worker's loop, as in `workers/`, under a virtual clock.
 
-Each process does one thing at a time. A message is handled when it arrives if the process is idle, else right after
-what it is doing; either way before it does anything else, so that the order of handling is the order of arrival. A
-process that computes is ahead of the queue's clock until it is done: `ready_at` is when it will listen again. How long
-it computes depends on who else does so on its machine.
+Each process does one thing at a time. An idle process handles a message when it arrives. A busy one handles it right
+after its current work, before any other work. So messages are handled in the order of arrival. A process that computes
+is ahead of the queue's clock until it is done: `ready_at` is when it receives again. The time of a computation depends
+on the other processes that compute on its machine.
 """
 
 from __future__ import annotations
@@ -23,38 +23,41 @@ MICROSECOND = 1e-6
 
 
 class Timed(Protocol):
-    """A stub model: `busy_s` grows by what each of its steps or passes takes alone."""
+    """A stub model: `busy_s` grows by the time that each of its steps or passes takes alone."""
 
     busy_s: float
 
 
 class Process:
-    """Base: registers, beats, handles, and works as long as there is work. `refusal` says why the broker refused it."""
+    """Base: registers, sends heartbeats, handles messages, and works while there is work.
+
+    refusal: why the broker refused it.
+    """
 
     def __init__(
         self, queue: EventQueue, identity: bytes, worker: Any, model: Timed, hello: Hello, host: HostSettings
     ) -> None:
         self.queue, self.identity, self.worker, self.model, self.hello = queue, identity, worker, model, hello
         self.host = host
-        self.place(SimulatedMachine(), Tenant(core=0))  # of its own, unless it is put on another
+        self.place(SimulatedMachine(), Tenant(core=0))  # a machine of its own, unless it is placed on another
         self.transmit: Transmit
         self.beat_s = 0.5
         self.alive, self.registered, self.refusal = True, False, ""
         self.ready_at = 0.0
         self.num_dropped = 0
-        self._turning = False  # a turn is in the queue
+        self._turning = False  # whether a turn is in the queue
 
     def place(self, machine: SimulatedMachine, tenant: Tenant) -> None:
         """Share a machine with other processes."""
         self.machine, self.tenant = machine, machine.add(tenant)
 
     def start(self, transmit: Transmit, beat_s: float) -> None:
-        """Say hello and begin to beat."""
+        """Register and begin to send heartbeats."""
         self.transmit, self.beat_s = transmit, beat_s
         self._beat()
 
     def hear(self, message: Message) -> None:
-        """Take a message that has just arrived."""
+        """Handle a message that has just arrived."""
         if not self.alive:
             return
         if isinstance(message, Welcome):
@@ -67,8 +70,7 @@ class Process:
             self._turn_later()
 
     def compute(self, start: float, seconds: float, *, help_part: float = 0.0) -> float:
-        """Return when computing ends that takes so long alone, with the `help_part` of a thread on another core for
-        that part."""
+        """Return when a computation ends that takes `seconds` alone; a thread on another core does the `help_part`."""
         return self.machine.compute(self.tenant, start, seconds, help_part=help_part) if seconds else start
 
     def cost(self, message: Message) -> float:
@@ -84,7 +86,7 @@ class Process:
         self.send(self.ready_at, answers or ())
 
     def stamp(self) -> tuple[float, ...]:
-        """Return what `worker.handle` wants besides the message."""
+        """Return the arguments of `worker.handle` besides the message."""
         return ()
 
     def send(self, time: float, messages: Sequence[Message]) -> None:
@@ -98,7 +100,7 @@ class Process:
             self.queue.at(self.ready_at, self._turn)
 
     def _turn(self) -> None:
-        """Work once; go on when that is done, or rest until a message comes."""
+        """Work once; continue when that is done, or rest until a message arrives."""
         self._turning = False
         if not self.alive:
             return
@@ -107,7 +109,7 @@ class Process:
             self._turn_later()
 
     def work(self, started: float) -> bool:
-        """Run a step or pass, set `ready_at` to its end and send what comes of it; False if there was nothing to do."""
+        """Run a step or pass, set `ready_at` to its end and send its results; False if there was no work."""
         raise NotImplementedError
 
     def _beat(self) -> None:
@@ -118,7 +120,7 @@ class Process:
 
 
 class _WorkClock:
-    """The clock of a process that computes from `start` on: it goes on by what its model has been busy with."""
+    """The clock of a process that computes from `start` on: it advances by the time that its model is busy."""
 
     def __init__(self, process: Process, start: float) -> None:
         self._process, self._now, self._busy_s = process, start, process.model.busy_s
@@ -130,7 +132,7 @@ class _WorkClock:
 
 
 class VerifierProcess(Process):
-    """As workers/target.py."""
+    """A verifier, as in workers/target.py."""
 
     worker: Verifier
 
@@ -160,7 +162,7 @@ class VerifierProcess(Process):
 
 
 class DrafterProcess(Process):
-    """As workers/draft.py."""
+    """A drafter, as in workers/draft.py."""
 
     worker: DraftWorker
 

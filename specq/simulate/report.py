@@ -1,6 +1,6 @@
-"""A sweep's outcome: each scenario with its figures, as a table for the screen and as JSON.
+"""A sweep's results: each scenario with its figures, as a table for the screen, as JSON, and as PNG plots.
 
-PNG plots of a sweep: throughput, latency and acceptance against each swept number. The only file with matplotlib.
+The plots show throughput, latency and acceptance against each swept number. This is the only file with matplotlib.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One scenario and what came of it."""
+    """One scenario and its results."""
 
     labels: dict[str, Label]
     scenario: Scenario
@@ -45,7 +45,7 @@ class Outcome:
 
     @property
     def is_plain(self) -> bool:
-        """Is it plain decoding: nobody drafts, neither drafters nor the verifier by lookup?"""
+        """Whether it is plain decoding, without drafters and without lookups by the verifier."""
         return self.scenario.speculation.mode == "plain" or not (
             self.scenario.draft.drafters or self.figures.draft_tokens
         )
@@ -101,12 +101,12 @@ def vs_plain(outcome: Outcome, outcomes: Sequence[Outcome]) -> float | None:
 
 
 def _place(scenario: Scenario) -> tuple[object, ...]:
-    """Return what plain decoding depends on."""
+    """Return the settings that plain decoding depends on."""
     return scenario.engine, scenario.host, scenario.traffic, scenario.network.near_rtt_ms
 
 
 def table(outcomes: Sequence[Outcome]) -> list[Row]:
-    """Return the outcomes as rows for the screen, a header first."""
+    """Return the results as rows for the screen, a header first."""
     names = list(outcomes[0].labels)
     header = (*(name.partition(".")[2].upper() or name.upper() for name in names), *HEADER)
     return [header, *((*outcome.labels.values(), *_cells(outcome, outcomes)) for outcome in outcomes)]

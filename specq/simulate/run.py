@@ -20,7 +20,7 @@ from specq.simulate.traffic import CLIENT, Users
 from specq.simulate.world import SimulatedWorld
 from specq.verifier import step_curves
 
-_BOOT_S = 1.0  # workers register before the first job comes
+_BOOT_S = 1.0  # workers register before the first job arrives
 _MAX_LENGTH = 2**31 - 1
 _BITS = 1e6 / 8  # bytes in a megabit
 _MOST_DRAIN_S = 86_400.0
@@ -28,7 +28,7 @@ _MOST_DRAIN_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSpeed:
-    """What the simulator itself took, in processor time: no part of the figures, since it differs from run to run."""
+    """The processor time of the simulator itself. It is not part of the figures, because it differs from run to run."""
 
     cpu_s: float
     num_events: int
@@ -42,8 +42,11 @@ class Simulation:
     """A scenario's world, its stubs and its users."""
 
     def __init__(self, scenario: Scenario, texts: Texts = (), choices: Choices = ()) -> None:
-        """`texts`: what a real target said, in place of made-up texts; their prompts have been computed before.
-        `choices`: what a real drafter thought of them, position by position, in place of made-up guesses."""
+        """Build the world of a scenario.
+
+        texts     texts of a real target, instead of made-up ones. Their prompts have been computed before.
+        choices   a real drafter's choices for them, position by position, instead of made-up guesses.
+        """
         self.scenario, self._choices = scenario, choices
         traffic, network = scenario.traffic, scenario.network
         self.text = RecordedText(texts, traffic.seed) if texts else StubText(traffic.seed)
@@ -111,8 +114,10 @@ class Simulation:
         )
 
     def run(self, *, drain: bool) -> Figures:
-        """Warm up, measure, and return the figures; `drain`: let the jobs in flight end, too, and those of num_jobs
-        that have not begun."""
+        """Warm up, measure, and return the figures.
+
+        drain: also let the jobs in flight end, and those of num_jobs that have not begun.
+        """
         traffic, queue = self.scenario.traffic, self.world.queue
         queue.run(_BOOT_S)
         self.users.start()
@@ -127,8 +132,11 @@ class Simulation:
         return figures(traffic.seconds, counts, jobs, in_flight, (len(self.engines), len(self.proposers)))
 
     def run_jobs(self, traffic: TrafficSettings, speculation: Speculation) -> float:
-        """Let all of `num_jobs` be served, from an idle system on; return the seconds from the first submitted to the
-        last token. What the processes have learned stays for the next jobs."""
+        """Serve all of `num_jobs`, starting from an idle system.
+
+        Returns the seconds from the first submission to the last token. The processes keep what they have learned for
+        the next jobs.
+        """
         queue = self.world.queue
         queue.run(_BOOT_S)
         began = queue.now
@@ -138,12 +146,12 @@ class Simulation:
         return queue.now - began
 
     def metrics(self) -> dict[str, Any]:
-        """Return what the first verifier counts of its steps, as its heartbeats say it."""
+        """Return the step counts of the first verifier, as in its heartbeats."""
         beat = self.world.processes[b"target-0"].worker.heartbeat()
         return deepcopy({**beat.metrics, "steps": beat.steps})
 
     def counts(self) -> Counts:
-        """Return what has happened so far."""
+        """Return the counts so far."""
         engines, proposers = self.engines, self.proposers
         far = [self.world.lines[f"draft-{i}".encode()] for i in range(len(proposers))]
         return Counts(
@@ -164,7 +172,8 @@ class Simulation:
 def simulate(scenario: Scenario, *, drain: bool = False) -> Figures:
     """Run a scenario and return its figures; equal scenarios give equal figures.
 
-    `drain` lets all jobs end after the measured time, those of `num_jobs` too; their texts are checked like the others.
+    `drain` lets all jobs end after the measured time, also those of `num_jobs`. Their texts are checked like the
+    others.
     """
     return simulate_timed(scenario, drain=drain)[0]
 
@@ -172,7 +181,7 @@ def simulate(scenario: Scenario, *, drain: bool = False) -> Figures:
 def simulate_timed(
     scenario: Scenario, *, drain: bool = False, clock: Callable[[], float] = time.process_time
 ) -> tuple[Figures, SimulatedSpeed]:
-    """Run a scenario; return its figures, and how long that took."""
+    """Run a scenario; return its figures, and the simulator's speed."""
     with _calm_collector():
         started = clock()
         simulation = Simulation(scenario)
@@ -182,7 +191,7 @@ def simulate_timed(
 
 @contextmanager
 def _calm_collector() -> Iterator[None]:
-    """Let Python's cycle collector look rarely meanwhile, as the processes do: there is hardly a cycle to find."""
+    """Let Python's cycle collector run rarely, as the processes do, because there are few cycles."""
     before = gc.get_threshold()
     gc.set_threshold(50_000, 20, 100)
     try:

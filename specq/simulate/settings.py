@@ -1,7 +1,7 @@
 """A scenario: hardware, network, hosts and traffic, as frozen dataclasses that check themselves.
 
-Each section is a table of the TOML file that `specq simulate` reads; `specq.simulate.sweep` does the reading. Times are
-in the units that the names say.
+Each section is a table of the TOML file that `specq simulate` reads with `specq.simulate.sweep`. The names give the
+units of times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ScenarioSection:
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Self:
-        """Build from TOML values; raises ConfigError that names the key, and what would be right."""
+        """Build from TOML values; raises ConfigError that names the key, and the right form."""
         kinds = typing.get_type_hints(cls)
         refuse_unknown(cls.NAME, table, [f.name for f in fields(cls)])
         return cls(**{key: _coerce(f"{cls.NAME}.{key}", value, kinds[key]) for key, value in table.items()})
@@ -46,11 +46,12 @@ class ScenarioSection:
 class EngineSettings(ScenarioSection):
     """The target's hardware.
 
-    verifiers      how many there are
-    step_ms        [[rows, milliseconds], ...]: a forward pass of so many rows
-    helped_ms      likewise, with a thread on the broker's core, which helps while draft workers are silent; empty:
-                   nobody helps
-    session_us     added for each session of a step; context_us: for each 1,000 tokens of KV of the step's sessions
+    verifiers      the number of verifiers.
+    step_ms        [[rows, milliseconds], ...]: a forward pass with this number of rows.
+    helped_ms      likewise, with a thread on the broker's core, which helps while draft workers are silent. Empty: no
+                   helper.
+    session_us     added for each session of a step.
+    context_us     added for each 1,000 tokens of KV of the step's sessions.
     """
 
     NAME = "engine"
@@ -74,10 +75,11 @@ class EngineSettings(ScenarioSection):
 class DrafterSettings(ScenarioSection):
     """The drafters' hardware, model and options.
 
-    drafters     how many there are; 0: none. models: how many draft models they are spread over; each errs by itself
-    pass_ms      [[rows, milliseconds], ...]: a pass over so many nodes (and tokens without KV)
-    acceptance, ranks, claims   as in `specq.simulate.stub_text.StubGuesses`
-    width, fan_out, max_ahead   as in `specq.config.sections.DraftConfig`
+    drafters     the number of drafters. 0: none.
+    models       the number of draft models among them. Each makes its own errors.
+    pass_ms      [[rows, milliseconds], ...]: a pass over this number of nodes (and tokens without KV).
+    acceptance, ranks, claims   as in `specq.simulate.stub_text.StubGuesses`.
+    width, fan_out, max_ahead   as in `specq.config.sections.DraftConfig`.
     """
 
     NAME = "draft"
@@ -95,18 +97,19 @@ class DrafterSettings(ScenarioSection):
         ScenarioSection.__post_init__(self)
         _check_points("draft.pass_ms", self.pass_ms)
         if not self.acceptance:
-            raise ConfigError("draft.acceptance is empty; it must be a chance, or a list of them, from 0 to 1")
+            raise ConfigError("draft.acceptance is empty, but must be a probability from 0 to 1, or a list of them")
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings(ScenarioSection):
-    """The lines between the processes; all in order, as TCP.
+    """The lines between the processes; all in order, as in TCP.
 
-    rtt_ms         drafter to broker and back; jitter_ms: mean of what each way is late by
-    bandwidth_mbit of a drafter's line, each way; 0: unlimited
-    loss           chance that a message to or from a drafter is lost
-    near_rtt_ms    verifiers and clients to the broker and back
-    heartbeat_ms   how often workers beat
+    rtt_ms         drafter to broker and back.
+    jitter_ms      mean extra delay of each way.
+    bandwidth_mbit of a drafter's line, each way. 0: unlimited.
+    loss           probability that a message to or from a drafter is lost.
+    near_rtt_ms    verifiers and clients to the broker and back.
+    heartbeat_ms   interval between worker heartbeats.
     """
 
     NAME = "network"
@@ -120,15 +123,18 @@ class NetworkSettings(ScenarioSection):
 
 @dataclass(frozen=True, slots=True)
 class HostSettings(ScenarioSection):
-    """What the processes themselves take, in microseconds.
+    """The costs of the processes themselves, in microseconds.
 
-    broker_us    the broker, for a message that it takes; for verdicts that came as one, as often
-    draft_us     a verifier, for a draft that it takes; graft_us: for each node in it
-    lookup_us    a verifier, for each node that it looks up
-    verdict_us   a verifier, for a session's verdict; plan_us: for a session and step, before the forward pass
-    hear_us      a drafter, for a verdict that it hears; pass_us: for a pass, besides the model's; send_us: for a draft
-                 that it sends
-    client_us    a client, for a message that it takes
+    broker_us    the broker, for a message that it receives. Verdicts that arrive as one message count separately.
+    draft_us     a verifier, for a draft that it receives.
+    graft_us     a verifier, for each node in a draft.
+    lookup_us    a verifier, for each node that it looks up.
+    verdict_us   a verifier, for a session's verdict.
+    plan_us      a verifier, for a session and step, before the forward pass.
+    hear_us      a drafter, for a verdict that it receives.
+    pass_us      a drafter, for a pass, besides the model's time.
+    send_us      a drafter, for a draft that it sends.
+    client_us    a client, for a message that it receives.
     """
 
     NAME = "host"
@@ -146,13 +152,13 @@ class HostSettings(ScenarioSection):
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings(ScenarioSection):
-    """The one machine that all processes share, if they do; `specq.simulate.machine` says what of each other they feel.
+    """The one machine that all processes share, if any. `specq.simulate.machine` describes how they affect each other.
 
-    draft_cores    cores for broker, clients and drafters, which take turns there, as `specq up` divides them; each
-                   verifier has cores of its own, and help on the broker's. 0: each process has a machine of its own
-    step_stretch   how many times as long a verifier's work takes while another core computes with a model
-    helped_stretch likewise a step with help, while a drafter would compute on the helper's core
-    pass_stretch   as step_stretch, a drafter's
+    draft_cores    cores for broker, clients and drafters, which take turns there, as `specq up` divides them. Each
+                   verifier has cores of its own, and help on the broker's. 0: each process has a machine of its own.
+    step_stretch   how many times as long a verifier's work takes while another core computes with a model.
+    helped_stretch likewise a step with help, while a drafter would compute on the helper's core.
+    pass_stretch   as step_stretch, for a drafter.
     """
 
     NAME = "machine"
@@ -164,14 +170,15 @@ class MachineSettings(ScenarioSection):
 
 @dataclass(frozen=True, slots=True)
 class TrafficSettings(ScenarioSection):
-    """What users do, and what of it is measured.
+    """The users' jobs, and the measured time.
 
-    sessions        jobs in flight: a new one is submitted when one ends; without effect where jobs_per_s > 0
-    jobs_per_s      jobs submitted at random times (Poisson), whatever is in flight
-    prompt_tokens, output_tokens   of each job
-    warm_s          virtual seconds before measuring; seconds: measured
-    num_jobs        no more than so many are submitted; 0: as many as there is time for
-    seed            of texts, guesses, arrivals, jitter and losses
+    sessions        jobs in flight: a new one is submitted when one ends. Not used if jobs_per_s > 0.
+    jobs_per_s      jobs submitted at random times (Poisson), independently of the jobs in flight.
+    prompt_tokens, output_tokens   of each job.
+    warm_s          virtual seconds before the measurement.
+    seconds         measured virtual seconds.
+    num_jobs        maximum number of submitted jobs. 0: no limit.
+    seed            of texts, guesses, arrivals, jitter and losses.
     """
 
     NAME = "traffic"
@@ -187,7 +194,7 @@ class TrafficSettings(ScenarioSection):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One setting of everything."""
+    """One value of every setting."""
 
     engine: EngineSettings = field(default_factory=EngineSettings)
     draft: DrafterSettings = field(default_factory=DrafterSettings)
@@ -203,7 +210,7 @@ class Scenario:
         refuse_unknown("", tables, [*SECTIONS, "speculation"])
         for name, table in tables.items():
             if not isinstance(table, dict):
-                raise ConfigError(f"{name} is {table!r}; it must be a section, [{name}]")
+                raise ConfigError(f"{name} is {table!r}, but must be a section, [{name}]")
         sections: dict[str, Any] = {name: kind.from_table(tables.get(name, {})) for name, kind in SECTIONS.items()}
         try:
             speculation = Speculation.from_dict(tables.get("speculation", {}))
@@ -219,7 +226,7 @@ SECTIONS: dict[str, type[ScenarioSection]] = {
 
 
 def refuse_unknown(section: str, given: typing.Iterable[str], known: typing.Sequence[str]) -> None:
-    """Raise ConfigError if a key of a section ("": a section) is not known."""
+    """Raise ConfigError if a key of a section ("": a section) is unknown."""
     for key in given:
         if key not in known:
             label = f"key {section}.{key}" if section else f"section {key}"
@@ -227,7 +234,7 @@ def refuse_unknown(section: str, given: typing.Iterable[str], known: typing.Sequ
 
 
 def _coerce(key: str, value: Any, kind: Any) -> Any:
-    """Return a TOML value as its key's type: whole numbers do for fractions, a number for a list of one."""
+    """Return a TOML value as its key's type: a whole number is valid for a fraction, a number for a list of one."""
     if kind is int and type(value) is int:
         return value
     if kind is float and _is_number(value):
@@ -239,7 +246,7 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
     if kind == Points and isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
         return tuple(_coerce(key, pair, Floats) for pair in value)
     names = {int: "a whole number", float: "a number", Floats: "a number or a list of numbers"}
-    raise ConfigError(f"{key} is {value!r}; it must be {names.get(kind, 'a list of [load, milliseconds]')}")
+    raise ConfigError(f"{key} is {value!r}, but must be {names.get(kind, 'a list of [load, milliseconds]')}")
 
 
 def _is_number(value: Any) -> bool:
@@ -247,12 +254,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _check(key: str, value: Any, low: float, high: float) -> None:
-    """Raise ConfigError unless a number, or each of a list, is in its range; NaN is not."""
+    """Raise ConfigError unless a number, or each number of a list, is in its range; NaN never is."""
     if isinstance(value, tuple):
         for item in value:
             _check(key, item, low, high)
     elif not low <= value <= high:
-        raise ConfigError(f"{key} is {value!r}; it must be from {low} to {high}")
+        raise ConfigError(f"{key} is {value!r}, but must be from {low} to {high}")
 
 
 def _check_points(key: str, points: Points) -> None:

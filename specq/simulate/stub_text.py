@@ -1,8 +1,8 @@
-"""What the stub target says, and which of a stub drafter's choices is right: keyed hashes, so nothing is stored.
+"""The stub target's text, and which of a stub drafter's choices is right: keyed hashes, so that no data is stored.
 
-The target's token is a hash of (session, position, previous token). A drafter's first choice is it with a chance that
-may vary by position; if it is wrong, each further choice is right with a given chance, given that those before are not.
-The drafter knows these chances and claims them, unless it is told to claim others.
+The target's token is a hash of (session, position, previous token). A drafter's first choice is this token with a
+probability that may vary by position. If it is wrong, each further choice is right with a given probability, given that
+those before are not. The drafter knows these probabilities and claims them, unless it is given other claims.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SESSION, _POSITION, _TOKEN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA7
 _DRAFT = 0x2545F4914F6CDD1D
 _LEAST_CHANCE = 1e-6
 
-VOCAB_SIZE = 32_000  # at least
+VOCAB_SIZE = 32_000  # minimum
 
 
 def mix(value: int) -> int:
@@ -33,7 +33,7 @@ def mix(value: int) -> int:
 
 
 class StubText:
-    """The target's text of every session; the same for all who have the same seed."""
+    """The target's text of every session; equal for equal seeds."""
 
     def __init__(self, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> None:
         self.seed, self.vocab_size = seed, vocab_size
@@ -44,16 +44,16 @@ class StubText:
         return 1 + mix(key & _MASK) % (self.vocab_size - 1)
 
     def prompt(self, session_id: int, count: int) -> Int32Array:
-        """Return a prompt i32[count] of a session's own."""
+        """Return a session's own prompt i32[count]."""
         tokens = [self.token(session_id, position, -1) for position in range(count)]
         return np.array(tokens, np.int32)
 
     def place(self, session_id: int, position: int) -> int:
-        """Return where in a list of chances by position a session's position stands; the list repeats itself."""
+        """Return the index of a session's position in a list of probabilities by position; the list repeats."""
         return position + mix(session_id)
 
     def follows(self, session_id: int, prompt: Sequence[int], tokens: Sequence[int]) -> bool:
-        """Tell whether the tokens are what the target says after the prompt."""
+        """Return whether the tokens are the target's text after the prompt."""
         previous = prompt[-1]
         for position, token in enumerate(tokens, len(prompt)):
             if token != self.token(session_id, position, previous):
@@ -63,11 +63,14 @@ class StubText:
 
 
 class RecordedText(StubText):
-    """Texts that a real target has said: the sessions have them in turns, so that what repeats itself in them is there
-    to be looked up. Chances by position are along the texts, one after the other."""
+    """Texts of a real target.
+
+    The sessions get them in turns, so that repetitions in them can be looked up. Probabilities by position run along
+    the texts, one after the other.
+    """
 
     def __init__(self, texts: Texts, seed: int = 0) -> None:
-        """`texts`: (prompt, what the target said to it), as token ids."""
+        """Store the texts: (prompt, the target's answer), as token ids."""
         most = max(max(part, default=0) for text in texts for part in text)
         super().__init__(seed, max(VOCAB_SIZE, most + 1))
         self.texts = texts
@@ -81,7 +84,7 @@ class RecordedText(StubText):
         return tokens[at] if at < len(tokens) else super().token(session_id, position, previous)
 
     def prompt(self, session_id: int, count: int) -> Int32Array:
-        """Return a session's prompt i32[n], all of it."""
+        """Return a session's whole prompt i32[n]."""
         return np.array(self.texts[session_id % len(self.texts)][0], np.int32)
 
     def place(self, session_id: int, position: int) -> int:
@@ -90,14 +93,14 @@ class RecordedText(StubText):
 
 
 class StubGuesses:
-    """What a stub drafter proposes.
+    """The proposals of a stub drafter.
 
-    acceptance   chance that the first choice is right, by position of the text: the list repeats itself, and each
-                 session begins at a place of its own
-    ranks        [i]: chance that choice i + 2 is right, given that all before it are wrong; but never likelier than
-                 the choice before it
-    claims       what the drafter takes for its acceptance, by position likewise; empty: the truth
-    model        models of different numbers are right at different places
+    acceptance   probability that the first choice is right, by position of the text. The list repeats, and each session
+                 begins at its own place.
+    ranks        [i]: probability that choice i + 2 is right, given that all before it are wrong, but at most that of
+                 the choice before it.
+    claims       the drafter's claimed acceptance, by position likewise. Empty: the truth.
+    model        models of different numbers are right at different places.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class StubGuesses:
         }
 
     def _of_choices(self, first: float) -> tuple[float, ...]:
-        """Return the chance of each choice to be the right one, where the first has `first`."""
+        """Return each choice's probability of being right, if the first one has `first`."""
         chances, left = [first], 1 - first
         for rank in self.ranks:
             chances.append(min(left * rank, chances[-1]))
@@ -139,7 +142,7 @@ class StubGuesses:
         """Return the tokens of at most `count` choices and their log-probabilities f32[c], likeliest first."""
         right = self.text.token(session_id, position, previous)
         scores = self._scores[self._at(self._claims, session_id, position)][:count]
-        num_others = self.text.vocab_size - 1  # token 0 is never said
+        num_others = self.text.vocab_size - 1  # token 0 never occurs
         tokens = [1 + (right + i) % num_others for i in range(len(scores))]
         rank = self.rank(session_id, position, previous)
         if rank < len(scores):
@@ -147,16 +150,18 @@ class StubGuesses:
         return tokens, scores
 
     def _at(self, chances: Sequence[tuple[float, ...]], session_id: int, position: int) -> tuple[float, ...]:
-        """Return a position's entry of a list that repeats itself."""
+        """Return a position's entry of a list that repeats."""
         return chances[0] if len(chances) == 1 else chances[self.text.place(session_id, position) % len(chances)]
 
 
 class RecordedGuesses(StubGuesses):
-    """What a real drafter thought of recorded texts: at each position the target's token has the rank that it had, and
-    the first choice the probability that was claimed for it."""
+    """A real drafter's guesses for recorded texts.
+
+    At each position the target's token has its recorded rank, and the first choice its claimed probability.
+    """
 
     def __init__(self, text: StubText, choices: Choices, ranks: Sequence[float]) -> None:
-        """`choices`: (claim, rank) of each position; `ranks`: as of `StubGuesses`, which the other choices claim."""
+        """Store `choices`: (claim, rank) of each position; `ranks`: for the other choices, as in `StubGuesses`."""
         claims = [claim for claim, _ in choices]
         super().__init__(text, claims, ranks)
         self._ranks = [int(rank) for _, rank in choices]

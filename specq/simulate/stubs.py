@@ -1,6 +1,6 @@
-"""A target model that only takes time: a stub that fulfils `specq.engines.Engine`.
+"""A target model and a draft model that only take time.
 
-A draft model that only takes time: a stub that is a `specq.drafting.Drafter`.
+They are stubs that implement `specq.engines.Engine` and `specq.drafting.Drafter`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from specq.simulate.calibration import HardwareCurve
 from specq.simulate.settings import DrafterSettings, EngineSettings
 from specq.simulate.stub_text import StubGuesses, StubText
 
-PROFILED_SESSIONS = 8  # a profiled step's rows are divided among so many, as the torch engine does it
+PROFILED_SESSIONS = 8  # a profiled step's rows are divided among this number, as in the torch engine
 
 
 class TimedEngine:
-    """Judges by the stub text. `busy_s` grows by what each step takes; `help_part` is the part of the last one that a
-    thread on another core did; the rest are counts since the start.
+    """Judges by the stub text.
 
-    A step takes its curve's time for its rows (there are two where it can be helped), `session_us` more for each
-    session, `context_us` for each 1,000 tokens of KV that its sessions have, and `plan_us` for each session, which is
-    the verifier's own and no part of the profile.
+    busy_s      grows by the time of each step.
+    help_part   the part of the last step that a thread on another core did.
+
+    The other numbers are counts since the start. A step takes its curve's time for its rows (there are two curves if it
+    can be helped). It takes `session_us` more for each session, `context_us` for each 1,000 tokens of KV of its
+    sessions, and `plan_us` for each session. The last is the verifier's own time and not part of the profile.
     """
 
     max_chain = 0
@@ -53,7 +55,7 @@ class TimedEngine:
         *,
         knows_prompts: bool = False,
     ) -> None:
-        """`knows_prompts`: their KV is there, as where each prompt has been computed before."""
+        """Start with no sessions. `knows_prompts`: the KV of prompts is there, as if each had been computed before."""
         self._knows_prompts = knows_prompts
         self.settings, self.text, self.info = settings, text, info
         self._per_session_s = (settings.session_us + plan_us) / 1e6
@@ -74,9 +76,9 @@ class TimedEngine:
         return self.info.kv_slots - self._num_held
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
-        """Start a session; nothing is shared, but for prompts that are known."""
+        """Start a session; only the KV of known prompts is shared."""
         if session_id in self._lengths:
-            raise EngineError(f"session {session_id} is open already")
+            raise EngineError(f"session {session_id} is already open")
         self._lengths[session_id] = num_cached = len(token_ids) - 1 if self._knows_prompts else 0
         self._num_held += num_cached
         return num_cached
@@ -86,7 +88,7 @@ class TimedEngine:
         self._num_held -= self._lengths.pop(session_id, 0)
 
     def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
-        """Judge the steps, and take the time of it."""
+        """Judge the steps, and add their time."""
         if tap.layers or any(step.scratch.num_rows for step in steps):
             raise EngineError("a simulated engine has no hidden states and no logits")
         num_rows = sum(step.num_rows for step in steps)
@@ -119,7 +121,7 @@ class TimedEngine:
         return judgement
 
     def _judge(self, step: SessionStep) -> Judgement:
-        """Follow the target's own text down the tree; parents come before children, so once through is enough."""
+        """Follow the target's own text down the tree; parents come before children, so one pass is enough."""
         session_id, position, at = step.session_id, step.base_len, -1
         wanted = self.text.token(session_id, position, int(step.token_ids[-1]))
         path, tokens = [], [wanted]
@@ -138,21 +140,26 @@ class TimedEngine:
         return Judgement(session_id, tuple(path), np.array(tokens, np.int32))
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
-        """Return the seconds of steps with so many rows each, as a verifier profiles them at start-up."""
+        """Return the seconds of steps with these numbers of rows, as a verifier profiles them at start-up."""
         sessions = self.settings.session_us / 1e6
         return [self._curve(size) + min(size, PROFILED_SESSIONS) * sessions for size in sizes]
 
     def shutdown(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 CONTEXT = -1  # the node id that stands for the committed context
-_MOST_NODES = 4096  # of one session, before those that were passed are forgotten
+_MOST_NODES = 4096  # of one session, before passed nodes are forgotten
 
 
 @dataclass(slots=True)
 class _Session:
-    """nodes: id -> (token, position), of which `expanded` were; pending: committed tokens without KV."""
+    """A session at the stub drafter.
+
+    nodes      id -> (token, position).
+    expanded   the ids of expanded nodes.
+    pending    committed tokens without KV.
+    """
 
     length: int
     last_token: int
@@ -162,8 +169,11 @@ class _Session:
 
 
 class TimedProposer(Drafter):
-    """Proposes by the stub guesses. `busy_s` grows by what each pass takes: its curve's time for the rows (nodes to be
-    expanded, and committed tokens that have no KV yet)."""
+    """Proposes by the stub guesses.
+
+    `busy_s` grows by the time of each pass: its curve's time for the rows (nodes to be expanded, and committed tokens
+    without KV).
+    """
 
     def __init__(self, settings: DrafterSettings, guesses: StubGuesses, info: ModelInfo) -> None:
         self.settings, self.guesses, self.info = settings, guesses, info
@@ -173,7 +183,7 @@ class TimedProposer(Drafter):
         self._sessions: dict[int, _Session] = {}
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """Start a session; its context is computed by the first pass."""
+        """Start a session; the first pass computes its context."""
         self._sessions[session_id] = _Session(len(token_ids), int(token_ids[-1]), len(token_ids))
 
     def close(self, session_id: int) -> None:
@@ -181,7 +191,7 @@ class TimedProposer(Drafter):
         self._sessions.pop(session_id, None)
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens; those that were drafted and expanded have their KV already."""
+        """Append committed tokens; drafted and expanded ones have their KV already."""
         session = self._sessions[session_id]
         session.length += len(token_ids)
         session.last_token = int(token_ids[-1])
@@ -193,7 +203,7 @@ class TimedProposer(Drafter):
             session.expanded &= session.nodes.keys()
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Answer all requests, and take the time of one pass."""
+        """Answer all requests, and add the time of one pass."""
         num_rows = 0
         answers = []
         for request in requests:
@@ -221,6 +231,6 @@ class TimedProposer(Drafter):
         if request.node_id == CONTEXT:
             return session.last_token, session.length
         if request.node_id not in session.nodes:
-            raise EngineError(f"draft node {request.node_id} is unknown or was cut")
+            raise EngineError(f"draft node {request.node_id} is unknown or was removed")
         token, position = session.nodes[request.node_id]
         return token, position + 1

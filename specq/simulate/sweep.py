@@ -1,14 +1,14 @@
-"""A TOML file to scenarios: a list where a key takes one value means each of its values in turn.
+"""From a TOML file to scenarios: a list where a key takes one value means each of its values in turn.
 
     [network]
     rtt_ms = [1, 20, 50]        # three scenarios
     [draft]
     acceptance = [0.9, 0.6]     # one: this key takes a list; [[0.9, 0.6], [0.8]] are two
-    [[variant]]                 # each variant in turn, with what it sets
+    [[variant]]                 # each variant in turn, with its settings
     name = "chain"
     draft.fan_out = 1
 
-Several such lists give all combinations, the last named changing fastest.
+Several such lists give all combinations. The last list changes fastest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the scenario {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def apply_settings(tables: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def apply_settings(tables: dict[str, Any], settings: Sequence[str]) -> dict[str,
         name, equals, value = setting.partition("=")
         section, dot, key = name.strip().partition(".")
         if not (equals and dot and key):
-            raise ConfigError(f"--set {setting!r} is no section.key=value, as in network.rtt_ms=20")
+            raise ConfigError(f"--set {setting!r} is not of the form section.key=value, as in network.rtt_ms=20")
         result.setdefault(section, {})[key] = _parse(value.strip())
     return result
 
@@ -68,7 +68,7 @@ def _parse(value: str) -> Any:
 
 
 def points(tables: dict[str, Any]) -> list[Point]:
-    """Return all scenarios of the tables, checked; raises ConfigError for what is wrong with any."""
+    """Return all scenarios of the tables, checked; raises ConfigError for the first invalid one."""
     tables = dict(tables)
     variants = _variants(tables.pop(VARIANT, []))
     return [point for name, override in variants for point in _points(_merged(tables, override), name)]
@@ -87,7 +87,7 @@ def _points(tables: dict[str, Any], variant: str) -> Iterator[Point]:
 
 
 def _axes(tables: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return "section.key" -> values, for each key whose value is a list of what it takes."""
+    """Return "section.key" -> values, for each key that has a list of values."""
     found = {}
     for section, table in tables.items():
         kinds = _kinds(section)
@@ -115,7 +115,7 @@ def _label(value: Any) -> Label:
 
 
 def _variants(values: Any) -> list[tuple[str, Tables]]:
-    """Return (name, tables) of each variant; one without a name if there is none."""
+    """Return (name, tables) of each variant; one without a name if there are no variants."""
     if not isinstance(values, list) or not all(isinstance(value, dict) and value.get("name") for value in values):
         raise ConfigError('variants are tables with a name: [[variant]], name = "chain", and what it sets')
     found = [(str(value["name"]), {key: own for key, own in value.items() if key != "name"}) for value in values]
@@ -126,6 +126,6 @@ def _merged(tables: dict[str, Any], override: Tables) -> dict[str, Any]:
     result = dict(tables)
     for section, table in override.items():
         if not isinstance(table, dict):
-            raise ConfigError(f"variant sets {section}, which is no section; write section.{section} = ...")
+            raise ConfigError(f"variant sets {section}, which is not a section; write section.{section} = ...")
         result[section] = {**result.get(section, {}), **table}
     return result

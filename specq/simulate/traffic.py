@@ -1,7 +1,7 @@
-"""The users: jobs that are submitted, and when what of them is heard.
+"""The users: they submit jobs, and record when their tokens arrive.
 
-Rule: every finished job's tokens are compared with the stub target's text. A simulation in which one differs, or a job
-fails, is no simulation of this system, and ends with EngineError.
+Rule: every finished job's tokens are compared with the stub target's text. If one differs, or a job fails, the
+simulation is invalid and ends with EngineError.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ class JobRecord:
 
 
 class Users:
-    """Submit jobs as the scenario says: `sessions` at a time, or `jobs_per_s`."""
+    """Submits jobs according to the scenario: `sessions` at a time, or `jobs_per_s`."""
 
     def __init__(self, world: SimulatedWorld, scenario: Scenario, text: StubText) -> None:
         self.world, self.text = world, text
-        self.num_tokens = 0  # heard so far
+        self.num_tokens = 0  # received so far
         self.jobs: dict[int, JobRecord] = {}  # in flight
         self.finished: list[JobRecord] = []
-        self.open = True  # jobs are submitted
+        self.open = True  # whether jobs are submitted
         self._num_submitted = 0
         self.ask(scenario.traffic, scenario.speculation)
         self._random = random.Random(f"{self.traffic.seed} arrivals")
 
     def ask(self, traffic: TrafficSettings, speculation: Speculation) -> None:
-        """Ask for such jobs from now on; `num_jobs` are counted from here."""
+        """Submit such jobs from now on; `num_jobs` counts from here."""
         self.traffic, self.speculation = traffic, speculation
         self._params = SamplingParams(max_tokens=traffic.output_tokens, ignore_eos=True)
         self._last = self._num_submitted + traffic.num_jobs if traffic.num_jobs else sys.maxsize
@@ -78,7 +78,7 @@ class Users:
 
     @property
     def done(self) -> bool:
-        """Whether all jobs have ended and none will come."""
+        """Whether all jobs have ended and no more will be submitted."""
         return not self.jobs and (not self.open or self._num_submitted >= self._last)
 
     def _await_next(self) -> None:
@@ -101,7 +101,7 @@ class Users:
         self.world.send(CLIENT, submit)
 
     def hear(self, frames: Frames) -> None:
-        """Take what the broker sends; of tokens only what is measured is read."""
+        """Receive a message of the broker; only the measured parts of tokens are read."""
         kind = type_of(frames)
         if kind is Tokens:
             self._hear_tokens(frames)

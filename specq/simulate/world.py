@@ -1,6 +1,6 @@
 """A broker, its workers and clients, the lines between them, and a virtual clock.
 
-Everything travels as frames through `specq.protocol.wire`, as over sockets.
+All messages are frames of `specq.protocol.wire`, as over sockets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Hear = Callable[[Frames], None]
 
 
 class SimulatedWorld:
-    """`queue` has the clock. Lines are given where a worker or client is added: one each way."""
+    """The whole simulated system. `queue` has the clock.
+
+    Each worker or client gets its lines when it is added: one each way.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,8 @@ class SimulatedWorld:
         self._clients_at = self._machine.add(Tenant(own if self._sharing.draft_cores else apart, has_model=False))
         self.queue.at(self._beat_s / 2, self._tick)
 
-    # --- who takes part ---------------------------------------------------------------------------------------------
+    # --- participants
+    # ---------------------------------------------------------------------------------------------------
 
     def add_verifier(
         self,
@@ -65,8 +69,11 @@ class SimulatedWorld:
         sources: Iterable[DraftSource] | None = None,
         **options: Any,
     ) -> Verifier:
-        """Start a verifier around a stub engine; `options` are those of `Verifier`. `sources`: suffix decoding by
-        default."""
+        """Start a verifier around a stub engine.
+
+        sources   suffix decoding by default.
+        options   those of `Verifier`.
+        """
         sources = (SuffixDecoder(),) if sources is None else sources
         verifier = Verifier(engine, curve, sources, incarnation=next(self._incarnations), **options)
         hello = Hello(
@@ -89,12 +96,12 @@ class SimulatedWorld:
         return drafter
 
     def add_client(self, identity: bytes, hear: Hear, line: LineSettings = NEAR) -> None:
-        """Let a client take part; what is for it goes to `hear`, as frames."""
+        """Add a client; `hear` receives its messages, as frames."""
         self._clients[identity] = hear
         self._connect(identity, line)
 
     def kill(self, identity: bytes) -> None:
-        """Stop a worker without a word."""
+        """Stop a worker without notice."""
         process = self.processes.pop(identity)
         process.alive = False
         process.machine.remove(process.tenant)

@@ -1,18 +1,22 @@
-"""Toys for tests: of specq itself, and of packages that add to it.
+"""Toys for tests, of specq itself and of packages that extend it.
 
-    toy            a target whose next token is a hash; toy_drafters: drafters that know it
-    world          a broker, verifiers and drafters in memory under a virtual clock, and one client
-    tokenizer      a tiny byte-level tokenizer
-    checkpoints    tiny random models of each architecture, and transformers' own answers
-    fake_journal   a journal in memory that refuses what a broker must never write; journal_records: what to write to
-                   one
-    conformance    suites that every engine, drafter, journal and strategy must pass
-    reference      speculative decoding in 80 lines, in textbook order
-    oracle         naive judges; random_steps: steps to judge, and a comparison with naive judges
-    exact          what a strategy emits, by enumeration of all that can be drafted and drawn
-    fake_broker    a broker for tests of clients: a socket, and a function that answers
-    secured        a broker and a verifier with keys, their loops in threads
-    waiting        for what other processes and threads do
+- `toy`: a target whose next token is a hash.
+- `toy_drafters`: drafters that know this target.
+- `world`: a broker, verifiers and drafters in memory under a virtual clock, and one client.
+- `tokenizer`: a tiny byte-level tokenizer.
+- `checkpoints`: tiny random models of each architecture, and the results of transformers.
+- `fake_journal`: a journal in memory that refuses records which a broker must never write.
+- `journal_records`: records for a journal.
+- `conformance`: suites that every engine, drafter, journal and strategy must pass.
+- `reference`: speculative decoding in 80 lines, in textbook order.
+- `oracle`: naive judges.
+- `random_steps`: steps to judge, and a comparison with naive judges.
+- `exact`: the output distribution of a strategy, by enumeration of all drafts and draws.
+- `fake_broker`: a broker for tests of clients: a socket, and a function that answers.
+- `secured`: a broker and a verifier with keys, their loops in threads.
+- `waiting`: waits for other processes and threads.
+
+An example:
 
     world = World()
     world.add_verifier()
@@ -20,8 +24,9 @@
     world.run_until(lambda: job.finish)
     assert job.token_ids == toy_text([5, 6, 7], 40)
 
-Names are imported when they are first used: only some of them need torch, pytest or hypothesis.
-Rule: nothing outside this package and the tests imports it.
+Names are imported at their first use, since only some need torch, pytest or hypothesis.
+
+Rule: only this package and the tests import it.
 """
 
 from __future__ import annotations

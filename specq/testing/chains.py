@@ -9,5 +9,5 @@ from specq.protocol import Int32Array
 
 
 def commit_one(chains: ChainDrafter, session_id: int, token_ids: Int32Array) -> int:
-    """Append committed tokens to a session; return how many of them its last chain had foreseen."""
+    """Append committed tokens to a session. Return how many of the tokens its last chain had predicted."""
     return int(chains.commit([session_id], np.array([len(token_ids)]), token_ids)[0])

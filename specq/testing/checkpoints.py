@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of each supported architecture, and transformers' own answers to compare with."""
+"""Tiny random checkpoints of each supported architecture, and the results of transformers for comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specq.engines.native import PackedRows, RowPacker
 from specq.protocol import Int32Array, Tree
 
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-VOCAB = 99  # no multiple of anything
+VOCAB = 99  # not a multiple of any block size
 
 DECODER = {
     "vocab_size": VOCAB,
@@ -44,17 +44,17 @@ _OPT = {
     "eos_token_id": [1, 3],
     "pad_token_id": None,
 }
-# Grouped-query attention, tied and untied embeddings, biases, head norms, wide heads, stored halves: each somewhere.
+# They cover grouped-query attention, tied and untied embeddings, biases, head norms, wide heads, stored halves.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **DECODER, "tie_word_embeddings": True},
     "llama-bias": {"model_type": "llama", **DECODER, "attention_bias": True, "num_key_value_heads": 1},
     "llama-bf16": {"model_type": "llama", **DECODER, "dtype": "bfloat16", "head_dim": 64, "num_key_value_heads": 4},
-    "llama-odd": {"model_type": "llama", **DECODER, "hidden_size": 36},  # not for the kernels
+    "llama-odd": {"model_type": "llama", **DECODER, "hidden_size": 36},  # does not fit the kernels
     "qwen2": {"model_type": "qwen2", **DECODER, "hidden_size": 64, "tie_word_embeddings": False},
     "qwen3": {"model_type": "qwen3", **DECODER, "num_attention_heads": 14, "tie_word_embeddings": True},
     "opt": {"model_type": "opt", **_OPT},
 }
-# Mixtures of experts, which the torch engine does not load; vLLM's attention on a CPU wants heads of 64.
+# Mixtures of experts, which the torch engine does not load. vLLM's attention on a CPU needs heads of 64.
 _EXPERTS = {"num_experts_per_tok": 2, "hidden_size": 256, "head_dim": 64, "tie_word_embeddings": False}
 EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": {"model_type": "mixtral", **DECODER, **_EXPERTS, "num_local_experts": 4},
@@ -66,13 +66,15 @@ EXPERTS: dict[str, dict[str, Any]] = {
 
 
 def make_checkpoint(kind: str, directory: Path, seed: int = 0) -> Path:
-    """Save a random model of a kind in CONFIGS or EXPERTS, with weights large enough to matter; return its
-    directory."""
+    """Save a random model of a kind in CONFIGS or EXPERTS, and return its directory.
+
+    The weights are large enough to matter.
+    """
     return save_random(directory, (CONFIGS | EXPERTS)[kind], seed)
 
 
 def save_random(directory: Path, settings: dict[str, Any], seed: int = 0) -> Path:
-    """Save a random model of a configuration, its `model_type` included; return its directory."""
+    """Save a random model of a configuration, its `model_type` included, and return its directory."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(**settings)
     dtype = getattr(torch, settings.get("dtype", "float32"))
@@ -85,8 +87,10 @@ def save_random(directory: Path, settings: dict[str, Any], seed: int = 0) -> Pat
 
 
 def make_renumbered(source: Path, directory: Path) -> Path:
-    """Write a model of Hugging Face layout with its ordinary tokens in another order: the same model, of another
-    vocabulary."""
+    """Write a model of Hugging Face layout with its ordinary tokens in another order.
+
+    It is the same model with another vocabulary.
+    """
     content = json.loads((source / "tokenizer.json").read_text("utf-8"))
     vocab: dict[str, int] = content["model"]["vocab"]
     added = {token["id"] for token in content["added_tokens"]}
@@ -114,13 +118,13 @@ def load_reference(directory: Path) -> Any:
 
 @torch.inference_mode()
 def reference_logits(reference: Any, token_ids: list[int]) -> torch.Tensor:
-    """Return what transformers says after these tokens, [vocab]."""
+    """Return the logits of transformers after these tokens, [vocab]."""
     logits: torch.Tensor = reference(torch.tensor([token_ids])).logits[0, -1]
     return logits
 
 
 def chain_logits(forward: Callable[[PackedRows], Any], token_ids: list[int], num_slots: int = 64) -> torch.Tensor:
-    """Return what a forward says after these tokens, computed at once, [columns]."""
+    """Return the logits of a forward after these tokens, computed in one pass, [columns]."""
     packer = RowPacker()
     packer.add_session(np.arange(num_slots, dtype=np.int32))
     packer.add_chain(token_ids, range(len(token_ids)), 0, judged=True)
@@ -141,13 +145,13 @@ def random_tokens(rng: np.random.Generator, count: int) -> Int32Array:
 
 
 def random_tree(rng: np.random.Generator, num_nodes: int) -> Tree:
-    """A tree of any shape: each node's parent is a random earlier node or the context."""
+    """Return a tree of any shape: each node's parent is a random earlier node or the context."""
     parents = np.array([rng.integers(-1, i) for i in range(num_nodes)], np.int32)
     return Tree(random_tokens(rng, num_nodes), parents, np.zeros(num_nodes, np.float32))
 
 
 def path_tokens(tree: Tree, node: int) -> list[int]:
-    """Return the tokens from the context's child down to a node; none for node -1."""
+    """Return the tokens from the context's child down to a node. Empty for node -1."""
     tokens: list[int] = []
     while node >= 0:
         tokens.append(int(tree.token_ids[node]))

@@ -1,4 +1,4 @@
-"""Tiny draft models in the form of `specq.checkpoints.draft_form`, and what such a model says by plain arithmetic."""
+"""Tiny draft models in the form of `specq.checkpoints.draft_form`, and their logits by plain arithmetic."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PARALLEL = replace(MADE, num_places=4)
 
 
 def make_draft(directory: Path, shape: draft_form.DraftModelShape = MADE, seed: int = 0) -> Path:
-    """Write a random model, with weights large enough to matter; return its directory."""
+    """Write a random model, and return its directory. The weights are large enough to matter."""
     rng = np.random.default_rng(seed)
     tensors: dict[str, torch.Tensor] = {}
     for name, size in draft_form.matrix_shapes(shape).items():
@@ -61,14 +61,16 @@ def head_tokens(directory: Path) -> list[int]:
 
 
 def draft_logits(directory: Path, context: list[int]) -> torch.Tensor:
-    """Return what the model says after a context, f32[vocab_size] by token id: -inf for tokens that its head lacks."""
+    """Return the model's logits after a context, f32[vocab_size] by token id. -inf for tokens that its head lacks."""
     return places_logits(directory, context, 1)[0]
 
 
 @torch.inference_mode()
 def places_logits(directory: Path, context: list[int], num_places: int) -> torch.Tensor:
-    """Return what a parallel draft model says of the places after a context, f32[num_places, vocab_size]; as
-    `draft_logits`."""
+    """Return a parallel draft model's logits at the places after a context, f32[num_places, vocab_size].
+
+    As in `draft_logits`.
+    """
     shape, tensors = draft_form.draft_shape(directory), load_file(directory / draft_form.WEIGHTS)
     assert shape is not None
 
@@ -111,7 +113,7 @@ def _rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
 
 
 def change_draft(directory: Path, tensors: dict[str, Any] | None = None, **config: Any) -> None:
-    """Overwrite some of a model's tensors and of its config.json; None takes one away."""
+    """Overwrite some of a model's tensors and of its config.json. None removes an entry."""
     path = directory / "config.json"
     path.write_text(json.dumps(_changed(json.loads(path.read_text()), config)))
     if tensors:

@@ -1,5 +1,4 @@
-"""Random EAGLE-3 heads in the layout of SpecForge, and what such a head says by plain arithmetic, one row after the
-other."""
+"""Random EAGLE-3 heads in the layout of SpecForge, and their logits by plain arithmetic, row by row."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def make_eagle(
     scale: float = 0.3,
     **config: Any,
 ) -> Path:
-    """Write a random head as SpecForge does. config: changes of its config.json; None takes a key away."""
+    """Write a random head as SpecForge does. config: changes of its config.json, where None removes a key."""
     rng = np.random.default_rng(seed)
     tensors = {name: _random(rng, scale, *size) for name, size in eagle_form.matrix_shapes(shape).items()}
     if embedding:
@@ -45,7 +44,7 @@ def make_eagle(
         tensors[eagle_form.TO_TARGET] = torch.from_numpy(ids - np.arange(len(ids)))
         tensors[eagle_form.FROM_TARGET] = torch.from_numpy(np.isin(np.arange(shape.vocab_size), ids))
     said = {key: value for key, value in {**shape.config(), **config}.items() if value is not None}
-    for key in ("num_tokens", "tokenizer_hash"):  # which others do not say
+    for key in ("num_tokens", "tokenizer_hash"):  # heads of other authors lack these keys
         if not said.get(key):
             said.pop(key, None)
     if not shape.layers:
@@ -69,9 +68,11 @@ def eagle_logits(
     embedding: torch.Tensor,
     first: int = 1,
 ) -> torch.Tensor:
-    """Return f32[len(token_ids), columns]: what a head says behind each of some tokens, of which the first is at
-    position `first` of its text. taps f32[n, width]: the target's hidden states before the first n of them; the others
-    are read with the head's own states."""
+    """Return f32[len(token_ids), columns]: a head's logits after each of some tokens.
+
+    The first token is at position `first` of its text. taps f32[n, width] are the target's hidden states before the
+    first n tokens. The other tokens use the head's own states.
+    """
     values = load_file(directory / WEIGHTS)
     states = list(taps @ values["fc.weight"].T)
     keys, heads_values, found = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
@@ -92,7 +93,7 @@ def _row(
     keys: list[torch.Tensor],
     heads_values: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Compute one row, which sees those before it; its keys and values are added to theirs."""
+    """Compute one row, which sees the rows before it. Its keys and values are appended to theirs."""
     layer = {name.removeprefix("midlayer."): value for name, value in values.items() if name.startswith("midlayer.")}
     normed = _normed(state, layer["hidden_norm.weight"], shape)
     both = torch.cat([_normed(embedded, layer["input_layernorm.weight"], shape), normed])
@@ -125,7 +126,7 @@ def _rotated(x: torch.Tensor, position: int, shape: eagle_form.EagleShape) -> to
 
 
 def change_eagle(directory: Path, tensors: dict[str, Any] | None = None, **config: Any) -> None:
-    """Overwrite some of a head's tensors and of its config.json; None takes one away."""
+    """Overwrite some of a head's tensors and of its config.json. None removes an entry."""
     path = directory / "config.json"
     path.write_text(json.dumps(_changed(json.loads(path.read_text()), config)))
     save_file(_changed(load_file(directory / WEIGHTS), tensors or {}), directory / WEIGHTS)

@@ -1,5 +1,4 @@
-"""Tiny GGUF files, written from a checkpoint as llama.cpp's converter writes them, and a checkpoint of the values they
-hold."""
+"""Tiny GGUF files, written from a checkpoint as llama.cpp's converter does, and a checkpoint with the same values."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from specq.testing.tokenizer import TEMPLATE, tokenizer_json
 
 Q = gguf.GGMLQuantizationType
 NORMAL, CONTROL = 1, 3
-MADE = {  # sizes that every type's blocks of 32 fit into
+MADE = {  # sizes that fit the blocks of 32 of every type
     "vocab_size": 352,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -44,11 +43,13 @@ def write_gguf(
     extra: Mapping[str, Float32Array] | None = None,
     tensors_each: int = 0,
 ) -> Path:
-    """Write a Llama-like checkpoint, its matrices in the type `linear`; `metadata` changes keys, None takes one away.
+    """Write a Llama-like checkpoint with its matrices in the type `linear`, and return the path.
 
-    Where `source` shall have the same values, `keep_values` is to be called first. `extra` are tensors of the file's
-    own. With `tensors_each`, parts of so many tensors are written instead, named after `path` as the gguf package names
-    them.
+    - `metadata`: changes keys. None removes a key.
+    - `extra`: additional tensors of the file.
+    - `tensors_each`: write parts with this many tensors instead. Their names follow from `path` as in the gguf package.
+
+    If `source` must have the same values, call `keep_values` first.
     """
     config = json.loads((source / "config.json").read_text())
     writer = gguf.GGUFWriter(path, config["model_type"], split_max_tensors=tensors_each)
@@ -66,7 +67,7 @@ def write_gguf(
 
 
 def keep_values(source: Path, linear: Any) -> None:
-    """Round the matrices of a checkpoint to what a type can hold."""
+    """Round the matrices of a checkpoint to values that a type can hold."""
     file = source / "model.safetensors"
     kept = {
         name: dequantize(quantize(values, linear), linear) if values.ndim == 2 else values
@@ -76,7 +77,7 @@ def keep_values(source: Path, linear: Any) -> None:
 
 
 def _theirs(source: Path, config: dict[str, Any]) -> dict[str, Float32Array]:
-    """Return a checkpoint's tensors as llama.cpp names and orders them."""
+    """Return a checkpoint's tensors with llama.cpp's names and order."""
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == config["model_type"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     found = {}
@@ -87,7 +88,7 @@ def _theirs(source: Path, config: dict[str, Any]) -> dict[str, Float32Array]:
 
 
 def _interleaved(values: Float32Array, own: str, config: dict[str, Any]) -> Float32Array:
-    """Return the rows of Llama's query and key projections as the converter puts them."""
+    """Return the rows of Llama's query and key projections in the converter's order."""
     if config["model_type"] != "llama" or own not in ("attn_q", "attn_k"):
         return values
     heads = config["num_attention_heads" if own == "attn_q" else "num_key_value_heads"]

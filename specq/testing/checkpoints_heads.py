@@ -1,4 +1,4 @@
-"""Random Medusa heads in both forms, and what such heads say by plain arithmetic."""
+"""Random Medusa heads in both forms, and their logits by plain arithmetic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PUBLISHED, PICKLED = medusa_form.WEIGHTS
 
 
 def make_published(directory: Path, hidden: int, vocab: int, *, heads: int = 3, layers: int = 1, seed: int = 0) -> Path:
-    """Write random heads as Medusa's authors do, each with a matrix of its own, in both files' formats at once."""
+    """Write random heads as Medusa's authors do, each with its own matrix, in both file formats."""
     rng = np.random.default_rng(seed)
     tensors = _blocks(rng, hidden, heads, layers)
     tensors |= {f"{head}.{layers}.weight": _random(rng, vocab, hidden) for head in range(heads)}
@@ -40,9 +40,11 @@ def make_heads(
     layers: int = 1,
     seed: int = 0,
 ) -> Path:
-    """Write random heads of our own form, without matrices to the vocabulary, in 8 bits; `tokenizer`: its number of
-    tokens and hash;
-    `head_size`: how many tokens they know, 0 for all."""
+    """Write random heads of our own form in 8 bits, without matrices to the vocabulary.
+
+    - `tokenizer`: its number of tokens and its hash.
+    - `head_size`: number of tokens that the heads know. 0: all.
+    """
     rng, tensors = np.random.default_rng(seed), dict[str, torch.Tensor]()
     for name, tensor in _blocks(rng, hidden, heads, layers).items():
         tensors[name] = tensor
@@ -76,8 +78,10 @@ def _random(rng: np.random.Generator, *shape: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def heads_logits(directory: Path, states: torch.Tensor, output: torch.Tensor | None = None) -> torch.Tensor:
-    """Return f32[n, heads, columns] of hidden states f32[n, hidden]; `output`: the target's matrix, where the heads
-    have none."""
+    """Return f32[n, heads, columns] of hidden states f32[n, hidden].
+
+    `output`: the target's matrix, if the heads have none.
+    """
     tensors, said = load_file(directory / PUBLISHED), json.loads((directory / "config.json").read_text())
     layers = said["medusa_num_layers"]
 
@@ -97,7 +101,10 @@ def heads_logits(directory: Path, states: torch.Tensor, output: torch.Tensor | N
 
 
 def change_heads(directory: Path, tensors: dict[str, Any] | None = None, **config: Any) -> None:
-    """Overwrite some of the heads' tensors and of their config.json; None takes one away. The pickled file goes."""
+    """Overwrite some of the heads' tensors and of their config.json. None removes an entry.
+
+    The pickled file is deleted.
+    """
     (directory / PICKLED).unlink(missing_ok=True)
     path = directory / "config.json"
     path.write_text(json.dumps(_changed(json.loads(path.read_text()), config)))

@@ -56,7 +56,7 @@ Answer = Callable[[Message], Sequence[Message]]
 
 
 def tokens(job_id: int, base_len: int, ids: Sequence[int], finish: str = "") -> Tokens:
-    """Return a message of tokens, all but the last from a draft worker; statistics come with the end."""
+    """Return a message of tokens, all but the last from a draft worker. Statistics come with the end."""
     return Tokens(
         job_id=job_id,
         base_len=base_len,
@@ -70,7 +70,7 @@ def tokens(job_id: int, base_len: int, ids: Sequence[int], finish: str = "") -> 
 
 
 def answer(message: Message) -> Sequence[Message]:
-    """Answer as a broker with one verifier would that always says ANSWER, three tokens a round."""
+    """Answer like a broker with one verifier that always emits ANSWER, three tokens per round."""
     match message:
         case FetchTokenizer():
             return list(tokenizer_chunks(INFO, tokenizer_files()))
@@ -92,7 +92,7 @@ def completion(job: Submit) -> list[Message]:
 
 
 class FakeBroker:
-    """Runs `answer` behind a ROUTER until the block ends; keeps what it heard."""
+    """Runs `answer` behind a ROUTER until the block ends, and keeps the received messages."""
 
     def __init__(self, reply: Answer = answer, endpoint: str = "tcp://127.0.0.1:*") -> None:
         self.reply, self.heard = reply, list[Message]()
@@ -116,7 +116,7 @@ class FakeBroker:
         self._context.term()
 
     def wait_for(self, kind: type[Message], count: int = 1, timeout_s: float = 10.0) -> list[Message]:
-        """Wait until so many messages of a type were heard."""
+        """Wait until `count` messages of a type have arrived."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.num_heard(kind) >= count, timeout_s), f"no {kind.__name__}"
             return [message for message in self.heard if isinstance(message, kind)]

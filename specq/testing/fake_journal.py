@@ -1,4 +1,4 @@
-"""A journal in memory that is strict: what a broker must never tell it is an assertion."""
+"""A strict journal in memory: records that a broker must never write raise AssertionError."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FakeJournal:
             del self.jobs[record.job_id]
 
     def unfinished(self) -> list[StoredJob]:
-        """Return the jobs that have not ended, oldest first."""
+        """Return the unfinished jobs, oldest first."""
         found = [replace(job) for job in self.jobs.values() if not job.finish]
         return sorted(found, key=lambda job: (job.submitted, job.submit.job_id))
 

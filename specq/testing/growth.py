@@ -1,5 +1,7 @@
-"""Trees grown level by level in plain NumPy, from what says which tokens are likely behind each row: for toy heads, and
-to compare with."""
+"""Trees grown level by level in plain NumPy, for toy heads and for comparison.
+
+A `Growth` gives the likely tokens behind each row.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ from specq.protocol import Float32Array, Int32Array, IntpArray
 
 
 class Growth(Protocol):
-    """Trees that grow below some contexts, as many rows at each level for all of them."""
+    """Trees that grow below some contexts, with the same number of rows per level for all."""
 
     def ranked(self, count: int) -> Ranked:
-        """Return the likeliest tokens, at most `count`, behind each row of the last level, [contexts, rows, count]: at
-        first behind the contexts, one row each."""
+        """Return the likeliest tokens, at most `count`, behind each row of the last level, [contexts, rows, count].
+
+        The first level is behind the contexts, one row each.
+        """
         ...
 
     def expand(self, parents: IntpArray, token_ids: Int32Array) -> None:
@@ -28,15 +32,20 @@ class Growth(Protocol):
 
 
 class _Levels:
-    """Grown levels; `rows`: where the rows of the last one stand among all nodes, i64[m, rows], -1 for the contexts."""
+    """Grown levels. `rows`: indices of the last level's rows among all nodes, i64[m, rows]. -1: the contexts."""
 
     def __init__(self) -> None:
         self._parts: list[Grown] = []
         self.num_nodes = 0
 
     def add(self, ranked: Ranked, columns: IntpArray, rows: IntpArray, above: Float32Array) -> Grown:
-        """Add nodes: of what is ranked behind rows [m, rows, count] these, as places in all of it, i64[m, n]; rows
-        i64[m, rows]: which nodes the rows are; above f32[m, rows]: how far these reach."""
+        """Add nodes, chosen from the ranked tokens.
+
+        - `ranked`: tokens behind rows, [m, rows, count].
+        - `columns`: i64[m, n], places in all ranked tokens.
+        - `rows`: i64[m, rows], the nodes of the rows.
+        - `above`: f32[m, rows], the reach of the rows.
+        """
         behind = columns // ranked.token_ids.shape[2]
         num_contexts = len(columns)
         token_ids = np.take_along_axis(ranked.token_ids.reshape(num_contexts, -1), columns, 1)
@@ -54,8 +63,7 @@ class _Levels:
 
 
 def grow_best_first(growth: Growth, num_contexts: int, depth: int, floor: float = -np.inf) -> Grown:
-    """Return nodes of trees of at most so many levels. No level is computed below which nothing could reach the
-    floor."""
+    """Return nodes of trees with at most `depth` levels. A level that cannot reach the floor is not computed."""
     levels = _Levels()
     rows, above = np.full((num_contexts, 1), -1, np.intp), np.zeros((num_contexts, 1), np.float32)
     for level in range(depth):
@@ -73,7 +81,7 @@ def grow_best_first(growth: Growth, num_contexts: int, depth: int, floor: float 
 
 
 def grow_sizes(growth: Growth, num_contexts: int, level_sizes: Sequence[int]) -> Grown:
-    """Return nodes of trees that are grown best first, of so many nodes at each level."""
+    """Return nodes of trees that are grown best first, with `level_sizes` nodes per level."""
     levels = _Levels()
     rows, above = np.full((num_contexts, 1), -1, np.intp), np.zeros((num_contexts, 1), np.float32)
     for level, size in enumerate(level_sizes):
@@ -91,7 +99,7 @@ def grow_sizes(growth: Growth, num_contexts: int, level_sizes: Sequence[int]) ->
 def grow_shape(growth: Growth, num_contexts: int, tree: RankTree) -> Grown:
     """Return the nodes of a tree, level by level."""
     levels = _Levels()
-    place = np.full(len(tree.depths) + 1, -1, np.intp)  # of the tree's nodes among those that were grown
+    place = np.full(len(tree.depths) + 1, -1, np.intp)  # of the tree's nodes among the grown nodes
     rows, above = np.full((num_contexts, 1), -1, np.intp), np.zeros((num_contexts, 1), np.float32)
     expanded: IntpArray = np.array([-1], np.intp)  # the tree's nodes that are the last level's rows; -1: the context
     for depth in range(int(tree.depths.max()) + 1):
@@ -103,7 +111,7 @@ def grow_shape(growth: Growth, num_contexts: int, tree: RankTree) -> Grown:
         place[own] = levels.num_nodes + np.arange(len(own))
         columns = np.broadcast_to(behind * count + tree.ranks[own], (num_contexts, len(own)))
         found = levels.add(ranked, columns, rows, above)
-        chosen = np.flatnonzero(np.isin(own, tree.parents))  # of this level, those that have children
+        chosen = np.flatnonzero(np.isin(own, tree.parents))  # nodes of this level with children
         if not len(chosen):
             break
         expanded = own[chosen]
@@ -115,8 +123,10 @@ def grow_shape(growth: Growth, num_contexts: int, tree: RankTree) -> Grown:
 
 
 def lines_of(parents: Int32Array, levels: IntpArray, beyond: int = 0) -> Int32Array:
-    """Return i32[levels, m, n]: the lines of nodes, one by one, given parents i32[m, n] and levels i64[n]; `beyond`: at
-    deeper levels. See `specq.drafting.eagle3.interface.DeviceNodes`."""
+    """Return i32[levels, m, n]: the lines of nodes, one by one, given parents i32[m, n] and levels i64[n].
+
+    `beyond`: the value at deeper levels. See `specq.drafting.eagle3.interface.DeviceNodes`.
+    """
     num_trees, num_nodes = parents.shape
     found = np.full((int(levels.max()) + 1, num_trees, num_nodes), beyond, np.int32)
     for tree in range(num_trees):
@@ -129,7 +139,7 @@ def lines_of(parents: Int32Array, levels: IntpArray, beyond: int = 0) -> Int32Ar
 
 
 def grow(growth: Growth, request: TreeRequest) -> Grown:
-    """Return what a request asks for."""
+    """Return the result of a request."""
     num_trees = len(request.session_ids)
     if request.level_sizes:
         return grow_sizes(growth, num_trees, request.level_sizes)

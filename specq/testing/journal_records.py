@@ -1,4 +1,4 @@
-"""Records of jobs to write to a journal: single ones, and whole histories at random."""
+"""Records of jobs for a journal: single ones, and random histories."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ended(job_id: int, tokens: list[int], at: float = 9.0, finish: str = "length
 
 
 def history(rng: random.Random, num_jobs: int = 12, length: int = 300) -> list[Record]:
-    """Return records of jobs that begin, go on, end or are dropped at random."""
+    """Return records of jobs that begin, continue, end or are dropped at random."""
     records: list[Record] = []
     texts: dict[int, list[int]] = {}
     over: set[int] = set()
@@ -78,6 +78,9 @@ def groups(rng: random.Random, records: list[Record]) -> Iterator[list[Record]]:
 
 
 def plain(job: StoredJob | None) -> StoredJob | None:
-    """Return a job as it is found: without what only one that runs remembers, or without what it has so far."""
+    """Return a job as a reader finds it.
+
+    It lacks counts that only a running broker has. An unfinished job also lacks its tokens and weights.
+    """
     bare = job and replace(job, rounds=0, draft_tokens=0, cached_tokens=0)
     return bare if not bare or bare.finish else replace(bare, weights="", token_ids=b"", origins=b"", logprobs=b"")

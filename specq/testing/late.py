@@ -1,5 +1,7 @@
-"""A toy engine whose steps are in flight for a while, as on a GPU: for tests of whoever launches a step before the last
-one is collected."""
+"""A toy engine with steps in flight, as on a GPU.
+
+It tests code that launches a step before the last one is collected.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from specq.protocol import NO_TAP, EngineError, Int32Array, Judgement, ModelInfo
 from specq.testing.toy import ToyEngine
 from specq.verification import StepBatch, is_handle
 
-POISON = 7  # what is said of a session that has been closed, and what stands where a token is not known
+POISON = 7  # emitted for a closed session, and placed where a token is unknown
 
 
 @dataclass(eq=False)
 class LateStep:
-    """A step in flight; fulfils `specq.engines.Launched`."""
+    """A step in flight. Implements `specq.engines.Launched`."""
 
     engine: LateEngine
     batch: StepBatch
@@ -26,7 +28,7 @@ class LateStep:
     after: LateStep | None
     closed: set[int] = field(default_factory=set)
     tokens: Int32Array | None = None  # of the judged sessions, once it is collected
-    error: Exception | None = None  # that collection raises
+    error: Exception | None = None  # raised by collection
 
     @property
     def feeds(self) -> bool:
@@ -45,12 +47,14 @@ class LateStep:
 
 
 class LateEngine(ToyEngine):
-    """Computes when a step is collected, with the tokens that the step before gave by then. It checks the order of
-    calls, and where the sessions' KV ends.
+    """Computes when a step is collected, with the tokens of the step before.
 
-    failing   steps whose collection raises, by the number of their launch: the errors
-    most      steps that were ever in flight at once; num_discarded
-    is_apart  as of an engine whose steps other processes launch
+    It checks the order of calls, and the KV lengths of the sessions.
+
+    - `failing`: errors that collection raises, by the number of the launch.
+    - `most`: the maximum number of steps in flight at once.
+    - `num_discarded`: number of discarded steps.
+    - `is_apart`: as for an engine whose steps other processes launch.
     """
 
     overlaps = takes_unread = True
@@ -64,7 +68,7 @@ class LateEngine(ToyEngine):
 
     @property
     def free_slots(self) -> int:
-        """See `Engine`; what is in flight has slots."""
+        """See `Engine`. Steps in flight have slots."""
         return super().free_slots - sum(int(late.batch.num_rows.sum()) for late in self.flights)
 
     def close(self, session_id: int) -> None:
@@ -99,7 +103,7 @@ class LateEngine(ToyEngine):
         return late
 
     def _length(self, session_id: int) -> int:
-        """Return how long a session's KV will be when all that is in flight has ended."""
+        """Return a session's KV length when all steps in flight have ended."""
         in_flight = [late.batch for late in self.flights if session_id not in late.closed]
         counts = [
             int(of.num_tokens[of.session_ids.index(session_id)]) for of in in_flight if session_id in of.session_ids
@@ -132,7 +136,7 @@ class LateEngine(ToyEngine):
 
 
 def _read(batch: StepBatch) -> StepBatch:
-    """Return a batch with its drafted tokens: what was read is what the device has."""
+    """Return a batch with its drafted tokens. The read tokens must be those on the device."""
     drafted, batch = batch.drafted, batch.known()
     if drafted is not None and drafted.values is not None:
         was_read = drafted.values >= 0
@@ -146,7 +150,7 @@ def _read(batch: StepBatch) -> StepBatch:
 
 
 def _parents_of(lines: Int32Array) -> Int32Array:
-    """Return the parents of nodes, i32[n], given their lines, whose places go on from level to level."""
+    """Return the parents of nodes, i32[n], given their lines. Places in the lines increase from level to level."""
     own = lines.max(0)
     levels = (lines == own).argmax(0)
     return np.where(levels > 0, lines[levels - 1, np.arange(lines.shape[1])], np.int32(-1))

@@ -1,4 +1,7 @@
-"""The naive oracle: one session, one row, one token at a time, in plain Python; shares no code with what it checks."""
+"""The naive oracle: one session, one row, one token at a time, in plain Python.
+
+It shares no code with the tested code.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from specq.protocol import BoolArray, Float32Array, Float64Array, SamplingParams
 _MASK = 2**32 - 1
 _GUMBEL, _ACCEPT, _RESIDUAL = 1, 2, 3  # domains of the hash
 
-Outcome = tuple[tuple[int, ...], list[int]]  # the accepted path, and the tokens that are emitted
+Outcome = tuple[tuple[int, ...], list[int]]  # the accepted path, and the emitted tokens
 Bars = Callable[[Float32Array, SamplingParams], tuple[Float64Array, float]]  # of a row: its distribution, and its bar
 
 
@@ -25,7 +28,7 @@ def splitmix(x: int) -> int:
 
 
 def hash32(domain: int, seed: int, position: int, token: int) -> int:
-    """The hash of `specq.verification.noise`, in Python integers."""
+    """Return the hash of `specq.verification.noise`, in Python integers."""
     mixed = splitmix((splitmix(seed ^ (domain * 0x9E3779B97F4A7C15 % 2**64)) + position) % 2**64)
     key0, key1 = mixed & _MASK, mixed >> 32
     x = (token * 0x9E3779B1 + key0) & _MASK
@@ -53,7 +56,7 @@ def scaled(row: Float32Array, params: SamplingParams) -> Float32Array:
 
 
 def kept(row: Float32Array, params: SamplingParams) -> BoolArray:
-    """Return bool[vocab]: what top-k, top-p and min-p keep, ties included."""
+    """Return bool[vocab]: the tokens that top-k, top-p and min-p keep, ties included."""
     s = scaled(row, params)
     order = sorted(range(len(s)), key=lambda t: -s[t])
     keep = np.ones(len(s), bool)
@@ -92,7 +95,7 @@ def own_token(row: Float32Array, params: SamplingParams, position: int) -> int:
 
 
 def deterministic(step: SessionStep, rows: Float32Array) -> Outcome:
-    """Return (path, tokens) of one session; rows [1 + nodes, vocab]."""
+    """Return (path, tokens) of one session. rows: [1 + nodes, vocab]."""
     tree, node = step.tree, -1
     path: list[int] = []
     tokens: list[int] = []
@@ -107,14 +110,15 @@ def deterministic(step: SessionStep, rows: Float32Array) -> Outcome:
 
 
 def children_in_order(tree: Tree, node: int) -> list[int]:
-    """Return the indices of a node's children as `probabilistic` judges them: sampled ones in draw order, then point
-    masses."""
+    """Return the indices of a node's children in `probabilistic`'s order: sampled ones in draw order, then point
+    masses.
+    """
     children = [i for i in range(tree.num_nodes) if tree.parents[i] == node]
     return sorted(children, key=lambda i: (tree.distributions is None or tree.distributions.rows[i] < 0, i))
 
 
 def draft_distribution(tree: Tree, node: int, earlier_siblings: list[int], vocab: int) -> Float64Array:
-    """Return f64[vocab]: what the node's token was drawn from, given its earlier siblings."""
+    """Return f64[vocab]: the distribution that the node's token was drawn from, given its earlier siblings."""
     probs: Float64Array = np.zeros(vocab)
     if tree.distributions is None or tree.distributions.rows[node] < 0:
         probs[tree.token_ids[node]] = 1
@@ -130,8 +134,10 @@ def draft_distribution(tree: Tree, node: int, earlier_siblings: list[int], vocab
 
 
 def probabilistic(step: SessionStep, rows: Float32Array) -> Outcome:
-    """Return (path, tokens) of one session by the published rule (Leviathan et al. 2023, arXiv 2211.17192; siblings:
-    SpecInfer)."""
+    """Return (path, tokens) of one session by the published rule.
+
+    Sources: Leviathan et al. 2023, arXiv 2211.17192. For siblings: SpecInfer.
+    """
     tree, params, node = step.tree, step.params, -1
     path: list[int] = []
     tokens: list[int] = []
@@ -157,8 +163,7 @@ def probabilistic(step: SessionStep, rows: Float32Array) -> Outcome:
 
 
 def longest(step: SessionStep, rows: Float32Array, bar_of: Bars) -> Outcome:
-    """Return (path, tokens) of a lossy strategy: of all accepted paths the longest, then the likeliest, then the
-    first."""
+    """Return (path, tokens) of a lossy strategy: the longest accepted path, then the likeliest, then the first."""
     tree = step.tree
     best: tuple[tuple[int, float], tuple[int, ...]] = ((0, 0.0), ())
     for leaf in range(tree.num_nodes):
@@ -179,7 +184,7 @@ def _path_to(tree: Tree, node: int) -> tuple[int, ...]:
 
 
 def threshold(step: SessionStep, rows: Float32Array) -> Outcome:
-    """Accept what is likelier than a parameter."""
+    """Accept a token if its probability exceeds a parameter."""
 
     def bar_of(row: Float32Array, params: SamplingParams) -> tuple[Float64Array, float]:
         at = params if params.temperature > 0 else dataclasses.replace(params, temperature=1.0)
@@ -189,7 +194,7 @@ def threshold(step: SessionStep, rows: Float32Array) -> Outcome:
 
 
 def typical(step: SessionStep, rows: Float32Array) -> Outcome:
-    """Accept what is likelier than a bar that falls with the row's entropy."""
+    """Accept a token if its probability exceeds a bar that falls with the row's entropy."""
 
     def bar_of(row: Float32Array, params: SamplingParams) -> tuple[Float64Array, float]:
         probs = distribution(row, params)
@@ -200,11 +205,11 @@ def typical(step: SessionStep, rows: Float32Array) -> Outcome:
 
 
 def greedy(_step: SessionStep, rows: Float32Array) -> Outcome:
-    """Return the likeliest token; no draft is looked at."""
+    """Return the likeliest token, without reading drafts."""
     return (), [int(np.argmax(rows[0]))]
 
 
-# A naive judge of each strategy: (step, rows f32[1 + nodes, vocab]) -> (path, tokens).
+# A naive judge for each strategy: (step, rows f32[1 + nodes, vocab]) -> (path, tokens).
 RULES: dict[str, Callable[[SessionStep, Float32Array], Outcome]] = {
     "deterministic": deterministic,
     "probabilistic": probabilistic,

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for parameters, trees and steps; logits for steps, and a comparison with naive judges."""
+"""Hypothesis strategies for parameters, trees and steps. Also logits for steps, and a comparison with naive judges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specq.verification.judge import judge
 
 VOCAB = 12
 
-# What is drawn from is made once: to make and check a strategy takes longer than to draw from it.
+# Made once, since making and checking a Hypothesis strategy takes longer than a draw.
 _TEMPERATURES = st.sampled_from([0.0, 0.0, 0.3, 0.8, 1.0, 2.5])
 _TOP_KS = st.sampled_from([0, 0, 1, 3, 5, 40])
 _TOP_PS = st.sampled_from([1.0, 1.0, 0.05, 0.5, 0.9, 0.999])
@@ -49,14 +49,14 @@ def sampling_params(draw: st.DrawFn, /, strategy: str = "deterministic") -> Samp
 
 @st.composite
 def params_of(draw: st.DrawFn, /, names: Sequence[str]) -> SamplingParams:
-    """Draw parameters of one of these strategies, those that only one of specq's reads included."""
+    """Draw parameters of one of the named strategies, with the parameters of single strategies."""
     params = draw(sampling_params(strategy=draw(st.sampled_from(names))))
     return replace(params, threshold=draw(_BARS), typical_eps=draw(_BARS))
 
 
 @cache
 def _nodes(vocab: int, max_nodes: int) -> st.SearchStrategy[list[int]]:
-    """Return what lists of nodes are drawn from: each a place above it and a token, as one number."""
+    """Return the Hypothesis strategy for lists of nodes. A node is a parent place and a token, as one number."""
     return st.lists(st.integers(0, (max_nodes + 1) * vocab - 1), max_size=max_nodes)
 
 
@@ -79,8 +79,7 @@ def trees(draw: st.DrawFn, /, vocab: int = VOCAB, max_nodes: int = 10) -> Tree:
 
 @st.composite
 def sampled_trees(draw: st.DrawFn, /, vocab: int = VOCAB, **of_trees: Any) -> Tree:
-    """Draw trees some of whose nodes were drawn: each group has a distribution, of which its sampled members have
-    weight."""
+    """Draw trees with some sampled nodes. Each group has a distribution that gives its sampled members weight."""
     tree = draw(trees(vocab=vocab, **of_trees))
     rng = np.random.default_rng(draw(_ENTROPIES))
     parents = np.unique(tree.parents)
@@ -117,7 +116,7 @@ def steps(
 def packed_logits(
     steps: Sequence[SessionStep], entropy: int, *, vocab: int = VOCAB, coarse: bool = False
 ) -> torch.Tensor:
-    """Return logits [rows, vocab]; `coarse` makes many exact ties."""
+    """Return logits [rows, vocab]. `coarse` makes many exact ties."""
     rng = np.random.default_rng(entropy)
     logits = rng.normal(0, 2, (sum(step.num_judged_rows for step in steps), vocab)).astype(np.float32)
     return torch.from_numpy(np.round(logits) if coarse else logits)
@@ -134,7 +133,7 @@ def split(steps: Sequence[SessionStep], logits: torch.Tensor) -> list[tuple[Sess
 
 
 def check_against_naive(naive: Mapping[str, Naive], max_examples: int = 100) -> None:
-    """Judge mixed batches of the strategies that are named: each session as its naive version does alone."""
+    """Judge mixed batches of the named strategies, and compare each session with its naive judge."""
 
     @settings(max_examples=max_examples, deadline=None)
     @given(st.lists(steps(params=params_of([*naive]), tree=sampled_trees()), max_size=4), st.integers(0, 2**32))

@@ -1,10 +1,10 @@
 """Speculative decoding in textbook order, one session, one row at a time: draft, verify, accept, correct.
 
-Everything else in specq does the same for many sessions at once, over sockets, without waiting. Read this file first.
-The conformance suites compare with it. The rules for one position are in `specq.testing.oracle`.
+The rest of specq does the same for many sessions at once, over sockets, without waiting. Read this file first. The
+conformance suites compare with it. The rules for one position are in `specq.testing.oracle`.
 
-    target   a function: token ids so far -> logits f32[vocab] of the next token
-    draft    a function: token ids so far -> a tree of guesses (`NO_TREE`: none, which is plain decoding)
+- `target`: a function from token ids so far to logits f32[vocab] of the next token.
+- `draft`: a function from token ids so far to a tree of guesses. `NO_TREE` is plain decoding.
 
 Source: Leviathan et al. 2023 (arXiv 2211.17192) for chains; SpecInfer (arXiv 2305.09781) for trees.
 """
@@ -25,10 +25,10 @@ Draft = Callable[[list[int]], Tree]
 
 @dataclass
 class Decoded:
-    """A text, and what speculation did for it.
+    """A text, and the effect of speculation on it.
 
-    token_ids   the generated tokens
-    accepted    of each round, how many draft tokens were accepted; a round of plain decoding accepts 0
+    - `token_ids`: the generated tokens.
+    - `accepted`: the number of accepted draft tokens of each round. 0 for plain decoding.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -43,13 +43,16 @@ def decode(
     params: SamplingParams,
     stop_ids: Sequence[int] = (),
 ) -> Decoded:
-    """Return at most `num_tokens` tokens after a prompt; a token of `stop_ids` ends the text and is part of it."""
+    """Return at most `num_tokens` tokens after a prompt.
+
+    A token of `stop_ids` ends the text and is part of the text.
+    """
     decoded = Decoded()
     accept = oracle.RULES[params.strategy]
     while not is_ended(decoded.token_ids, num_tokens, stop_ids):
         text = [*prompt, *decoded.token_ids]
         tree = draft(text)  # 1. draft: cheap guesses
-        rows = verify(target, text, tree)  # 2. verify: the target's logits behind each guess, in one pass elsewhere
+        rows = verify(target, text, tree)  # 2. verify: the target's logits behind each guess; one pass in specq
         step = SessionStep(0, len(text) - 1, np.array(text[-1:], np.int32), params, tree)
         path, token_ids = accept(step, rows)  # 3. accept a path, and 4. correct: one token of the target's own
         decoded.accepted.append(len(path))
@@ -73,11 +76,11 @@ def is_ended(token_ids: Sequence[int], num_tokens: int, stop_ids: Sequence[int])
 
 
 def cut(token_ids: list[int], num_tokens: int, stop_ids: Sequence[int]) -> list[int]:
-    """Return the tokens up to the first stop token, at most `num_tokens`: a round may bring more than that."""
+    """Return the tokens up to the first stop token, at most `num_tokens`. A round may give more."""
     ends = [place + 1 for place, token_id in enumerate(token_ids) if token_id in stop_ids]
     return token_ids[: min([num_tokens, *ends])]
 
 
 def plain(_text: list[int]) -> Tree:
-    """Draft nothing: plain decoding."""
+    """Draft no tokens: plain decoding."""
     return NO_TREE

@@ -1,4 +1,7 @@
-"""A broker and a verifier with a toy model, their loops in threads, with keys: real sockets, but up in a blink."""
+"""A broker and a verifier with a toy model and keys, their loops in threads.
+
+The sockets are real, and start-up is fast.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ CLOSE_S = 10.0
 
 
 def make_all(directory: Path) -> str:
-    """Make a key for each role; return the directory as an option."""
+    """Make a key for each role, and return the directory as an option."""
     for name, role in ROLES.items():
         make_keys(directory, name, (role,))
     return str(directory)
@@ -38,7 +41,7 @@ def model() -> ModelInfo:
 
 
 class Secured:
-    """The two loops. `refusals`: why the verifier ended, where the broker refused it for good."""
+    """The two loops. `refusals`: why the verifier ended, if the broker refused it for good."""
 
     def __init__(self, keys: str, journal: str = "none", target_keys: str = "") -> None:
         self.keys = keys
@@ -53,7 +56,7 @@ class Secured:
 
 @contextmanager
 def served(keys: str, journal: str = "none", target_keys: str = "") -> Iterator[Secured]:
-    """Serve until the block is left."""
+    """Serve until the block ends."""
     one, stopped = Secured(keys, journal, target_keys), threading.Event()
     ends: list[Callable[[], None]] = [lambda: one.target.context.destroy(0), one.broker.close]
     loops = zip((one.target, one.broker), ends, strict=True)

@@ -1,5 +1,4 @@
-"""Tiny tokenizers, made on the spot, as files that a verifier would serve: a byte-level one, and one of SentencePiece's
-kind."""
+"""Tiny tokenizers, built on demand, as the files that a verifier would serve: byte-level and SentencePiece."""
 
 import json
 import string
@@ -21,7 +20,7 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 @cache
 def tokenizer_json() -> str:
-    """Train about 350 byte-level entries; ids 0 to 2 are special."""
+    """Train about 350 byte-level entries. Ids 0 to 2 are special."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -36,8 +35,11 @@ def tokenizer_json() -> str:
 
 
 def sentencepiece_files() -> dict[str, str]:
-    """Return the files of a tokenizer as SentencePiece makes them: spaces as letters, one put in front of a text, `<s>`
-    before it, and tokens for single bytes. Few of its words are whole."""
+    """Return the files of a SentencePiece tokenizer.
+
+    Spaces are letters, with one before each text. `<s>` precedes the text, and single bytes have tokens. Few words are
+    whole tokens.
+    """
     words = ["\u2581", "\u2581a", "\u2581the", "re", "turn", "\u2581re", "\u2581return", "eg", "gs", "\u2581eggs"]
     letters = sorted(set("".join(SAMPLE).replace(" ", "") + string.ascii_letters + string.digits) - set("\n🙂中"))
     pieces = ["<unk>", "<s>", "</s>", *words, *letters, *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -51,6 +53,6 @@ def sentencepiece_files() -> dict[str, str]:
 
 
 def tokenizer_files() -> dict[str, str]:
-    """Return what `load_tokenizer_files` would read of such a checkpoint."""
+    """Return the files that `load_tokenizer_files` would read from such a checkpoint."""
     config = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>"}
     return {"tokenizer.json": tokenizer_json(), "tokenizer_config.json": json.dumps(config)}

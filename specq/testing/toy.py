@@ -1,8 +1,8 @@
 """A toy model for tests of everything around the model: exact, stateless, instant.
 
-The toy target's next token is a hash of the last two tokens. `ToyEngine` keeps the books that a real engine keeps
-(which sessions are open, how much KV each has) and fails loudly when the verifier breaks the contract. `ToyProposer`
-knows the target and is wrong at known places.
+The toy target's next token is a hash of the last two tokens. `ToyEngine` tracks open sessions and their KV as a real
+engine does. It fails loudly if the verifier breaks the contract. `ToyProposer` knows the target, and is wrong at known
+places.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def toy_info(name: str = "toy", *, kv_slots: int = 10_000, tokenizer: str = "toy
 
 
 def next_token(context: Sequence[int], seed: int = 0) -> int:
-    """Return what the toy target says after a context; never EOS."""
+    """Return the toy target's token after a context, never EOS."""
     a, b = (0, *context)[-2:]
     return 1 + (a * 7919 + b * 104729 + len(context) * 31 + seed * 17) % (VOCAB - 1)
 
@@ -60,8 +60,11 @@ def toy_text(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
 
 
 class ToyEngine:
-    """An engine that computes `next_token`, and checks that it is used as the protocol says. The hidden state of a row
-    in any layer is (layer, position, token id); the logits of a scratch row are 1 at its next token, else 0."""
+    """An engine that computes `next_token`, and checks that its caller follows the protocol.
+
+    The hidden state of a row in any layer is (layer, position, token id). The logits of a scratch row are 1 at its next
+    token, else 0.
+    """
 
     num_tap_layers = 2
     is_helped = False
@@ -74,7 +77,7 @@ class ToyEngine:
         self.max_chain = max_chain
         self.contexts: dict[int, list[int]] = {}  # session -> the tokens whose KV it holds
         self.num_rows: list[int] = []  # of each step
-        self.busy_s = 0.0  # what all steps take, by the clock of a simulated world
+        self.busy_s = 0.0  # duration of all steps by the clock of a simulated world
 
     @property
     def free_slots(self) -> int:
@@ -109,7 +112,7 @@ class ToyEngine:
         for i, position in enumerate(step.scratch.positions.tolist()):
             row = step.tree.num_nodes + i
             before = token_ids[parents[row]] if parents[row] >= 0 else int(step.token_ids[-1])
-            context = [0] * (position - 1) + [before, token_ids[row]]  # of which only the length and the end count
+            context = [0] * (position - 1) + [before, token_ids[row]]  # only the length and the end count
             logits[i, next_token(context, step.params.seed)] = 1
         return logits
 
@@ -152,7 +155,7 @@ class ToyEngine:
 
 
 def _hidden(step: SessionStep, tap: Tap) -> Float32Array:
-    """Return [rows, 3 * layers]: the toy hidden states that a tap wants of a step."""
+    """Return [rows, 3 * layers]: the toy hidden states of a step that a tap requests."""
     positions = [
         *range(step.start, step.base_len),
         *(step.base_len + depth - 1 for depth in step.tree.depths().tolist()),

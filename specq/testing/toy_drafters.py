@@ -1,4 +1,4 @@
-"""Toy drafters, with the text of `specq.testing.toy`: in a draft worker, and of each kind beside a verifier."""
+"""Toy drafters for the text of `specq.testing.toy`: for draft workers, and of each kind for a verifier."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from specq.verifier.sources import Followed
 
 
 class ToyProposer(Drafter):
-    """Drafts the toy target's tokens, but with a wrong first choice at every `wrong_every`-th position (0: never).
+    """Drafts the toy target's tokens, with a wrong first choice at every `wrong_every`-th position (0: never).
 
-    The right token is then the second choice, or missing if `blind`. Where children are to be drawn, they are drawn
-    from a law that gives the first choice half of the weight.
+    The right token is then the second choice, or missing if `blind`. Sampled children are drawn from a distribution
+    that gives the first choice half of the weight.
     """
 
     def __init__(self, info: ModelInfo | None = None, *, wrong_every: int = 0, blind: bool = False) -> None:
@@ -40,7 +40,7 @@ class ToyProposer(Drafter):
         self.contexts: dict[int, list[int]] = {}
         self.params: dict[int, SamplingParams] = {}
         self.nodes: dict[int, dict[int, list[int]]] = {}  # session -> node id -> its path of tokens
-        self.pass_s, self.busy_s = 0.001, 0.0  # what a pass, and all passes, take by the clock of a simulated world
+        self.pass_s, self.busy_s = 0.001, 0.0  # one pass and all passes, by the clock of a simulated world
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         self.contexts[session_id], self.params[session_id] = token_ids.tolist(), params
@@ -92,14 +92,16 @@ def _ranked(ranked: list[int]) -> Children:
 
 
 class ToyChains(NodeChains):
-    """Chains for a verifier's own drafter: a `ToyProposer` asked level by level. It checks that sessions are opened and
-    closed between two rounds."""
+    """Chains for a verifier's own drafter: a `ToyProposer`, level by level.
+
+    It checks that sessions are opened and closed between two rounds.
+    """
 
     drafter: ToyProposer
 
     def __init__(self, drafter: ToyProposer | None = None) -> None:
         super().__init__(drafter or ToyProposer())
-        self.most_sessions = 1000  # that it has room for
+        self.most_sessions = 1000  # its capacity
         self.num_started: list[int] = []  # sessions of each round
         self.begun: Chains | None = None
 
@@ -119,26 +121,28 @@ class ToyChains(NodeChains):
         return Pending(self.collect)
 
     def collect(self) -> Chains:
-        """Return the chains that were begun."""
+        """Return the chains of the current round."""
         assert self.begun is not None
         chains, self.begun = self.begun, None
         return chains
 
 
 class UnreadToyChains(ToyChains):
-    """The same, whose tokens are on a device before they are read. `failing`: rounds that cannot be read, by their
-    number: the errors."""
+    """The same, but its tokens are on a device before the host reads them.
+
+    `failing`: errors of rounds that cannot be read, by the number of the round.
+    """
 
     def __init__(self, drafter: ToyProposer | None = None) -> None:
         super().__init__(drafter)
         self.failing: dict[int, Exception] = {}
-        self.num_unread = 0  # rounds that were asked for before they were read
+        self.num_unread = 0  # rounds requested before they were read
 
     def start(self, session_ids: Sequence[int], depth: int, width: int) -> Pending[Chains]:
         return Pending(super().start(session_ids, depth, width).collect, self.on_device)
 
     def on_device(self) -> Any:
-        """Return the tokens of the chains that were begun; see `ChainDrafter.start`."""
+        """Return the tokens of the current round's chains. See `ChainDrafter.start`."""
         assert self.begun is not None
         token_ids = self.begun.token_ids
         if token_ids.min() < 0 or any(self.begun.distributions):
@@ -155,11 +159,10 @@ class UnreadToyChains(ToyChains):
 
 
 class ToyHeads:
-    """Heads that know the toy texts of one prompt, and check that they get the states that the target made the last
-    tokens from.
+    """Heads that know the toy texts of one prompt, and check the states that they receive.
 
-    Their first choice is wrong at every `wrong_every`-th position (0: never); the right token is then the second, or
-    missing if `blind`.
+    The states must be those from which the target made the last tokens. The first choice is wrong at every
+    `wrong_every`-th position (0: never). The right token is then the second, or missing if `blind`.
     """
 
     def __init__(self, prompt: Sequence[int], num_heads: int = 4, *, wrong_every: int = 0, blind: bool = False) -> None:
@@ -191,11 +194,10 @@ class ToyHeads:
 
 
 class ToyTrees:
-    """A head that knows the toy texts of one prompt, and checks that it is given each row of a text once, with the
-    token behind it.
+    """A head that knows the toy texts of one prompt, and checks that it gets each row once, with the token behind it.
 
-    Its first choice is wrong at every `wrong_every`-th position (0: never); the right token is then the second, or
-    missing if `blind`. Behind a wrong token it says nothing of use.
+    The first choice is wrong at every `wrong_every`-th position (0: never). The right token is then the second, or
+    missing if `blind`. After a wrong token its output is useless.
     """
 
     layers = (0, 1)
@@ -204,7 +206,7 @@ class ToyTrees:
 
     def __init__(self, *, wrong_every: int = 0, blind: bool = False) -> None:
         self.wrong_every, self.blind = wrong_every, blind
-        self.texts: dict[int, list[int]] = {}  # session -> its tokens; 0 where they are not known
+        self.texts: dict[int, list[int]] = {}  # session -> its tokens; 0 if unknown
         self.num_started: list[int] = []  # contexts of each round
         self.num_levels = 0
 
@@ -229,14 +231,16 @@ class ToyTrees:
         return [_growing(self.growth(one), one) for one in requests]
 
     def growth(self, request: TreeRequest) -> Growth:
-        """Return what says of a request's trees what is likely, level by level."""
+        """Return the growth that ranks tokens for a request's trees, level by level."""
         texts = [[list(self.texts[session_id])] for session_id in request.session_ids]
         return ToyGrowth(self, texts, [params.seed for params in request.params])
 
 
 def _growing(growth: Growth, request: TreeRequest) -> Pending[Grown]:
-    """Return trees that a toy head grows; those of given level sizes are there before they are asked for, as on a
-    device."""
+    """Return trees that a toy head grows.
+
+    Trees of given level sizes are available before they are read, as on a device.
+    """
     grown = cache(partial(grow, growth, request))
 
     def on_device() -> DeviceNodes | None:
@@ -248,7 +252,7 @@ def _growing(growth: Growth, request: TreeRequest) -> Pending[Grown]:
 
 
 class ToyGrowth:
-    """Trees of a toy head; `texts`: of each row of the last level, from the beginning."""
+    """Trees of a toy head. `texts`: of each row of the last level, from the beginning."""
 
     def __init__(self, head: ToyTrees, texts: list[list[list[int]]], seeds: list[int]) -> None:
         self._head, self._texts, self._seeds = head, texts, seeds

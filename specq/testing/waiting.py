@@ -1,4 +1,4 @@
-"""Waiting for what other processes and threads do."""
+"""Waits for other processes and threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ LOOK_S = 0.005
 
 
 def wait_until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
-    """Look until the condition holds; fails after the limit."""
+    """Wait until the condition holds.
+
+    Raises AssertionError after `limit_s` seconds.
+    """
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "it never came about"

@@ -1,7 +1,7 @@
-"""`specq.simulate.world` for tests: any models, one client that keeps what it hears, and lines that lose and double.
+"""`specq.simulate.world` for tests: any models, one client that keeps its messages, and lines that lose and double.
 
-Everything travels as frames through `specq.protocol.wire`, as over sockets. One event at a time, in the order of its
-time; the same seed gives the same run.
+All messages travel as frames through `specq.protocol.wire`, as over sockets. Events run one at a time in order of time.
+The same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NO_HOST = HostSettings(broker_us=0, draft_us=0, graft_us=0, verdict_us=0, plan_u
 
 @dataclass
 class ReceivedText:
-    """What a client has heard of one job."""
+    """The client's view of one job."""
 
     token_ids: list[int] = field(default_factory=list)
     finish: str = ""
@@ -55,7 +55,7 @@ class ReceivedText:
 
 
 class TimedToy:
-    """A model that does not know the virtual clock: here its steps and passes take time by it."""
+    """A model that does not know the virtual clock. Here its steps and passes take virtual time."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -95,12 +95,12 @@ class World:
         self.verifiers: dict[bytes, Verifier] = {}
         self.drafters: dict[bytes, DraftWorker] = {}
         self.received: dict[int, ReceivedText] = {}
-        self.others: list[Message] = []  # what the client heard besides its jobs
+        self.others: list[Message] = []  # messages to the client that do not belong to a job
         spoilt = bool(loss or double)
         self.line = LineSettings(
             delay_s, jitter_s=1.5 * delay_s * spoilt, loss=loss, double=double, in_order=not spoilt
         )
-        # A client asks again by itself; that is not what is tested here.
+        # A client repeats its requests by itself. The tests do not cover that here.
         self.simulated.add_client(CLIENT, self._hear, LineSettings(delay_s))
 
     # --- time -------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class World:
         return self.simulated.queue.now
 
     def at(self, delay: float, action: Callable[[], object]) -> None:
-        """Do something after so many seconds."""
+        """Run an action after `delay` seconds."""
         self.simulated.queue.at(self.now + delay, action)
 
     def run(self, seconds: float) -> None:
@@ -118,13 +118,13 @@ class World:
         self.simulated.queue.run(seconds)
 
     def run_until(self, condition: Callable[[], bool], limit_s: float = 300.0) -> None:
-        """Let time pass until the condition holds; fails after the limit."""
+        """Let time pass until the condition holds. Fails after the limit."""
         self.simulated.queue.run_until(condition, limit_s)
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def add_verifier(self, identity: bytes = b"v0", engine: Engine | None = None, **options: Any) -> Verifier:
-        """Start a verifier; without an engine it has a toy."""
+        """Start a verifier. Without an engine it has a toy."""
         model = _timed(engine or ToyEngine())
         sizes = [1, 8, 64]
         curve = StepCurve(sizes, model.step_times(sizes))
@@ -132,14 +132,14 @@ class World:
         return self.verifiers[identity]
 
     def add_drafter(self, identity: bytes = b"d0", proposer: Drafter | None = None, **options: int) -> DraftWorker:
-        """Start a drafter; without a proposer it has a toy."""
+        """Start a drafter. Without a proposer it has a toy."""
         model = _timed(proposer or ToyProposer())
         model.pass_s = self.pass_s
         self.drafters[identity] = self.simulated.add_drafter(identity, model, self.line, **options)
         return self.drafters[identity]
 
     def kill(self, identity: bytes) -> None:
-        """Stop a worker without a word."""
+        """Stop a worker without a message to the broker."""
         self.simulated.kill(identity)
         self.verifiers.pop(identity, None)
         self.drafters.pop(identity, None)
@@ -154,7 +154,7 @@ class World:
     def submit(
         self, job_id: int, prompt: Sequence[int], *, speculation: Speculation | None = None, **params: Any
     ) -> ReceivedText:
-        """Submit a job; return where its tokens will appear."""
+        """Submit a job, and return the object that receives its tokens."""
         message = Submit(
             job_id=job_id,
             params=SamplingParams(**params).validate(),

@@ -1,15 +1,15 @@
 """Text to token ids and back, without torch or transformers.
 
-    token_texts        what each token is: its spelling, bytes and text; a tokenizer's files as messages
-    codec              the tokenizer of one model
-    byte_codec         the same between bytes and ids, for pieces of a text
-    vocabularies       two of them: what both have, and a text of the one in tokens of the other
-    detokenizer        tokens to text piece by piece, up to a stop string
-    stop_strings       where stop strings begin and end in a text that grows
-    messages           conversations as clients send them, in the one form that templates receive, and these to prompts
-    template_limits    the sandbox of templates, with limits of time and size
+- token_texts: what each token is: its spelling, bytes and text. A tokenizer's files as messages.
+- codec: the tokenizer of one model.
+- byte_codec: the same between bytes and ids, for pieces of a text.
+- vocabularies: two vocabularies: their common tokens, and a text of one in tokens of the other.
+- detokenizer: tokens to text piece by piece, up to a stop string.
+- stop_strings: where stop strings begin and end in a growing text.
+- messages: normalise conversations from clients for chat templates, and render them to prompts.
+- template_limits: the sandbox of templates, with limits of time and size.
 
-In: text, conversations, token ids. Out: token ids, text.
+Input: text, conversations, token ids. Output: token ids, text.
 """
 
 from specq.text.byte_codec import ByteCodec, whole_characters

@@ -1,8 +1,8 @@
-"""A tokenizer as a map between bytes and token ids, exact in both directions, for what stands somewhere within a text.
+"""A tokenizer as an exact map between bytes and token ids, for pieces within a text.
 
-`TextCodec` is for people: whole prompts in, readable text out. Here half a character is two or three bytes, nothing is
-put around or before a text, and nothing is normalised: the bytes of the ids that `encode` returns are the bytes that it
-was given, but for those that the vocabulary has no token for.
+`TextCodec` is for readable text and whole prompts. Here half a character is two or three bytes. No token is added
+before or after a text, and the text is not normalised. The bytes of the ids from `encode` are the input bytes, except
+bytes without a token.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from specq.protocol import ConfigError
 from specq.text.codec import TextCodec, build_tokenizer, parse_tokenizer, vocabulary_of
 from specq.text.token_texts import TokenTexts
 
-_STRAY = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, as the error handler "surrogateescape" shows them
-_KEPT_NORMALIZERS = {"Replace"}  # the space as a letter, which is taken back below; others change or add text
+_STRAY = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as the error handler "surrogateescape" shows them
+_KEPT_NORMALIZERS = {"Replace"}  # the space as a letter, which is undone below; others change or add text
 
 
 class ByteCodec:
     """The tokenizer of one model.
 
-    tokens   the bytes of each id; None: it has none (a special token, an unknown word, a gap)
-    special  the special tokens' ids by their text
-    ends     the ids that begin and end a text, by role ("bos_token", "eos_token"), where the model names them
-    before   the special tokens that the model wants before a text
+    - tokens: the bytes of each id. None for an id without bytes (a special token, an unknown word, a gap).
+    - special: the special tokens' ids by their text.
+    - ends: the ids that begin and end a text, by role ("bos_token", "eos_token"), if named.
+    - before: the special tokens that the model requires before a text.
     """
 
     def __init__(self, files: dict[str, str]) -> None:
@@ -44,17 +44,17 @@ class ByteCodec:
         }
         self.before = [token_id for token_id in codec.encode("") if codec.tokens[token_id].is_special]
         if self.before and self.before[-1] == self.ends.get("eos_token") != self.ends.get("bos_token"):
-            self.before.pop()  # it stands after a text
+            self.before.pop()  # it comes after a text
         self.tokens = _tokens(content, codec.tokens)
         byte_tokens = {codec.tokens[i].data[0]: i for i in range(len(self.tokens)) if codec.tokens[i].is_byte}
         self._ids = _by_bytes(self.tokens, frozenset(byte_tokens.values()) | _copies(content))
         self._byte_ids = {byte: byte_tokens.get(byte, self._ids.get(bytes([byte]))) for byte in range(256)}
         self._tokenizer = build_tokenizer(orjson.dumps(_within(content)).decode())
-        self._tokenizer.encode_special_tokens = True  # what is spelled like one is text
+        self._tokenizer.encode_special_tokens = True  # text that is spelled like a special token is plain text
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are, those without bytes included."""
+        """The number of tokens, including those without bytes."""
         return sum(token is not None for token in self.tokens) + len(self.special)
 
     def id_of(self, token: bytes) -> int | None:
@@ -62,12 +62,12 @@ class ByteCodec:
         return self._ids.get(token)
 
     def decode(self, token_ids: Iterable[int]) -> bytes:
-        """Return the bytes of some ids; ids without bytes, and those outside the vocabulary, have none."""
+        """Return the bytes of some ids. Ids without bytes, and those outside the vocabulary, add no bytes."""
         tokens = self.tokens
         return b"".join(tokens[i] or b"" for i in token_ids if 0 <= i < len(tokens))
 
     def encode(self, data: bytes) -> list[int]:
-        """Return the ids of some bytes, as the tokenizer cuts them where they are text, else one for each byte."""
+        """Return the ids of some bytes: text as the tokenizer splits it, other bytes one by one."""
         token_ids: list[int] = []
         for i, run in enumerate(_STRAY.split(data.decode("utf-8", "surrogateescape"))):
             if i % 2:
@@ -77,7 +77,7 @@ class ByteCodec:
         return token_ids
 
     def _cut(self, text: str) -> list[int]:
-        """Return the ids of a text; where they are not exact, those of its halves."""
+        """Return the ids of a text; if they are not exact, those of its halves."""
         token_ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         data = text.encode()
         if self.decode(token_ids) == data:
@@ -93,7 +93,7 @@ class ByteCodec:
 
 
 def whole_characters(data: bytes) -> int:
-    """Return how many of these bytes there are without a character that is cut off at the end."""
+    """Return the length of these bytes without an incomplete character at the end."""
     for size in range(1, min(4, len(data)) + 1):
         byte = data[-size]
         if byte & 0xC0 == 0x80:
@@ -120,7 +120,7 @@ def _check_kinds(kinds: AbstractSet[str]) -> None:
 
 
 def _parts(part: Any, list_name: str) -> list[dict[str, Any]]:
-    """Return the parts of a component, which may be one or a sequence."""
+    """Return the parts of a component, which may be one part or a sequence."""
     if not isinstance(part, dict):
         return []
     inner = part.get(list_name)
@@ -141,8 +141,10 @@ def _tokens(content: dict[str, Any], texts: TokenTexts) -> list[bytes | None]:
 
 
 def _copies(content: dict[str, Any]) -> frozenset[int]:
-    """Return the ids of tokens whose text becomes another id: the decoder takes a mark away from them, which
-    `specq.checkpoints.gguf_tokenizer` put there."""
+    """Return the ids of tokens whose text is encoded as another id.
+
+    `specq.checkpoints.gguf_tokenizer` marks them, and the decoder removes the mark.
+    """
     parts = _parts(content.get("decoder"), "decoders")
     if len(parts) != 2 or (parts[0].get("type"), parts[0].get("content")) != ("Replace", ""):
         return frozenset()
@@ -152,7 +154,7 @@ def _copies(content: dict[str, Any]) -> frozenset[int]:
 
 
 def _by_bytes(tokens: list[bytes | None], last: frozenset[int]) -> dict[bytes, int]:
-    """Return the ids by their bytes; of several the first, and one among `last` only where there is no other."""
+    """Return the ids by their bytes. Of several ids the first is used; ids in `last` are used only without another."""
     ids: dict[bytes, int] = {}
     for token_id in sorted(range(len(tokens)), key=lambda i: (i in last, i)):
         token = tokens[token_id]
@@ -162,7 +164,7 @@ def _by_bytes(tokens: list[bytes | None], last: frozenset[int]) -> dict[bytes, i
 
 
 def _within(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer that cuts a piece of a text as it stands: nothing added in front, nothing normalised."""
+    """Return a tokenizer that splits a piece of a text without a prefix and without normalisation."""
     normalizers = [
         part for part in _parts(content.get("normalizer"), "normalizers") if part.get("type") in _KEPT_NORMALIZERS
     ]

@@ -29,12 +29,12 @@ TOKENIZER_FILES = (  # the large one last: a client that has it cached can compa
 )
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-_ANSWER = "answer-4f1c"  # a text that no template has
-LONG_CHARACTERS = 4096  # from which on a text takes milliseconds
+_ANSWER = "answer-4f1c"  # a text that appears in no template
+LONG_CHARACTERS = 4096  # from this length on, tokenizing takes milliseconds
 
 
 def load_tokenizer_files(model: str | Path) -> dict[str, str]:
-    """Return the tokenizer files of a checkpoint as name -> text; empty if it has no tokenizer.json."""
+    """Return the tokenizer files of a checkpoint as {name: text}. Empty if it has no tokenizer.json."""
     found = {name: read_text(Path(model), name) for name in TOKENIZER_FILES}
     return {name: text for name, text in found.items() if text is not None} if found["tokenizer.json"] else {}
 
@@ -43,9 +43,9 @@ def load_tokenizer_files(model: str | Path) -> dict[str, str]:
 
 
 def tokenizer_hash(tokenizer_json: str) -> str:
-    """Return the SHA-256 (64 hex digits) of vocabulary, merges and added tokens; raises ConfigError for no tokenizer.
+    """Return the SHA-256 (64 hex digits) of vocabulary, merges and added tokens. Raises ConfigError for a bad file.
 
-    Some files list added tokens in the vocabulary, too, and others do not: that is no difference.
+    Some files also list added tokens in the vocabulary, others do not. The hash ignores that difference.
     """
     content = parse_tokenizer(tokenizer_json)
     model = content["model"]
@@ -59,21 +59,21 @@ def tokenizer_hash(tokenizer_json: str) -> str:
 
 
 def num_tokens(tokenizer_json: str) -> int:
-    """Return one more than the largest token id; raises ConfigError for no tokenizer."""
+    """Return one more than the largest token id. Raises ConfigError for a bad file."""
     content = parse_tokenizer(tokenizer_json)
     added = [token["id"] for token in content.get("added_tokens") or []]
     return 1 + max([*vocabulary_of(content).values(), *added], default=-1)
 
 
 def token_id(tokenizer_json: str, token: str) -> int | None:
-    """Return the id of a token, None if there is none of this text; raises ConfigError for no tokenizer."""
+    """Return the id of a token, None if it does not exist. Raises ConfigError for a bad file."""
     content = parse_tokenizer(tokenizer_json)
     added = {one["content"]: int(one["id"]) for one in content.get("added_tokens") or []}
     return added.get(token, vocabulary_of(content).get(token))
 
 
 def parse_tokenizer(tokenizer_json: str) -> dict[str, Any]:
-    """Return the content of a tokenizer.json that has at least a model with a vocabulary."""
+    """Return the content of a tokenizer.json. Raises ConfigError unless it has a model with a vocabulary."""
     try:
         content = orjson.loads(tokenizer_json)
     except orjson.JSONDecodeError as error:
@@ -96,9 +96,9 @@ def vocabulary_of(content: dict[str, Any]) -> dict[str, int]:
 class TextCodec:
     """The tokenizer of one model.
 
-    files   name -> text, as `load_tokenizer_files` returns them; "tokenizer.json" is needed, the others are used for
-            the chat template and the names of the special tokens
-    tokens  each token's spelling, bytes and text, by id
+    - files: {name: text}, as returned by `load_tokenizer_files`. "tokenizer.json" is required. The others give the chat
+      template and the names of the special tokens.
+    - tokens: each token's spelling, bytes and text, by id.
     """
 
     def __init__(self, files: dict[str, str]) -> None:
@@ -110,16 +110,18 @@ class TextCodec:
         self.tokens = TokenTexts(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a plain prompt, with the special tokens (BOS) that the model wants around it."""
+        """Return the ids of a plain prompt, with the model's special tokens (BOS) around it."""
         return self._ids(text, special=True)
 
     def encode_part(self, text: str) -> list[int]:
-        """Return the ids of text that stands within a text: without special tokens around it."""
+        """Return the ids of a part of a text, without special tokens around it."""
         return self._ids(text, special=False)
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
-        """Return the ids of a text. Only a batch releases the interpreter: a long text must not hold up other
-        threads."""
+        """Return the ids of a text. A long text is encoded as a batch.
+
+        Only a batch releases the interpreter lock. So a long text does not block other threads.
+        """
         if len(_encodable(text)) < LONG_CHARACTERS:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
         return list(self._tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
@@ -127,15 +129,15 @@ class TextCodec:
     def encode_chat(self, messages: Sequence[dict[str, Any]], /, **variables: Any) -> list[int]:
         """Return the ids of a conversation and the opening of the answer, by the model's chat template.
 
-        messages: dicts with "role" and "content"; `variables` are handed to the template (tools, enable_thinking ..).
-        Raises JobError if the model has no template or the template refuses the messages.
+        messages: dicts with "role" and "content". `variables` are passed to the template (tools, enable_thinking and so
+        on). Raises JobError if the model has no template or the template refuses the messages.
         """
         return self.encode_part(self.render_chat(messages, **variables))
 
     def render_chat(self, messages: Sequence[dict[str, Any]], /, **variables: Any) -> str:
-        """Return the conversation as the text that the model was trained on; raises JobError as `encode_chat` does.
+        """Return the conversation as the text that the model was trained on. Raises JobError like `encode_chat`.
 
-        Where tools are given, the template that is called `tool_use` goes before `default`, as in transformers.
+        With tools, the template `tool_use` is preferred to `default`, as in transformers.
         """
         from specq.text.messages import render
 
@@ -150,12 +152,14 @@ class TextCodec:
 
     @cached_property
     def turn_end(self) -> int | None:
-        """The id of the special token by which the chat template ends an answer, None where it ends it otherwise, or
-        there is no template."""
+        """The id of the special token with which the chat template ends an answer.
+
+        None if the template ends it in another way, or if there is no template.
+        """
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
         try:
             rendered = self.render_chat(turns, add_generation_prompt=False) if self.has_chat_template else ""
-        except JobError:  # a template may want other turns
+        except JobError:  # a template may require other turns
             return None
         behind = self.encode_part(rendered.rpartition(_ANSWER)[2].lstrip())[:1]
         return behind[0] if behind and self.tokens[behind[0]].is_special else None
@@ -166,7 +170,7 @@ class TextCodec:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """The named special tokens (bos_token, eos_token ..) that chat templates see, as in transformers."""
+        """The named special tokens (bos_token, eos_token ...) for chat templates, as in transformers."""
         named = {name: _text(self._config.get(name)) for name in NAMED_TOKENS}
         return {name: text for name, text in named.items() if text}
 
@@ -176,12 +180,12 @@ class TextCodec:
         return found
 
     def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Return the text; an unfinished character becomes U+FFFD, an id outside the vocabulary nothing."""
+        """Return the text. An unfinished character becomes U+FFFD. An id outside the vocabulary adds no text."""
         return str(self._tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=skip_special))
 
 
 def _encodable(text: str) -> str:
-    """Return the text; raises JobError for half a surrogate pair, which JSON can carry but UTF-8 cannot."""
+    """Return the text. Raises JobError for half a surrogate pair, which JSON can carry but UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -190,7 +194,7 @@ def _encodable(text: str) -> str:
 
 
 def build_tokenizer(tokenizer_json: str) -> Tokenizer:
-    """Return a tokenizer that neither cuts off nor pads; raises ConfigError for content that it cannot be made of."""
+    """Return a tokenizer that neither truncates nor pads. Raises ConfigError for unusable content."""
     try:
         tokenizer = Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # noqa: BLE001 - the Rust side raises plain Exception
@@ -201,8 +205,10 @@ def build_tokenizer(tokenizer_json: str) -> Tokenizer:
 
 
 def _settings(files: dict[str, str]) -> dict[str, Any]:
-    """Return tokenizer_config.json on top of special_tokens_map.json; raises ConfigError for what is not a JSON
-    object."""
+    """Return tokenizer_config.json merged over special_tokens_map.json.
+
+    Raises ConfigError if one is not a JSON object.
+    """
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         try:
@@ -216,7 +222,7 @@ def _settings(files: dict[str, str]) -> dict[str, Any]:
 
 
 def _templates(files: dict[str, str], config: dict[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name; a model with one has it as "default". Files go before the configuration."""
+    """Return the chat templates by name. A single template is "default". Files override the configuration."""
     told = config.get("chat_template")
     entries = told if isinstance(told, list) else [{"name": "default", "template": told}]
     found = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
@@ -228,5 +234,5 @@ def _templates(files: dict[str, str], config: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(token: Any) -> str:
-    """Return a special token's text; some files wrap it in an object."""
+    """Return a special token's text. Some files wrap it in an object."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")

@@ -1,10 +1,10 @@
 """Token ids in, text out, piece by piece.
 
-    Detokenizer   all of the text
-    StopMatcher   the text up to the first stop string; client and verifier both use it, so they agree
+- Detokenizer: the whole text.
+- StopMatcher: the text up to the first stop string. Client and verifier both use it, so they agree.
 
-Rules: the joined pieces are what the tokenizer's own decoding of prompt and answer has beyond that of the prompt; what
-it may still change is not shown, nor any part of a stop string.
+Rules: the joined pieces are the tokenizer's decoding of prompt and answer, without that of the prompt. Text that may
+still change is not shown, nor any part of a stop string.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from specq.text.stop_strings import StopSearch
 from specq.text.token_texts import TextPiece, Token, TokenTexts, common_start
 
 PromptIds = Sequence[int] | Int32Array
-_CONTEXT = 4  # tokens of a prompt that are read again: most bytes of a character, and so most tokens
+_CONTEXT = 4  # tokens of a prompt that are read again: the most bytes of a character, and so the most tokens
 
 
 class _Text(Protocol):
     """A text that grows by tokens that are not special.
 
-    unsure  text at its end that the tokens so far say, and later ones may take back
-    owed    text that follows if a token does
+    - unsure: text at its end that later tokens may still change.
+    - owed: text that follows if a token does.
     """
 
     unsure: str
     owed: str
 
     def push(self, token: Token) -> str:
-        """Take one token; return the text that is certain now."""
+        """Add one token; return the text that is certain now."""
         ...
 
     def rest(self) -> str:
-        """Return what would follow the certain text if it ended here."""
+        """Return the text that would follow the certain text if it ended here."""
         ...
 
     def possible(self) -> tuple[str, ...]:
-        """Return all that the tokens so far may turn out to say behind the certain text."""
+        """Return all texts that may follow the certain text, from the tokens so far."""
         ...
 
 
 class _ByteLevel:
-    """A text that is the bytes of its tokens; bytes that are not UTF-8 become U+FFFD as everywhere (Unicode, 3.9)."""
+    """A text that is the bytes of its tokens. Bytes that are not UTF-8 become U+FFFD as usual (Unicode, 3.9)."""
 
     unsure = owed = ""
 
@@ -64,10 +64,9 @@ class _ByteLevel:
 
 
 class _Pieces:
-    """A text that is the pieces of its tokens. Tokens for single bytes make runs, as the decoder `ByteFallback` has
-    them.
+    """A text that is the pieces of its tokens. Tokens for single bytes form runs, as in the decoder `ByteFallback`.
 
-    A run is UTF-8, or each of its bytes is U+FFFD. It is certain where it ends, or where it can no longer be UTF-8.
+    A run is UTF-8, or each of its bytes is U+FFFD. It is certain where it ends, or when it can no longer be UTF-8.
     """
 
     def __init__(self, texts: TokenTexts, *, is_first: bool) -> None:
@@ -98,7 +97,7 @@ class _Pieces:
         return ""
 
     def _add_unsure(self, num_bytes: int) -> None:
-        """Add the character that so many tokens of the run make."""
+        """Add the character that the last `num_bytes` tokens of the run make."""
         character = self._run[-num_bytes:]
         piece = self._texts.piece(character)
         if self._head is not None and piece != self._texts.piece(character, is_first=True):
@@ -113,7 +112,7 @@ class _Pieces:
         return self._add(run) if run and not is_broken else ""
 
     def _add(self, spellings: list[str], piece: TextPiece | None = None) -> str:
-        """Add tokens that stand together, with their piece if it is known; return the text that is certain now."""
+        """Add tokens that belong together, with their piece if it is known. Return the text that is certain now."""
         owed, piece = self._after(spellings, piece)
         if self._head is not None:
             self._head = None if piece.sure or piece.last else [*self._head, *spellings]
@@ -139,22 +138,22 @@ class _Pieces:
 
 
 class Detokenizer:
-    """Token ids in, text out: the joined pieces are the text of all ids behind those `before`, special ones left out.
+    """Token ids in, text out. The joined pieces are the text of all ids after `before`, except special ones.
 
-    Where the prompt ends within a character, the character belongs to the answer if that completes it.
+    A character that begins in the prompt and ends in the answer belongs to the answer.
     """
 
     def __init__(self, codec: TextCodec, before: PromptIds = ()) -> None:
         self._texts, self._num_certain = codec.tokens, 0
         start = self._start(before)
         self._text: _Text = _ByteLevel() if self._texts.is_byte_level else _Pieces(self._texts, is_first=start == 0)
-        self._known: tuple[str, ...] = ()  # what of the text to come may be the prompt's
+        self._known: tuple[str, ...] = ()  # candidates for the prompt's part of the text to come
         for place in range(start, len(before)):
             self.push(int(before[place]))
         self._known, self._num_certain = self._text.possible(), 0
 
     def _start(self, before: PromptIds) -> int:
-        """Return the place in a prompt from which on its tokens say how its text ends; a run of bytes is not cut."""
+        """Return the place in a prompt from which its tokens determine how its text ends. A run of bytes is not cut."""
         num_read = 0
         for place in range(len(before) - 1, -1, -1):
             token = self._texts[int(before[place])]
@@ -166,23 +165,23 @@ class Detokenizer:
 
     @property
     def unsure(self) -> str:
-        """What the tokens so far say behind the text that is certain, and later ones may take back."""
+        """The text after the certain text, which later tokens may still change."""
         return self._own(self._text.unsure)
 
     @property
     def offset(self) -> int:
-        """How many characters stand before what the next token adds."""
+        """How many characters come before the text of the next token."""
         return self._num_certain + len(self.unsure) + len(self._text.owed)
 
     def push(self, token_id: int) -> str:
-        """Take one token; return the text that is certain now, often the token's own, sometimes none."""
+        """Add one token. Return the text that is certain now: often the token's own, sometimes empty."""
         token = self._texts[token_id]
         if token.is_special or not token.spelling:
             return ""
         return self._added(self._text.push(token))
 
     def push_all(self, token_ids: Iterable[int]) -> str:
-        """Take tokens; return what `push` would say of each, joined: byte-level tokens are decoded at once."""
+        """Add tokens; return the joined results of `push`. Byte-level tokens are decoded at once."""
         if not self._texts.is_byte_level:
             return "".join(map(self.push, token_ids))
         tokens = map(self._texts.__getitem__, token_ids)
@@ -190,34 +189,34 @@ class Detokenizer:
         return self._added(self._text.push(Token(data=data)))
 
     def _added(self, piece: str) -> str:
-        """Return what of text that has become certain is not the prompt's."""
+        """Return the newly certain text without the prompt's part."""
         if piece and self._known:
             piece, self._known = self._own(piece), ()
         self._num_certain += len(piece)
         return piece
 
     def rest(self) -> str:
-        """Return what follows the certain text if no token does."""
+        """Return the text that follows the certain text if no token does."""
         return self._own(self._text.rest())
 
     def flush(self) -> str:
-        """Return what was held back, when no token will follow."""
+        """Return the held text, when no token will follow."""
         rest, self._text = self.rest(), _ByteLevel()
         self._num_certain += len(rest)
         return rest
 
     def _own(self, text: str) -> str:
-        """Return a text without what of it was the prompt's."""
+        """Return a text without the prompt's part."""
         return text[max((len(common_start(text, known)) for known in self._known), default=0) :]
 
 
 class StopMatcher:
-    """Text that ends before the first stop string, whatever tokens it is made of.
+    """Text that ends before the first stop string, for any division into tokens.
 
-    The first is the one that is complete first; of several that end together the longest. Once found, tokens that
-    follow are ignored. A stop string that is complete within the first `min_tokens` tokens is text like any other, also
-    later; one that only begins there counts (as in vLLM). Special tokens are not part of the text. But stop strings
-    that name one are searched in the text with the special tokens that stop strings name.
+    The first stop string is the one that is complete first. If several end together, it is the longest. Later tokens
+    are ignored. A stop string that is complete within the first `min_tokens` tokens is plain text, also later. One that
+    only begins there counts (as in vLLM). Special tokens are not part of the text. But stop strings may name special
+    tokens. These strings are searched in the text together with these tokens.
     """
 
     def __init__(
@@ -229,18 +228,18 @@ class StopMatcher:
         self._naming = StopSearch(naming)
         self._searches = [search for search in (StopSearch(set(stop) - set(naming)), self._naming) if search]
         self._left = min_tokens  # tokens that cannot end the text
-        self._hidden = ""  # text that is known but may be part of a stop string, or be taken back
-        self._num_unsure = 0  # characters at its end that may be taken back
+        self._hidden = ""  # text that is known but may be part of a stop string, or may change
+        self._num_unsure = 0  # characters at its end that may change
         self._ready = ""  # text that may be shown and was not taken yet
         self.matched = False
 
     @property
     def offset(self) -> int:
-        """How many characters of the text stand before what the next token adds."""
+        """How many characters of the text come before the text of the next token."""
         return self._detokenizer.offset
 
     def push(self, token_ids: Iterable[int]) -> int | None:
-        """Take tokens; return the index (in `token_ids`) of the one that completes a stop string, or None."""
+        """Add tokens; return the index (in `token_ids`) of the one that completes a stop string, or None."""
         for index, token_id in enumerate(token_ids):
             if not self.matched:
                 self._left -= 1
@@ -254,14 +253,14 @@ class StopMatcher:
         return ready
 
     def finish(self) -> str:
-        """Return the text that is left, when no token will follow."""
+        """Return the remaining text, when no token will follow."""
         if not self.matched:
             self._hear(self._detokenizer.flush(), "")
             self._ready, self._hidden = self._ready + self._hidden, ""
         return self.take()
 
     def _take(self, token_id: int) -> bool:
-        """Take a token; return whether it completes a stop string."""
+        """Add a token; return whether it completes a stop string."""
         spelling = self._texts[token_id].spelling
         if spelling in self._special:
             self._hear_special(spelling)
@@ -270,7 +269,7 @@ class StopMatcher:
         return self.matched
 
     def _hear(self, piece: str, unsure: str) -> None:
-        """Add text, of which the end may be taken back; show what can be no part of a stop string any more."""
+        """Add text, whose end may still change. Show what can no longer be part of a stop string."""
         heard, before = piece + unsure, self._hidden[len(self._hidden) - self._num_unsure :]
         if not heard.startswith(before):
             self._hidden, before = self._hidden.removesuffix(before), ""
@@ -288,7 +287,7 @@ class StopMatcher:
         self._ready, self._hidden = self._ready + self._hidden[:num_shown], self._hidden[num_shown:]
 
     def _search(self, text: str) -> None:
-        """Append text up to a stop string; if there is one, what stands before it is ready."""
+        """Append text up to a stop string. If there is one, the text before it is ready."""
         if not self._searches:
             self._hidden += text
             return
@@ -300,7 +299,7 @@ class StopMatcher:
                 return
 
     def _hear_special(self, spelling: str) -> None:
-        """Search in a special token that a stop string names; for this search, the text before it ends there."""
+        """Search in a special token that a stop string names. For this search, the text before it ends there."""
         rest, unsure = self._detokenizer.rest(), self._detokenizer.unsure
         for character in rest.removeprefix(unsure):
             self._naming.push(character)
@@ -310,6 +309,6 @@ class StopMatcher:
             self._end(self._naming.num_ended)
 
     def _end(self, num_characters: int) -> None:
-        """End the text before so many of its last characters."""
+        """End the text before its last `num_characters` characters."""
         self._ready += self._hidden[: len(self._hidden) - num_characters]
         self._hidden, self.matched = "", True

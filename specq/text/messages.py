@@ -1,23 +1,24 @@
-"""Messages as OpenAI's clients send them, in the one form that chat templates receive. Pure.
+"""Normalise the messages of OpenAI clients, and render them with chat templates like transformers.
 
-The rule. Every message becomes plain JSON values, and then:
+Every message becomes plain JSON values. Then these rules apply:
 
-    null        fields are removed, such as an answer's own `refusal`, `audio`, `annotations` and `function_call`
-    content     is always a text: parts of text are joined, a line each; null or missing content is an empty text. Only
-                an assistant may lack content, if it called something, refused (then the refusal is the text) or
-                reasoned. A template that shows only parts gets the text as one part (`chat_template`)
-    tool_calls  are removed if empty. `arguments` that are the JSON text of an object become that object, empty or
-                missing ones become {}; any other text stays as it is
-    reasoning   `reasoning_content`, `thinking` or `reasoning` stands under the first two names, as in transformers
+- null: such fields are removed, for example an answer's own `refusal`, `audio`, `annotations` and `function_call`.
+- content: it is always a text. Parts of text are joined, one line each. null or missing content is an empty text. Only
+  an assistant may lack content, if it called a tool, refused or reasoned. A refusal is then the text. A template that
+  shows only parts receives the text as one part.
+- tool_calls: they are removed if empty. `arguments` with the JSON text of an object become that object. Empty or
+  missing ones become {}. Any other text does not change.
+- reasoning: `reasoning_content`, `thinking` or `reasoning` becomes the first two of these names, as in transformers.
 
-All else stays as it is: roles, `name`, `tool_call_id`, the ids of calls, the older `function_call`. What transformers'
-`apply_chat_template` makes of such messages is what specq renders; `tests/text/test_chat_templates.py` compares them.
+All other fields do not change: roles, `name`, `tool_call_id`, the ids of calls, the older `function_call`. specq
+renders such messages exactly as transformers' `apply_chat_template`. `tests/text/test_chat_templates.py` compares the
+two.
 
-Chat templates as transformers renders them: Jinja in a sandbox, with the same filters, globals and tags.
+Templates are rendered as in transformers. Jinja runs in a sandbox, with the same filters, globals and tags.
 
 Rule: a template comes with the model and is not trusted. It runs in jinja2's immutable sandbox, within the limits of
-`template_limits`, and receives plain JSON values only. `specq.text.codec` imports it when a chat is first rendered,
-since jinja2 takes its time.
+`template_limits`. It receives only plain JSON values. `specq.text.codec` imports this module when a chat is first
+rendered, since importing jinja2 is slow.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ _MAY_STAND_ALONE = ("tool_calls", "function_call", "refusal", *_REASONING)  # fi
 
 
 class UnsupportedPartError(JobError):
-    """A part is something else than text."""
+    """A part is not text."""
 
 
 class MissingContentError(JobError):
-    """A message has no content and needs some."""
+    """A message has no content but needs some."""
 
 
 class Arguments(dict[str, Any]):
-    """The arguments of a call, decoded. A template that adds them to a text means the JSON text, so it gets that."""
+    """The decoded arguments of a call. A template that adds them to a text receives the JSON text."""
 
     def __init__(self, text: str, values: dict[str, Any]) -> None:
         super().__init__(values)
@@ -64,7 +65,7 @@ class Arguments(dict[str, Any]):
 
 
 def normalised(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return new messages by the rule above; raises JobError that names the message for what is not a conversation."""
+    """Return new messages by the rules above. Raises JobError that names the bad message."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise JobError("messages must be a list of at least one message")
     plain = plain_json("messages", list(messages))
@@ -72,7 +73,7 @@ def normalised(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def plain_json(name: str, value: Any) -> Any:
-    """Return a copy made of JSON values only; `name` is what it is called in the JobError for any other value."""
+    """Return a copy that has only JSON values. Raises JobError, which calls the value `name`, for any other value."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -87,7 +88,7 @@ def _normalised(name: str, message: Any) -> dict[str, Any]:
     calls = given.pop("tool_calls", None)
     if calls:
         given["tool_calls"] = _calls(f"{name}.tool_calls", calls)
-    plain = {field: given[field] for field in [*message, "content"] if field in given}  # in the order that came
+    plain = {field: given[field] for field in [*message, "content"] if field in given}  # in the order received
     reasoning = next((plain[field] for field in _REASONING if field in plain), None)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
 
@@ -96,12 +97,12 @@ def _normalised(name: str, message: Any) -> dict[str, Any]:
 
 
 def read_content(name: str, message: dict[str, Any], kinds: Sequence[str] = ("text",)) -> str:
-    """Return what a message says as one text.
+    """Return the content of a message as one text.
 
-    name   what the message is called where it is refused
-    kinds  the types of parts that are text; in an assistant's message `refusal` is one, too
+    - name: what the error calls the message.
+    - kinds: the types of parts that are text; in an assistant's message also `refusal`.
 
-    Raises MissingContentError, UnsupportedPartError, or JobError for what is neither text nor parts.
+    Raises MissingContentError, UnsupportedPartError, or JobError if the content is neither text nor parts.
     """
     content, is_assistant = message.get("content"), message.get("role") == "assistant"
     if content is None:
@@ -109,7 +110,7 @@ def read_content(name: str, message: dict[str, Any], kinds: Sequence[str] = ("te
         return str(message.get("refusal") or "")
     if isinstance(content, list):
         if not content and not is_assistant:
-            raise JobError(f"{name}.content is an empty list; it must have at least one part")
+            raise JobError(f"{name}.content is an empty list, but must have at least one part")
         allowed = (*kinds, "refusal") if is_assistant else kinds
         return "\n".join(_part(f"{name}.content[{place}]", part, allowed) for place, part in enumerate(content))
     if not isinstance(content, str):
@@ -148,7 +149,7 @@ def _calls(name: str, calls: Any) -> list[dict[str, Any]]:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call with decoded arguments; some clients of templates leave the level `function` out."""
+    """Return a call with decoded arguments. Some users of templates omit the level `function`."""
     function = call.get("function")
     if isinstance(function, dict):
         return call | {"function": function | {"arguments": _arguments(function.get("arguments"))}}
@@ -156,7 +157,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(given: Any) -> Any:
-    """Return arguments that are the JSON text of an object as that object, {} for none; any others as they are."""
+    """Decode arguments with the JSON text of an object. Empty ones become {}, any others do not change."""
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     if not isinstance(given, str):
@@ -173,9 +174,9 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def render(template: str, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str:
-    """Return the conversation as text, by the messages that `normalised` returns.
+    """Return the conversation as text, from the messages that `normalised` returns.
 
-    Raises JobError if the template cannot be used, refuses the messages, or goes beyond its limits.
+    Raises JobError if the template cannot be used, refuses the messages, or exceeds its limits.
     """
     given = {"tools": None, "documents": None, **plain_json("the template's variables", variables)}
     named = tuple((name, text) for name, text in given.items() if name.endswith("_token") and isinstance(text, str))
@@ -184,18 +185,18 @@ def render(template: str, messages: Sequence[dict[str, Any]], variables: dict[st
         with limited():
             plain = _in_parts(plain) if _reads_parts_only(template, named) else plain
             return _compile(template).render({**given, "messages": plain})
-    except Exception as error:  # noqa: BLE001 - a template may raise whatever Python has
+    except Exception as error:  # noqa: BLE001 - a template may raise any error
         raise JobError(f"the chat template refuses the messages: {str(error) or type(error).__name__}") from None
 
 
 def now() -> datetime:
-    """Return the time that `strftime_now` tells templates."""
+    """Return the time that templates receive from `strftime_now`."""
     return datetime.now()  # noqa: DTZ005 - as in transformers: the local time, without the name of its zone
 
 
 @lru_cache(maxsize=16)
 def _reads_parts_only(template: str, named_tokens: tuple[tuple[str, str], ...]) -> bool:
-    """Return whether a template shows content only if it comes in parts, as some of models that also see images do."""
+    """Return whether a template shows content only in parts, as for some models that also see images."""
     probe = "0-probe-9"
     as_text, shown = [{"role": "user", "content": probe}], []
     others = {"tools": None, "documents": None, "add_generation_prompt": True, **dict(named_tokens)}
@@ -203,7 +204,7 @@ def _reads_parts_only(template: str, named_tokens: tuple[tuple[str, str], ...]) 
         try:
             text = _compile(template).render({**others, "messages": messages})
             shown.append(probe in text)
-        except Exception:  # noqa: BLE001 - it wants more than a question
+        except Exception:  # noqa: BLE001 - it needs more than a question
             shown.append(False)
     return shown == [False, True]
 
@@ -234,12 +235,12 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML; models were trained on plain JSON."""
+    """Convert to plain JSON, on which models were trained. Jinja's own filter escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}..{% endgeneration %}` marks the assistant's text for training; here it is just text."""
+    """`{% generation %}..{% endgeneration %}` marks the assistant's text for training. Here it is plain text."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class annotates it as an instance variable
 

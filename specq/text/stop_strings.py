@@ -1,7 +1,7 @@
-"""Where stop strings begin and end in a text that grows.
+"""Where stop strings begin and end in a growing text.
 
-Rule: what a character costs hardly depends on how many strings there are, or on how long they are: they are searched as
-in a sorted list, never one after the other.
+Rule: the cost per character hardly depends on the number of strings or on their lengths. The strings are searched as a
+sorted list, never one after another.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _TEXT, _HIDDEN = "t", "h"
 
 
 class StopSearch:
-    """The search for some strings, empty ones left out, in characters that come one by one.
+    """The search for some strings in characters that come one by one. Empty strings are ignored.
 
-    Some characters are not part of the text that is shown; they are not counted.
+    Some characters are not part of the visible text. They are not counted.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
@@ -29,7 +29,7 @@ class StopSearch:
         return bool(self._ordered)
 
     def push(self, character: str, *, is_text: bool = True) -> bool:
-        """Take a character; return whether a stop string ends with it."""
+        """Add a character; return whether a stop string ends with it."""
         end = self._begun + character
         while end and not self._begins(end):
             end = end[1:]
@@ -39,17 +39,17 @@ class StopSearch:
 
     @property
     def num_held(self) -> int:
-        """How many characters of the text at its end may be those of a stop string."""
+        """How many characters at the end of the text may belong to a stop string."""
         return self._kinds.count(_TEXT)
 
     @property
     def num_ended(self) -> int:
-        """How many characters of the text are those of the longest stop string that ends with it; 0 if none does."""
+        """How many characters of the text belong to the longest stop string that ends with it. 0 if there is none."""
         length = max((len(string) for string in self._ordered if self._begun.endswith(string)), default=0)
         return self._kinds.count(_TEXT, len(self._kinds) - length)
 
     def save(self) -> None:
-        """Note the place in the text to which `restore` returns."""
+        """Save the position in the text to which `restore` returns."""
         self._saved = self._begun, self._kinds
 
     def restore(self) -> None:
@@ -57,7 +57,9 @@ class StopSearch:
         self._begun, self._kinds = self._saved
 
     def _begins(self, text: str) -> bool:
-        """Return whether a stop string begins with a text: if any does, then the first that is not below it in
-        order."""
+        """Return whether a stop string begins with a text.
+
+        If any does, it is the first string in order that is not below the text.
+        """
         place = bisect_left(self._ordered, text)
         return place < len(self._ordered) and self._ordered[place].startswith(text)

@@ -1,14 +1,14 @@
-"""Jinja's sandbox with limits of time and size, for templates that are not trusted; in any thread, without signals.
+"""Jinja's sandbox with limits of time and size, for untrusted templates. In any thread, without signals.
 
-A template is rewritten before it is compiled, so that its steps pass a `Meter`:
+A template is rewritten before it is compiled, so that a `Meter` sees its steps:
 
-    a turn of a loop, a call, an operator   looks at the time
-    a comparison, a test, a filter          looks at the time, always where a value may be long
-    a text or list that is made             is counted; before it is made, if it may be much longer than its parts
-    a value that is printed                 is counted as it is printed
+- a loop iteration, a call, an operator: checks the time.
+- a comparison, a test, a filter: checks the time, always if a value may be long.
+- a new text or list: is counted. This happens before it is made, if it may be much longer than its parts.
+- a printed value: is counted when it is printed.
 
-Rule: what goes into a step is bounded, so no single step takes long, and the next look at the time comes soon. What
-lengthens texts, or takes long for each character, needs a line in `_GROWTH`.
+Rule: the input of a step is bounded. So no single step takes long, and the next check of the time comes soon. An
+operation that lengthens texts, or is slow per character, needs a line in `_GROWTH`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from specq.text.template_meter import (
     turns,
 )
 
-TEMPLATE_LIMIT = 1 << 17  # characters of a template: to compile more takes longer than the time limit
-PRECISION_LIMIT = 400  # digits that `round` takes: more than a float has
+TEMPLATE_LIMIT = 1 << 17  # most characters of a template: compiling more takes longer than the time limit
+PRECISION_LIMIT = 400  # most digits for `round`: more than a float has
 
 
 # --- operations that make more than they are given ----------------------------------------------------------------
 
 
 def _product(first: Any, *others: Any, **named: Any) -> int:
-    """Return a bound for what may grow with each argument."""
+    """Return a bound for a result that may grow with each argument."""
     total = max(1, size_of(first))
     for other in (*others, *named.values()):
         total *= max(1, abs(other) if isinstance(other, int) else size_of(other))
@@ -59,7 +59,7 @@ def _replaced(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> in
 
 
 def _formatted(text: Any, *values: Any, **named: Any) -> int:
-    """Return a bound for a format: its widths, values that may be widths, and values that it may show many times."""
+    """Return a bound for a format, from its widths and from its values, which may be widths or repeated."""
     given = [*values, *named.values()]
     form = text.decode("latin-1") if isinstance(text, bytes) else str(text)
     widths = sum(int(digits) for digits in re.findall(r"\d{1,12}", form))
@@ -106,7 +106,7 @@ def _check_growth(name: str, arguments: Sequence[Any], named: dict[str, Any]) ->
 
 
 def _check_operator(operator: str, left: Any, right: Any) -> None:
-    """Refuse what an operator would take long to make; a sum is counted when it is made."""
+    """Refuse a result of an operator that would be slow to make. A sum is counted when it is made."""
     if operator == "+":
         return
     if operator == "%" and isinstance(left, str | bytes):
@@ -140,7 +140,7 @@ def _limited_filter(name: str, function: Any) -> Callable[..., Any]:
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox with the limits. What it compiles and renders must run within `limited`."""
+    """The sandbox with the limits. Compiling and rendering must run within `limited`."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -149,7 +149,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]  # makes long texts
 
     def from_text(self, text: str) -> Template:
-        """Return the compiled template, with the filters that there are now."""
+        """Return the compiled template, with the current filters."""
         if len(text) > TEMPLATE_LIMIT:
             raise TemplateLimitError(f"it has more than {TEMPLATE_LIMIT} characters")
         self.filters = {name: _limited_filter(name, function) for name, function in self.filters.items()}
@@ -160,7 +160,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
-        """Join what the template, a macro or a block printed."""
+        """Join the output of the template, a macro or a block."""
         printed = list(pieces)
         step(sum(map(len, printed)))
         return "".join(printed)
@@ -171,7 +171,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         step()
-        method = getattr(called, "__wrapped__", called)  # of what the sandbox puts around `format`
+        method = getattr(called, "__wrapped__", called)  # inside the sandbox's wrapper of `format`
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str | bytes | int):
             _check_growth(method.__name__, (owner, *args), kwargs)
@@ -183,7 +183,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Rewriter(NodeTransformer):
-    """Puts filters that count around what loops run over, around texts that are joined, cut or compared, and lists."""
+    """Adds counting filters to loops, to texts that are joined, cut or compared, and to lists."""
 
     turns, counted, looked = "specq_turns", "specq_counted", "specq_looked"
 

@@ -1,6 +1,6 @@
-"""What the rendering of a chat template has used so far, of time and of size: what `template_limits` counts.
+"""The time and size that the rendering of a chat template has used, for `template_limits`.
 
-Rule: time is the thread's own processor time, so a busy machine refuses nothing.
+Rule: the time is the thread's own processor time. So a busy machine does not cause a refusal.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from jinja2 import TemplateError
 from jinja2.utils import Namespace
 
 TIME_LIMIT_S = 2.0  # of processor time, to compile and render; usual conversations take less than a millisecond
-SIZE_LIMIT = 1 << 26  # characters and list entries that are made on the way, and those of any one value
-BITS_LIMIT = 1 << 14  # of an integer: longer ones take long to compute
-STEPS_A_LOOK, LONG_STEP = 32, 1 << 16  # look at the clock after so many steps, and after each that makes more than this
+SIZE_LIMIT = 1 << 26  # characters and list entries in all results, and in any one value
+BITS_LIMIT = 1 << 14  # of an integer: longer ones are slow to compute
+STEPS_A_LOOK, LONG_STEP = 32, 1 << 16  # check the clock after this many steps, and after each longer step
 _WITH_PARTS = (dict, list, tuple, set, frozenset, Namespace)
 
 
@@ -26,7 +26,7 @@ class TemplateLimitError(TemplateError):
 
 
 class Meter:
-    """What one rendering has used so far."""
+    """The time and size that one rendering has used."""
 
     __slots__ = ("_end", "_made", "_steps")
 
@@ -34,9 +34,9 @@ class Meter:
         self._end, self._made, self._steps = time.thread_time() + TIME_LIMIT_S, 0, 0
 
     def step(self, size: int = 0) -> None:
-        """Count a step, and characters or entries that it makes; raises TemplateLimitError for too many, or too late.
+        """Count a step, and the characters or entries that it makes. Raises TemplateLimitError beyond a limit.
 
-        To read the clock takes longer than most steps, so only some do.
+        Reading the clock takes longer than most steps, so only some steps read it.
         """
         self._steps += 1
         if size:
@@ -46,7 +46,7 @@ class Meter:
             self.look()
 
     def look(self) -> None:
-        """Raise TemplateLimitError if it is too late."""
+        """Raise TemplateLimitError if the time is over."""
         if time.thread_time() > self._end:
             raise TemplateLimitError(f"it takes more than {TIME_LIMIT_S:g} s")
 
@@ -56,7 +56,7 @@ _thread = threading.local()
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Begin the limits for what this thread compiles and renders."""
+    """Start the limits for what this thread compiles and renders."""
     _thread.meter = Meter()
     try:
         yield
@@ -73,18 +73,18 @@ def step(size: int = 0) -> None:
 
 
 def check_size(size: int) -> None:
-    """Raise TemplateLimitError for too much."""
+    """Raise TemplateLimitError if the size exceeds the limit."""
     if size > SIZE_LIMIT:
         raise TemplateLimitError(f"it makes more than {SIZE_LIMIT} characters")
 
 
 def bits_size(count: int) -> int:
-    """Return the size that integers of so many bits count as: too much for those that take long to compute."""
+    """Return the size of an integer with `count` bits: above the limit if it is slow, else 0."""
     return SIZE_LIMIT + 1 if count > BITS_LIMIT else 0
 
 
 def size_of(value: Any) -> int:
-    """Return the characters and entries of a value, each as often as it is printed; it stops beyond the limit."""
+    """Return the characters and entries of a value, each as often as it is printed. It stops beyond the limit."""
     if isinstance(value, str | bytes):
         return len(value)
     waiting, total = [value], 0
@@ -98,7 +98,7 @@ def size_of(value: Any) -> int:
 
 
 def parts(value: Any) -> Sequence[Any]:
-    """Return what a value consists of; nothing of a text."""
+    """Return the parts of a value; a text has none."""
     if isinstance(value, dict):
         return [*value, *value.values()]
     if isinstance(value, list | tuple | set | frozenset):
@@ -107,7 +107,7 @@ def parts(value: Any) -> Sequence[Any]:
 
 
 def counted(value: Any) -> Any:
-    """Count a value that was made, and return it."""
+    """Count a new value, and return it."""
     if isinstance(value, str | bytes):
         _thread.meter.step(len(value))
     elif isinstance(value, int):
@@ -119,7 +119,7 @@ def counted(value: Any) -> Any:
 
 
 def looked(value: Any) -> Any:
-    """Look at the time before a value is read that may be long, and return it."""
+    """Check the time before a long value is read, and return the value."""
     is_long = len(value) > LONG_STEP if isinstance(value, str | bytes) else isinstance(value, _WITH_PARTS)
     if is_long:
         _thread.meter.look()
@@ -127,7 +127,7 @@ def looked(value: Any) -> Any:
 
 
 def printed(value: Any) -> Any:
-    """Count a value that is printed, and return it."""
+    """Count a printed value, and return it."""
     if isinstance(value, str):
         _thread.meter.step(len(value))
     elif parts(value):
@@ -136,7 +136,7 @@ def printed(value: Any) -> Any:
 
 
 def turns(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield what a loop runs over."""
+    """Yield the values of a loop, and count each iteration."""
     for value in values:
         step()
         yield value

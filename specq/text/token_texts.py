@@ -1,10 +1,11 @@
 """What each token of a tokenizer is: its spelling in the vocabulary, its bytes, its text.
 
-Rule: the tokenizer's own decoder is the truth, and all code that shows or compares single tokens asks here. A
-byte-level decoder joins bytes. Any other is asked for a token between two others, since several drop a space where a
-text begins (SentencePiece's) or ends.
+Rule: the tokenizer's own decoder is the reference. All code that shows or compares single tokens uses this module. A
+byte-level decoder joins bytes. Any other decoder decodes a token between two others. Several (SentencePiece's) drop a
+space where a text begins or ends.
 
-A tokenizer's files as messages, and back: cut into pieces so that a small message never waits behind a large one.
+The module also turns a tokenizer's files into messages and back. They are cut into pieces. So a small message never
+waits behind a large one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TextPiece(NamedTuple):
-    """What some tokens add to a text: `sure` in any case, then `followed` if a token comes after them, else `last`."""
+    """The text that some tokens add: `sure`, then `followed` if a token comes after them, else `last`."""
 
     sure: str = ""
     followed: str = ""
@@ -39,12 +40,12 @@ NO_PIECE = TextPiece()
 class Token:
     """One token.
 
-    spelling    as the vocabulary writes it ("\u0120the", "\u2581the", "<0x0A>"): transformers' `convert_ids_to_tokens`;
-                "": there is no such token
-    data        its bytes within a text; of a special token those of its spelling
-    is_special  whether texts leave it out
-    is_byte     whether it stands for one byte, which makes characters with the bytes beside it
-    piece       what it adds to a text that it does not begin; nothing where only the bytes count
+    - spelling: as in the vocabulary ("\u0120the", "\u2581the", "<0x0A>"), like transformers' `convert_ids_to_tokens`.
+      "": there is no such token.
+    - data: its bytes within a text; for a special token those of its spelling.
+    - is_special: whether texts leave it out.
+    - is_byte: whether it stands for one byte, which makes characters with the bytes beside it.
+    - piece: what it adds to a text when it is not at the beginning. Empty if only the bytes count.
     """
 
     spelling: str = ""
@@ -55,16 +56,16 @@ class Token:
 
     @property
     def text(self) -> str:
-        """The token's text; bytes that are no whole characters are U+FFFD, as in vLLM."""
+        """The token's text. Bytes that are not whole characters are U+FFFD, as in vLLM."""
         return self.data.decode("utf-8", "replace")
 
 
 class TokenTexts:
     """The tokens of one tokenizer by id.
 
-    kinds          the types of its decoder's parts
-    is_byte_level  whether each token is some bytes, and a text the bytes of all
-    special        the texts of the special tokens
+    - kinds: the types of its decoder's parts.
+    - is_byte_level: whether tokens are bytes, and a text is the bytes of its tokens.
+    - special: the texts of the special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -84,7 +85,7 @@ class TokenTexts:
         self._tokens: dict[int, Token] = {}
 
     def __getitem__(self, token_id: int) -> Token:
-        """Return a token; one without a spelling for an id that the tokenizer does not have."""
+        """Return a token. An id that the tokenizer does not have gives a token without a spelling."""
         token = self._tokens.get(token_id)
         if token is None:
             token = self._tokens[token_id] = self._make(token_id)
@@ -104,13 +105,13 @@ class TokenTexts:
         return Token(spelling, (piece.sure + piece.followed).encode(), piece=piece)
 
     def _without_marks(self, spelling: str) -> str:
-        """Return a byte-level spelling after what its decoder replaces before it reads the bytes."""
+        """Return a byte-level spelling after the replacements that its decoder does before it reads the bytes."""
         for pattern, content in self._replaced if self.is_byte_level else ():
             spelling = spelling.replace(pattern, content) if pattern else spelling
         return spelling
 
     def piece(self, spellings: Sequence[str], *, is_first: bool = False) -> TextPiece:
-        """Return what tokens that are not byte-level add to a text, together; `is_first`: they are its beginning."""
+        """Return what tokens that are not byte-level add to a text together. `is_first`: they begin the text."""
         before, start = ([], 0) if is_first else ([_BEFORE], len(_BEFORE))
         last = self._decoded([*before, *spellings])[start:]
         followed = self._decoded([*before, *spellings, _AFTER])[start : -self._num_after]
@@ -124,7 +125,7 @@ class TokenTexts:
 
 
 def common_start(first: str, second: str) -> str:
-    """Return the text with which two texts begin."""
+    """Return the common beginning of two texts."""
     if first.startswith(second):
         return second
     differing = (i for i, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
@@ -132,13 +133,13 @@ def common_start(first: str, second: str) -> str:
 
 
 def _parts(decoder: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the parts of a decoder, which may be one or a sequence."""
+    """Return the parts of a decoder, which may be one part or a sequence."""
     inner = decoder.get("decoders")
     return [own for each in inner for own in _parts(each)] if isinstance(inner, list) else [decoder]
 
 
 def _characters() -> dict[str, int]:
-    """Return the byte of each character of a byte-level vocabulary (GPT-2's: what cannot be printed is moved up)."""
+    """Return the byte of each character of a byte-level vocabulary (GPT-2 moves unprintable bytes up)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = (byte for byte in range(256) if byte not in set(printable))
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -148,7 +149,7 @@ _BYTES = _characters()
 
 
 def _read_byte_level(spelling: str) -> bytes:
-    """Return the bytes of a spelling; one with other characters, as added tokens may have, is a text as it stands."""
+    """Return the bytes of a spelling. One with other characters, as in added tokens, is plain text."""
     try:
         return bytes([_BYTES[character] for character in spelling])
     except KeyError:
@@ -168,7 +169,7 @@ def tokenizer_chunks(model: ModelInfo, files: dict[str, str]) -> Iterator[Tokeni
 
 
 def join_chunks(chunks: Sequence[TokenizerChunk]) -> dict[str, str]:
-    """Return the files of a complete set of pieces in any order; raises ProtocolError if they do not make a whole."""
+    """Return the files of a complete set of pieces in any order. Raises ProtocolError if they are not complete."""
     ordered = sorted(chunks, key=lambda chunk: chunk.index)
     if [chunk.index for chunk in ordered] != list(range(ordered[0].count if ordered else 1)):
         raise ProtocolError("pieces of the tokenizer are missing")

@@ -1,11 +1,11 @@
-"""Two vocabularies: which tokens both have, and a text of the one told in tokens of the other.
+"""Two vocabularies: their common tokens, and a text of one in tokens of the other.
 
-    SharedTokens   the tokens of equal bytes (token-level intersection: Timor et al. 2025, "Accelerating LLM Inference
-                   with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies")
-    Retold         one text that grows
+- SharedTokens: the tokens of equal bytes (token-level intersection: Timor et al. 2025, "Accelerating LLM Inference with
+  Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies").
+- Retold: one growing text.
 
-Special tokens are shared where they are spelled alike, or where both begin or both end a text. Others, such as those of
-a chat template that the draft model never saw, are told as the text that they are spelled with.
+Special tokens are shared if their spelling is equal, or if both begin or both end a text. Others are encoded as the
+text of their spelling. An example is a chat template's token that the draft model never saw.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from specq.protocol import Int32Array
 from specq.text.byte_codec import ByteCodec
 
-CHUNK = 32  # tokens, after which a text is cut where a word begins
-LONG_CHUNK = 256  # tokens, after which it is cut between any two characters
+CHUNK = 32  # tokens after which a text is cut at the start of a word
+LONG_CHUNK = 256  # tokens after which it is cut between any two characters
 _BLANKS = b" \t\r\n"
 
 
@@ -27,8 +27,8 @@ _BLANKS = b" \t\r\n"
 class SharedTokens:
     """Tokens that both vocabularies have.
 
-    draft_ids, target_ids   i32[n]: each token's id on either side, ascending by the target's
-    num_target              how many tokens the target has
+    - draft_ids, target_ids: i32[n], each token's id on either side, ascending by the target's.
+    - num_target: the number of the target's tokens.
     """
 
     draft_ids: Int32Array
@@ -37,7 +37,7 @@ class SharedTokens:
 
     @classmethod
     def of(cls, draft: ByteCodec, target: ByteCodec) -> Self:
-        """Compare two vocabularies. No id of either stands twice."""
+        """Compare two vocabularies. Each id of either appears at most once."""
         pairs: dict[int, int] = {}
         for token_id, token in enumerate(target.tokens):
             if token is not None and target.id_of(token) == token_id:
@@ -49,7 +49,7 @@ class SharedTokens:
         return cls(np.array([pairs[i] for i in target_ids.tolist()], np.int32), target_ids, target.num_tokens)
 
     def within(self, draft_size: int, target_size: int) -> Self:
-        """Return those of them whose ids are below these."""
+        """Return the shared tokens whose ids are below these sizes."""
         kept = (self.draft_ids < draft_size) & (self.target_ids < target_size)
         return type(self)(self.draft_ids[kept], self.target_ids[kept], self.num_target)
 
@@ -71,7 +71,7 @@ def _shared_special(draft: ByteCodec, target: ByteCodec) -> dict[int, int]:
 
 
 class Vocabularies:
-    """What is known of a draft model's and a target's vocabulary."""
+    """The vocabularies of a draft model and a target, and what they share."""
 
     def __init__(self, draft: ByteCodec, target: ByteCodec) -> None:
         self.draft, self.target = draft, target
@@ -84,7 +84,7 @@ class Vocabularies:
         return next((target for target, own in self.special.items() if own == draft_id), None)
 
     def retell(self, target_ids: list[int]) -> list[int]:
-        """Return the draft's ids of some tokens of the target, cut anew."""
+        """Return the draft's ids of some tokens of the target, tokenized again."""
         token_ids: list[int] = []
         data = bytearray()
         for token_id in target_ids:
@@ -96,19 +96,19 @@ class Vocabularies:
         return token_ids + self.draft.encode(bytes(data))
 
     def bytes_of(self, target_id: int) -> bytes:
-        """Return how a token of the target is spelled, b"" for a special one that both have."""
+        """Return the bytes of a token of the target, b"" for a special one that both have."""
         return self._spelled.get(target_id) or self.target.decode((target_id,))
 
 
 class Retold:
-    """A target's text in tokens of the draft. It grows at the end, and only the last part of it is ever cut anew.
+    """A target's text in tokens of the draft. It grows at the end, and only its last part is ever tokenized again.
 
-    target_ids   the text as the target has it
-    draft_ids    the same for the draft; while the target follows a draft, as drafted, which may be cut otherwise than
-                 its tokenizer would
+    - target_ids: the text in tokens of the target.
+    - draft_ids: the text in tokens of the draft. While the target follows a draft, these are the drafted tokens. The
+      draft's tokenizer might split that text in another way.
 
-    Where parts end depends on the target's tokens before and nothing else, so equal texts that were not drafted are
-    told equally.
+    The ends of parts depend only on the target's earlier tokens. So equal texts that were not drafted have equal
+    tokens.
     """
 
     def __init__(self, vocabularies: Vocabularies, target_ids: list[int]) -> None:
@@ -119,16 +119,16 @@ class Retold:
         self.draft_ids = [] if is_begun else list(first)
         self._start = 0  # of the last part, in the target's text; and in the draft's
         self._draft_start = len(self.draft_ids)
-        self._num_read = 0  # tokens of the target's text in which ends of parts were looked for
+        self._num_read = 0  # tokens of the target's text that were searched for ends of parts
         self.append(target_ids)
 
     def follow(self, target_ids: list[int], draft_ids: list[int]) -> None:
-        """Append tokens that were drafted: the draft's are told as they were drafted."""
+        """Append tokens that were drafted; the draft's tokens stay as they were drafted."""
         self.target_ids += target_ids
         self.draft_ids += draft_ids
 
     def append(self, target_ids: list[int]) -> int:
-        """Append tokens; return how many of the draft's tokens are the same as before."""
+        """Append tokens; return how many of the draft's tokens are unchanged at the beginning."""
         before = self.draft_ids
         self.target_ids += target_ids
         told = before[: self._draft_start]
@@ -140,7 +140,7 @@ class Retold:
         return _num_common(before, self.draft_ids)
 
     def _ends(self) -> list[int]:
-        """Return where parts end in what was not looked through yet."""
+        """Return the ends of parts in the tokens that were not searched yet."""
         ends, start, text = list[int](), self._start, self.target_ids
         for i in range(max(self._num_read, 1), len(text)):
             if i - start >= CHUNK and self._is_end(text[i - 1], text[i], is_long=i - start >= LONG_CHUNK):
@@ -150,7 +150,7 @@ class Retold:
         return ends
 
     def _is_end(self, last: int, following: int, *, is_long: bool) -> bool:
-        """Return whether a word begins between two tokens; in a long part, whether a character does."""
+        """Return whether a word begins between two tokens. In a long part, whether a character does."""
         before, after = (self._vocabularies.bytes_of(token) for token in (last, following))
         if not before or not after:
             return True  # a special token

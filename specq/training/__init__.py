@@ -1,7 +1,7 @@
-"""Training: text goes in, checkpoints in Hugging Face layout come out.
+"""Training: from text to checkpoints in Hugging Face layout.
 
-`pair` trains a small target and a draft for it, from nothing. Its stages are a table; each stage reads and writes files
-in the work directory, so that a run can stop and go on at any of them:
+`pair` trains a small target and a draft for it, from scratch. Its stages are a table. Each stage reads and writes files
+in the work directory, so that a run can stop and continue at any stage:
 
     tokenizer   vocabulary     a byte-level BPE that both models share
     data        dataset        the corpus as token ids, some documents held out
@@ -11,17 +11,19 @@ in the work directory, so that a run can stop and go on at any of them:
     evaluate    report         losses, and how often the target accepts the draft
     export      report         both models, ready to serve
 
-`draft` distils a draft model from a target that exists, into the form of `specq.checkpoints.draft_form`: `rollouts` in
-`answering`, which all methods for such a target share, `draft` and `evaluate` in the module of that name. `medusa`
-trains Medusa heads for one, in `specq.drafting.medusa.form`, likewise; `eagle` an EAGLE-3 head, in
-`specq.drafting.eagle3.form`; `parallel` makes a draft model that foresees several tokens in one pass of one that
-foresees one.
+Four methods train for an existing target. They share the stage `rollouts` in `answering`. The other stages are in the
+module of the method's name:
+
+    draft       distils a draft model, into the form of `specq.checkpoints.draft_form`
+    medusa      trains Medusa heads, in `specq.drafting.medusa.form`
+    eagle       trains an EAGLE-3 head, in `specq.drafting.eagle3.form`
+    parallel    turns a draft model into one that predicts several tokens in one pass
 
 Rule: no training stage reads the benchmark prompts that `evaluate` reads.
 
-To add a method: its stages in a module and a table of them here; a command in `specq.cli` and a line in the table of
-`specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods; `runs` and `foresight` all
-that is trained for a target that exists, but `draft`.
+To add a method: write its stages in a module and add their table here. Add a command in `specq.cli` and a line in the
+table of `specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods. `runs` and `foresight`
+serve all methods for an existing target except `draft`.
 """
 
 DRAFT_STAGES = {  # in order

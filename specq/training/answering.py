@@ -1,10 +1,8 @@
-"""The stage `rollouts` of all methods that train for a target that exists: the target answers prompts of the corpus,
-for so many seconds.
+"""The stage `rollouts` of all methods for an existing target: the target answers prompts of the corpus for some time.
 
-Each batch is a file, and a run that is repeated goes on after the last. Where the time is over, the answers under way
-end where they are: what is there counts. The pass of a batch's prompts is not cut short, so on a CPU, where it may take
-minutes, a batch has as many prompts as pass within a small part of the time: the more, the fewer steps for as many
-tokens.
+Each batch is a file, and a repeated run continues after the last file. When the time is over, the current answers end
+and are kept. The pass over a batch's prompts is not interrupted. On a CPU it may take minutes, so a batch has as many
+prompts as pass within a small part of the time. More prompts need fewer steps for the same number of tokens.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ from specq.training.report import SAMPLED_TEMPERATURE
 from specq.training.rollouts import load_rollouts, save_rollouts
 from specq.training.settings import RunSettings
 
-FEW_ROWS = 8  # prompts in a batch on a CPU, at least, and of the pass that is timed
-MOST_ROWS = 128  # on a CPU, where more rows take as much longer
-PROMPTS_SHARE = 0.05  # of the time, for the pass of a batch's prompts
-LEAST_TOKENS = 16  # of each answer that has not ended, however little time there is: of fewer nothing can be learned
+FEW_ROWS = 8  # minimum prompts in a batch on a CPU, and prompts in the timed pass
+MOST_ROWS = 128  # maximum on a CPU, where more rows take proportionally longer
+PROMPTS_SHARE = 0.05  # share of the time for the pass over a batch's prompts
+LEAST_TOKENS = 16  # minimum of each unfinished answer, even with little time, because shorter answers are useless
 
 
 def roll_out(settings: RunSettings) -> None:
-    """Let the target answer prompts; what earlier runs have answered is skipped."""
+    """Let the target answer prompts; answers of earlier runs are skipped."""
     target, chat = load_target(settings)
     torch.manual_seed(settings.seed)
     prompts = corpus_prompts(settings, chat, np.random.default_rng(settings.seed))
@@ -42,14 +40,14 @@ def roll_out(settings: RunSettings) -> None:
 
 
 class _Answering:
-    """A run under way."""
+    """A run in progress."""
 
     def __init__(self, target: Any, chat: PromptFormat, settings: RunSettings, num_parts: int) -> None:
         self._target, self._chat, self._settings, self._num_parts = target, chat, settings, num_parts
         self._started, self._progress, self.num_new = time.monotonic(), Progress(), 0
 
     def all_of(self, prompts: Sequence[list[int]], first: int) -> None:
-        """Answer prompts from this one on, batch by batch, until the time is over."""
+        """Answer the prompts from index `first` on, batch by batch, until the time is over."""
         rows = self._rows(prompts[first : first + FEW_ROWS])
         while first < len(prompts) and (not self.num_new or self._seconds() < self._settings.rollout_seconds):
             batch = list(prompts[first : first + rows])
@@ -58,11 +56,11 @@ class _Answering:
             self._progress.end(f"rollouts: {first} of {len(prompts)} prompts, {self.num_new} tokens, {self._elapsed()}")
 
     def _rows(self, few: Sequence[list[int]]) -> int:
-        """Return how many prompts a batch has, given the first of them."""
+        """Return how many prompts a batch has, given the first prompts."""
         most = self._settings.rollout_rows
         if self._target.device.type == "cuda" or most <= FEW_ROWS or not few:
             return most
-        answer(self._target, self._chat, list(few[:1]), 1)  # the first pass of all takes longer
+        answer(self._target, self._chat, list(few[:1]), 1)  # the very first pass takes longer
         began = self._seconds()
         answer(self._target, self._chat, list(few), 1)
         seconds = max(self._seconds() - began, 1e-3)
@@ -93,7 +91,7 @@ def answer(
     num_new: int,
     goes_on: Callable[[int], bool] = lambda _: True,
 ) -> list[tuple[list[int], list[int]]]:
-    """Return prompts with their answers, every other one greedy; `goes_on`: as of `generate`."""
+    """Return prompts with their answers, every other one greedy; `goes_on` as in `generate`."""
     answers = generate(
         target,
         prompts,

@@ -13,7 +13,7 @@ from specq.drafting.eagle3.network import RmsNorm
 from specq.training.vocabulary import MAX_POSITIONS, VOCAB_SIZE, save_tokenizer, stop_ids
 
 ROPE_THETA = 10000.0
-IGNORED = -100  # label of a position that carries no loss
+IGNORED = -100  # label of a position without loss
 
 # The draft must stay below 3,000,000 bytes and the target below 20,000,000, in bfloat16.
 SHAPES: dict[str, dict[str, int]] = {
@@ -51,8 +51,10 @@ def build_model(shape: str, tokenizer: PreTrainedTokenizerFast, device: torch.de
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Let the norms of a Llama or Qwen2 network be computed in one kernel each; transformers' take seven. They say the
-    same, but for rounding."""
+    """Compute each norm of a Llama or Qwen2 network in one kernel instead of transformers' seven.
+
+    The results are equal except for rounding.
+    """
     for module in list(model.modules()):
         for name, norm in module.named_children():
             if type(norm).__name__ in ("LlamaRMSNorm", "Qwen2RMSNorm"):
@@ -73,10 +75,9 @@ def hidden_states(model: LlamaForCausalLM, token_ids: torch.Tensor) -> torch.Ten
 def tapped_states(
     model: LlamaForCausalLM, token_ids: torch.Tensor, layers: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what stands behind some layers, beside each other [num_rows, length, layers * hidden], and
-    `hidden_states`.
+    """Return the outputs of some layers, beside each other [num_rows, length, layers * hidden], and `hidden_states`.
 
-    It leaves out the mask building of `LlamaModel.forward`, which keeps the layers free for the fused causal kernel.
+    This skips the mask of `LlamaModel.forward`, so that the layers can use the fused causal kernel.
     """
     decoder = model.model
     hidden = decoder.embed_tokens(token_ids)
@@ -90,7 +91,7 @@ def tapped_states(
 
 
 def next_token_labels(token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:
-    """Shift rows left by one and blank padding. [num_rows, length] -> [num_rows, length]."""
+    """Shift rows left by one and mask padding. [num_rows, length] -> [num_rows, length]."""
     labels = functional.pad(token_ids[:, 1:], (0, 1), value=pad_id)
     return labels.masked_fill(labels == pad_id, IGNORED)
 
@@ -122,7 +123,7 @@ def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fold
 
 
 def _add_older_names(path: Path) -> None:
-    """Repeat in config.json what transformers 4 and other engines look for under older names."""
+    """Repeat in config.json what transformers 4 and other engines expect under older names."""
     config = json.loads(path.read_text(encoding="utf-8"))
     config.update(rope_theta=ROPE_THETA, torch_dtype="bfloat16")
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Prompts for a target that exists: its own chat template around what a user might ask.
+"""Prompts for an existing target: its own chat template around what a user might ask.
 
 A record of the corpus gives its question or instruction, the first words of a dialogue, or a passage with a request
 before it.
 
-Rule: nothing is evaluated on what was trained on. Where corpus and benchmarks are the same files, as those that come
-with specq, every fourth record (`is_held_out`) is for the evaluation, and the others are for training.
+Rule: evaluation uses no training data. The files that come with specq are both corpus and benchmarks. There every
+fourth record (`is_held_out`) is for the evaluation, and the others are for training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specq.training.settings import RunSettings
 
 LONGEST_PROMPT = 256
 HELD_OUT_EVERY = 4
-RENUMBERED = {"gsm8k": 9}  # file -> how many times its prompts are asked again, with other numbers in them
+RENUMBERED = {"gsm8k": 9}  # file -> how many copies of its prompts are asked with other numbers in them
 PASSAGE_SIZES = (150, 700)  # characters
 REQUESTS = (
     *(
@@ -39,18 +39,18 @@ REQUESTS = (
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How a target is spoken to, and what ends its answers."""
+    """The chat format of a target, and the tokens that end its answers."""
 
     codec: TextCodec
     stops: tuple[int, ...]
 
     def prompt(self, words: str) -> list[int]:
-        """Return the ids of a conversation that begins with these words of the user."""
+        """Return the token ids of a conversation that begins with these words of the user."""
         return self.codec.encode_chat([{"role": "user", "content": words}])
 
 
 def chat_of(target: Path, stops: tuple[int, ...]) -> PromptFormat:
-    """Return how a checkpoint is spoken to; ConfigError if it has no chat template or nothing that ends an answer."""
+    """Return the chat format of a checkpoint; ConfigError if it has no chat template or no end token."""
     codec = TextCodec(load_tokenizer_files(target))
     if not codec.has_chat_template or not stops:
         raise ConfigError(f"{target} has no chat template or no end token; a draft is trained on chats")
@@ -58,12 +58,12 @@ def chat_of(target: Path, stops: tuple[int, ...]) -> PromptFormat:
 
 
 def is_held_out(number: int) -> bool:
-    """Return whether a record, counted from 0, is for the evaluation alone."""
+    """Return whether a record, counted from 0, is only for the evaluation."""
     return number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
 
 
 def corpus_prompts(settings: RunSettings, chat: PromptFormat, rng: np.random.Generator) -> list[list[int]]:
-    """Return the prompts that a corpus gives, in random order, without doubles and those that are too long."""
+    """Return the prompts of a corpus in random order, without duplicates and without too long ones."""
     paths = prompt_paths(settings.corpus)
     asked = dict.fromkeys(words for path in paths for words in _words(path, settings, rng))
     prompts = [ids for ids in map(chat.prompt, asked) if len(ids) <= LONGEST_PROMPT]
@@ -73,7 +73,7 @@ def corpus_prompts(settings: RunSettings, chat: PromptFormat, rng: np.random.Gen
 
 
 def _words(path: Path, settings: RunSettings, rng: np.random.Generator) -> Iterator[str]:
-    """Yield what a user may ask by each record of a file, at most `limit` of them."""
+    """Yield possible user prompts from the records of a file, at most `limit` records."""
     copies = RENUMBERED.get(path.stem, 0) if settings.is_split else 0
     for number, record in enumerate(read_questions(path, settings.limit)):
         if settings.is_split and is_held_out(number):
@@ -85,7 +85,7 @@ def _words(path: Path, settings: RunSettings, rng: np.random.Generator) -> Itera
 
 
 def renumbered(words: str, rng: np.random.Generator) -> str:
-    """Return a question with other numbers of as many digits."""
+    """Return a question with other numbers of the same length."""
     return re.sub(r"\d", lambda _: str(rng.integers(1, 10)), words)
 
 

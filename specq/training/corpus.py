@@ -1,7 +1,7 @@
-"""The training corpus: which records there are, how often each shard is read, and how a record becomes one string.
+"""The training corpus: its records, how often each shard is read, and how a record becomes one string.
 
-A shard is a gzipped JSONL file of {"prompt", "response", "source"} or {"text", "source"} records. To add one, drop the
-file into the corpus directory; give it a line in `SHARD_WEIGHTS` unless a weight of 1 in both phases is right.
+A shard is a gzipped JSONL file of {"prompt", "response", "source"} or {"text", "source"} records. To add one, put the
+file into the corpus directory. Add a line to `SHARD_WEIGHTS` unless a weight of 1 in both phases is right.
 """
 
 import re
@@ -57,7 +57,7 @@ def read_documents(corpus: Path, limit: int | None = None) -> Iterator[Document]
 
 
 def to_document(shard: str, record: dict[str, str]) -> Document:
-    """Lay a record out: instructions and dialogues in ChatML, anything else raw; all end with <|endoftext|>."""
+    """Format a record: instructions and dialogues in ChatML, all other text raw; all end with <|endoftext|>."""
     if "prompt" in record and "response" in record:
         context = chat_context(record["prompt"])
         return Document(shard, context, f"{context}{record['response']}{END_OF_TURN}\n{END_OF_TEXT}")
@@ -70,8 +70,7 @@ def to_document(shard: str, record: dict[str, str]) -> Document:
 
 
 def dialogue_turns(text: str) -> list[tuple[str, str]]:
-    """Split lines of "User: ..." and "Assistant: ..." into (role, words) pairs; an empty list if the text is no such
-    dialogue."""
+    """Split lines of "User: ..." and "Assistant: ..." into (role, words) pairs; an empty list for other text."""
     pieces = _SPEAKER.split(text)
     if pieces[0].strip() or "Assistant" not in pieces[1::2]:
         return []
@@ -84,5 +83,5 @@ def chat_turn(role: str, words: str) -> str:
 
 
 def chat_context(prompt: str) -> str:
-    """Return what the chat template makes of one user prompt, generation prompt included."""
+    """Return the chat template's output for one user prompt, generation prompt included."""
     return f"{chat_turn('user', prompt)}{START_OF_TURN}assistant\n"

@@ -1,4 +1,4 @@
-"""The tokenised corpus: one flat array of ids with document bounds, small enough to travel to a GPU machine."""
+"""The tokenised corpus: one flat array of ids with document bounds, small enough to copy to a GPU machine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ class Dataset:
 
     token_ids: np.ndarray  # [num_tokens] uint16
     bounds: np.ndarray  # [num_documents + 1] int64: document i is token_ids[bounds[i]:bounds[i + 1]]
-    context_sizes: np.ndarray  # [num_documents] int32: ids before the answer, 0 where there is no prompt
+    context_sizes: np.ndarray  # [num_documents] int32: ids before the answer, 0 without a prompt
     shard_ids: np.ndarray  # [num_documents] int16
     held_out: np.ndarray  # [num_documents] bool
     shards: tuple[str, ...]
@@ -52,7 +52,7 @@ class Dataset:
 
 
 def load_dataset(path: Path) -> Dataset:
-    """Read what `Dataset.save` wrote."""
+    """Read a file of `Dataset.save`."""
     with np.load(path) as arrays:
         fields = {name: arrays[name] for name in Dataset.__dataclass_fields__}
     return Dataset(**{**fields, "shards": tuple(fields["shards"].tolist())})

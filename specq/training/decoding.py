@@ -1,6 +1,6 @@
 """Batched decoding over a static key-value cache: one captured graph a step on a GPU, the same code on a CPU.
 
-Prompts are padded on the left, so that all rows write the same cache slot in the same step. The rule of choice is
+Prompts are padded on the left, so that all rows write the same cache slot in the same step. The next token is
 argmax(logits + temperature * gumbel): temperature 0 is greedy, and temperature T samples softmax(logits / T) exactly.
 """
 
@@ -19,10 +19,10 @@ CHECK_EVERY = 16
 
 @dataclass
 class DecodingState:
-    """Everything that a step reads and writes in place."""
+    """All data that a step reads and writes in place."""
 
     token_ids: torch.Tensor  # [num_rows, capacity] int64, prompts right-aligned in front of the new tokens
-    starts: torch.Tensor  # [num_rows] int64, first slot that is no padding
+    starts: torch.Tensor  # [num_rows] int64, first slot without padding
     temperatures: torch.Tensor  # [num_rows, 1]
     stops: torch.Tensor  # [num_stops] int64
     pad_id: int
@@ -34,10 +34,13 @@ class DecodingState:
 
 
 def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """Grouped-query attention without copying keys for each head of a group.
+    """Compute grouped-query attention without copying keys for each head of a group.
 
-    queries [rows, heads, width, dim], keys and values [rows, kv_heads, slots, dim], visible [rows, width, slots] bool;
-    returns [rows, width, heads * dim].
+    queries        [rows, heads, width, dim].
+    keys, values   [rows, kv_heads, slots, dim].
+    visible        [rows, width, slots] bool.
+
+    Returns [rows, width, heads * dim].
     """
     rows, heads, width, dim = queries.shape
     kv_heads, slots = keys.shape[1], keys.shape[2]
@@ -89,7 +92,7 @@ def run_slots(model: LlamaForCausalLM, state: DecodingState, slots: torch.Tensor
 
 
 def choose_tokens(state: DecodingState, logits: torch.Tensor) -> None:
-    """Choose each row's next token, write it one slot on, and advance; finished rows get padding."""
+    """Choose each row's next token, write it one slot later, and advance; finished rows get padding."""
     if state.noise is None:
         gumbel = -torch.empty_like(logits).exponential_().log()
     else:
@@ -115,7 +118,7 @@ def new_state(
     pad_id: int,
     noise: torch.Tensor | None,
 ) -> DecodingState:
-    """Lay the prompts out on the model's device and allocate the cache."""
+    """Place the prompts on the model's device and allocate the cache."""
     device, config = model.device, model.config
     prompt_size = max(map(len, prompts))
     token_ids = torch.full((len(prompts), prompt_size + num_new), pad_id)
@@ -149,8 +152,12 @@ def generate(
     noise: torch.Tensor | None = None,
     goes_on: Callable[[int], bool] = lambda _: True,
 ) -> list[list[int]]:
-    """Return each prompt's continuation: up to `num_new` ids, a stop id included. `pad_id` may be one of the stop ids.
-    `goes_on` is asked now and then, given how many ids each has that has not ended; where it says no, all end there."""
+    """Return each prompt's continuation: up to `num_new` ids, a stop id included.
+
+    pad_id    may be one of the stop ids.
+    goes_on   is called now and then with the number of ids of each unfinished continuation. If it returns False, all
+              continuations end.
+    """
     state = new_state(model, prompts, num_new, temperatures, stops, pad_id, noise)
     first = torch.arange(state.prompt_size, device=model.device)
     choose_tokens(state, run_slots(model, state, first, state.prompt_size))
@@ -171,8 +178,10 @@ def _without_padding(row: list[int], stops: Sequence[int], pad_id: int) -> list[
 def run_steps(
     model: LlamaForCausalLM, state: DecodingState, num_steps: int, goes_on: Callable[[int], bool] = lambda _: True
 ) -> int:
-    """Take up to `num_steps` steps, through a captured graph where there is a GPU; return how many. `goes_on`: as of
-    `generate`."""
+    """Run up to `num_steps` steps, through a captured graph on a GPU; return how many.
+
+    `goes_on` as in `generate`.
+    """
     is_on_cpu = model.device.type == "cpu"
     for index in range(num_steps if is_on_cpu else min(WARM_UP_STEPS, num_steps)):
         step(model, state)

@@ -1,7 +1,7 @@
 """The draft: distilled on the target's distributions, along the target's own outputs and along the corpus.
 
-The loss of a position is (1 - h) KL(target || draft) + h CE(argmax of target, draft). The first term is what sampled
-speculation accepts by, the second what greedy speculation accepts by; h is `Settings.hard_weight`.
+The loss of a position is (1 - h) KL(target || draft) + h CE(argmax of target, draft). The first term determines
+acceptance in sampled speculation, the second in greedy speculation. h is `Settings.hard_weight`.
 """
 
 import time
@@ -41,7 +41,7 @@ class RolloutBatch:
 
     token_ids: torch.Tensor  # [num_rows, length] int64
     counted: torch.Tensor  # [num_rows, length] float32, 1 where the next token is the target's own
-    on_host: np.ndarray  # the same: what is read there makes nobody wait for a device
+    on_host: np.ndarray  # the same on the host: reading it does not wait for a device
 
 
 def distil_draft(settings: PairSettings) -> float:
@@ -62,7 +62,7 @@ def distil_draft(settings: PairSettings) -> float:
 
 @torch.no_grad()
 def start_embeddings(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
-    """Start the draft's embeddings from the target's, on their leading principal directions."""
+    """Initialise the draft's embeddings from the target's, on their leading principal directions."""
     embeddings = target.model.embed_tokens.weight.float()  # [vocab, target_hidden]
     directions = torch.linalg.svd(embeddings, full_matrices=False).Vh[: draft.config.hidden_size]
     draft.model.embed_tokens.weight.copy_(embeddings @ directions.T)
@@ -71,7 +71,7 @@ def start_embeddings(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
 def make_batch(
     rollouts: Rollouts, indices: Sequence[int], length: int, settings: BatchSettings, pad_id: int
 ) -> RolloutBatch:
-    """Lay rollouts out one a row, exactly as they were generated, cut or padded to `length`."""
+    """Arrange rollouts one a row, exactly as they were generated, cut or padded to `length`."""
     rows = np.full((len(indices), length), pad_id, dtype=np.int64)
     counted = np.zeros((len(indices), length), dtype=np.float32)
     for row, mask, index in zip(rows, counted, indices, strict=True):
@@ -82,13 +82,13 @@ def make_batch(
 
 
 def send(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return an array on a device; the host goes on while it is copied."""
+    """Return an array on a device; the host continues during the copy."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def draw_batches(rollouts: Rollouts, settings: PairSettings, pad_id: int) -> Iterator[RolloutBatch]:
-    """Yield `draft_steps` batches: `CORPUS_SHARE` of them packed corpus rows, the others rollouts of like length."""
+    """Yield `draft_steps` batches: a share `CORPUS_SHARE` of packed corpus rows, else rollouts of similar length."""
     rng = np.random.default_rng(settings.seed + 2)
     corpus = row_batches(
         load_dataset(settings.dataset_file),
@@ -111,7 +111,10 @@ def draw_batches(rollouts: Rollouts, settings: PairSettings, pad_id: int) -> Ite
 def rollout_batches(
     rollouts: Rollouts, settings: BatchSettings, pad_id: int, rng: np.random.Generator
 ) -> Iterator[RolloutBatch]:
-    """Yield batches of rollouts for ever, each of one row length, all lengths mixed; the checked ones are left out."""
+    """Yield batches of rollouts without end, each of one row length, all lengths mixed.
+
+    The rollouts for the final check are left out.
+    """
     sizes = np.diff(rollouts.bounds)
     buckets = np.searchsorted(ROW_LENGTHS[:-1], sizes)
     sizes_left_out = min(CHECK_ROLLOUTS, len(sizes) // 2)
@@ -144,7 +147,7 @@ def distil_loss(
 
 
 def token_losses(draft_logits: torch.Tensor, target_logits: torch.Tensor, hard_weight: float) -> torch.Tensor:
-    """Return the loss of each place, [...], given float32 logits [..., vocab]."""
+    """Return the loss of each position, [...], given float32 logits [..., vocab]."""
     draft_logs = functional.log_softmax(draft_logits, dim=-1)
     target_logs = functional.log_softmax(target_logits, dim=-1)
     divergence = divergences(target_logs, draft_logs)
@@ -153,7 +156,7 @@ def token_losses(draft_logits: torch.Tensor, target_logits: torch.Tensor, hard_w
 
 
 def divergences(of_logs: torch.Tensor, from_logs: torch.Tensor) -> torch.Tensor:
-    """Return KL(of || from) in nats of each place, [...], given log-probabilities [..., vocab]."""
+    """Return KL(of || from) in nats for each position, [...], given log-probabilities [..., vocab]."""
     return (of_logs.exp() * (of_logs - from_logs)).sum(-1)
 
 

@@ -1,10 +1,10 @@
-"""The stages of `specq train draft`, each a function of the settings: a small draft model for a target that exists.
+"""The stages of `specq train draft`, each a function of the settings: a small draft model for an existing target.
 
-rollouts   the target answers prompts of the corpus, half greedily and half at a temperature, for so many seconds
-           (`answering`)
-draft      the draft learns, for so many seconds, half the target's distribution over the tokens of its head and half
-           the likeliest of these; it is written in 8 bits
-evaluate   how often the target accepts the 8-bit draft, benchmark by benchmark
+rollouts   the target answers prompts of the corpus for a given time, half greedily, half at a temperature.
+           See `answering`.
+draft      the draft learns for a given time. Half of the loss is on the target's distribution over the tokens of its
+           head, and half on the likeliest of these tokens. It is written in 8 bits.
+evaluate   how often the target accepts the 8-bit draft, benchmark by benchmark.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from specq.training.report import SAMPLED_TEMPERATURE, conditions, measure
 from specq.training.rollouts import Rollouts, join_rollouts, load_rollouts
 from specq.training.settings import DraftSettings, RunSettings
 
-TARGETS = ("llama", "qwen2")  # what `decoding` runs
+TARGETS = ("llama", "qwen2")  # the models that `decoding` supports
 MAX_POSITIONS = 8192
 WARM_UP_STEPS, WARM_UP_SHARE, CLOSING_SHARE = 200, 0.05, 0.55  # the shorter warm-up counts
 DRAFT_LENGTHS = (1, 3, 4, 5, 8)
@@ -42,7 +42,7 @@ REPORT_EVERY_S = 20.0
 
 
 def load_target(settings: RunSettings) -> tuple[Any, PromptFormat]:
-    """Return the target's network, without gradients, and how it is spoken to."""
+    """Return the target's network, without gradients, and its chat format."""
     if not settings.target.exists():
         raise ConfigError(f"there is no {settings.target}; a draft is trained for a model that lies on this machine")
     network = load_network(settings.target, settings.device)
@@ -60,24 +60,20 @@ def load_target(settings: RunSettings) -> tuple[Any, PromptFormat]:
 
 
 def all_rollouts(settings: RunSettings) -> Rollouts:
-    """Return the rollouts that were given and those that this run made; ConfigError if there are none, or no answers in
-    them."""
+    """Return the given rollouts and those of this run; ConfigError if there are none, or they have no answers."""
     paths = rollout_paths(settings.rollouts_folder, settings.rollouts)
     rollouts = join_rollouts([load_rollouts(path) for path in paths])
     if not rollouts.num_answered:
-        raise ConfigError(
-            f"{', '.join(map(str, paths))}: these rollouts hold no answers; there is nothing to learn from"
-        )
+        raise ConfigError(f"{', '.join(map(str, paths))}: these rollouts contain no answers to train on")
     return rollouts
 
 
 def check_rollouts(rollouts: Rollouts, checkpoint: Path, target: Any, least: int, who: str) -> None:
-    """Raise ConfigError for rollouts that are not of this target, or of which no answer has as many tokens as `who`
-    needs."""
+    """Raise ConfigError for rollouts of another target, and for those without an answer as long as `who` needs."""
     vocab_size = target.get_input_embeddings().weight.shape[0]
     if (largest := int(rollouts.token_ids.max())) >= vocab_size:
         raise ConfigError(
-            f"the rollouts have the token {largest}, and {checkpoint} {vocab_size} tokens; they are of another target"
+            f"the rollouts have token {largest}, but {checkpoint} has {vocab_size} tokens; they are for another target"
         )
     longest = int((np.diff(rollouts.bounds) - rollouts.prompt_sizes).max())
     if longest < least:
@@ -102,7 +98,7 @@ def distil(settings: DraftSettings) -> None:
 
 
 def frequent_tokens(rollouts: Rollouts, count: int) -> Int32Array:
-    """Return the tokens that the answers hold most often, at most `count`, ascending."""
+    """Return the most frequent tokens of the answers, at most `count`, ascending."""
     counts = np.bincount(rollouts.answered())
     ranked = np.argsort(-counts, kind="stable")[:count]
     chosen: Int32Array = np.sort(ranked[counts[ranked] > 0]).astype(np.int32)
@@ -164,7 +160,7 @@ def fit(
 
 
 def rate(step: int, done: float) -> float:
-    """Return the share of the peak rates at a step, when this share of the time is over."""
+    """Return the share of the peak rates at a step, when the share `done` of the time is over."""
     warm_up = max((step + 1) / WARM_UP_STEPS, done / WARM_UP_SHARE)
     return min(warm_up, max(0.01, (1 - done) / CLOSING_SHARE), 1.0)
 
@@ -212,7 +208,7 @@ def keep_report(report: dict[str, Any], settings: RunSettings) -> None:
 
 
 def _acceptance(target: Any, draft: Any, chat: PromptFormat, path: Path, settings: DraftSettings) -> dict[str, Any]:
-    """Return the figures of one benchmark: for each way of choosing tokens, the rounds of each length of a chain."""
+    """Return the figures of one benchmark: for each sampling method, the rounds of each chain length."""
     prompts, found = bench_prompts(path, chat, settings), {}
     for temperature in (0.0, SAMPLED_TEMPERATURE):
         rounds, _ = measure(

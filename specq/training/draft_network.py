@@ -1,7 +1,6 @@
-"""The network that `specq train draft` trains: a transformers Llama, its embedding factorised, its head over some
-tokens.
+"""The network that `specq train draft` trains: a transformers Llama with a factorised embedding and a reduced head.
 
-Its parameters have the names of `specq.checkpoints.draft_form`, in which `save_draft` writes it.
+Its parameters have the names of `specq.checkpoints.draft_form`, the form in which `save_draft` writes it.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ EMBEDDING_STD, HEAD_STD, LAYER_STD = 1.0, 0.02, 0.02
 
 
 class FactorisedEmbedding(nn.Module):
-    """Rows of `weight` [vocab, rank], lifted by `lift` [hidden, rank]; with `masks` [any, hidden], for token ids from
-    vocab on, those."""
+    """Rows of `weight` [vocab, rank], lifted by `lift` [hidden, rank].
+
+    With `masks` [any, hidden], token ids from vocab on read these.
+    """
 
     def __init__(self, weight: torch.Tensor, lift: torch.Tensor, masks: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -41,9 +42,11 @@ class FactorisedEmbedding(nn.Module):
 
 
 def build_draft(shape: draft_form.DraftModelShape, target: Any, token_ids: Int32Array) -> LlamaForCausalLM:
-    """Return a fresh draft on the target's device, in float32. Embedding and head begin as the target's embedding on
-    its leading principal directions."""
-    body = shape.llama_config() | {"vocab_size": 8}  # of embedding and head, which are replaced
+    """Return a fresh draft on the target's device, in float32.
+
+    Embedding and head begin as the target's embedding on its leading principal directions.
+    """
+    body = shape.llama_config() | {"vocab_size": 8}  # size of the embedding and head to be replaced
     network = LlamaForCausalLM(LlamaConfig(**body, initializer_range=LAYER_STD))
     _shrink(network, shape.num_hidden_layers)
     nn.Module.to(network, target.device)
@@ -58,7 +61,7 @@ def build_draft(shape: draft_form.DraftModelShape, target: Any, token_ids: Int32
 
 
 def _shrink(network: LlamaForCausalLM, num_layers: int) -> None:
-    """Let the layers begin with little to say: what each adds is smaller, the more there are."""
+    """Let the layers begin with small outputs: the more layers, the smaller each output."""
     with torch.no_grad():
         for layer in network.model.layers:
             layer.self_attn.o_proj.weight.mul_((2 * num_layers) ** -0.5)
@@ -67,15 +70,14 @@ def _shrink(network: LlamaForCausalLM, num_layers: int) -> None:
 
 @torch.no_grad()
 def principal(embeddings: torch.Tensor, width: int) -> torch.Tensor:
-    """Return embeddings [vocab, size] in their leading principal directions, f32[vocab, width], filled up with
-    zeros."""
+    """Return embeddings [vocab, size] in their leading principal directions, f32[vocab, width], padded with zeros."""
     embeddings = embeddings.float()
     directions = torch.linalg.svd(embeddings, full_matrices=False).Vh[:width]
     return functional.pad(embeddings @ directions.T, (0, width - len(directions)))
 
 
 def save_draft(network: LlamaForCausalLM, shape: draft_form.DraftModelShape, token_ids: Int32Array, out: Path) -> None:
-    """Write a network in 8 bits, as `specq.checkpoints.draft_form` says."""
+    """Write a network in 8 bits, in the form of `specq.checkpoints.draft_form`."""
     tensors = {} if shape.shared else {draft_form.TOKEN_IDS: torch.from_numpy(token_ids)}
     matrices = draft_form.matrix_shapes(shape)
     for name, parameter in network.named_parameters():

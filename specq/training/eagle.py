@@ -1,13 +1,12 @@
-"""The stages of `specq train eagle3`, each a function of the settings: an EAGLE-3 head for a target that exists and
-stays as it is.
+"""The stages of `specq train eagle3`, each a function of the settings: an EAGLE-3 head for an unchanged target.
 
-rollouts   as of `specq train draft`: the target answers prompts of the corpus
-head       the head learns, for so many seconds, what the target says at the places that it foresees in each step of the
-           training-time test (`specq.drafting.eagle3.network`): as a draft model does, half its distribution there and
-           half the likeliest token. The loss of a step counts `depth_decay` times that of the one before it. It begins
-           with the values and the tokens of the head in `start`, if one is named. A run that was cut off goes on; the
-           head is written in bfloat16
-evaluate   how many of the target's tokens the head foresees, benchmark by benchmark and depth by depth
+rollouts   as in `specq train draft`: the target answers prompts of the corpus.
+head       the head learns for a given time. It learns the target's output at the positions that it predicts in each
+           step of the training-time test (`specq.training.eagle_network`). As for a draft model, half of the loss is
+           on the target's distribution and half on the likeliest token. Each step's loss has `depth_decay` times the
+           weight of the step before. The head begins with the values and tokens of the head in `start`, if given. An
+           interrupted run continues. The head is written in bfloat16.
+evaluate   how many of the target's tokens the head predicts, benchmark by benchmark and depth by depth.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from specq.training.teaching import mean_loss, teach
 __all__ = ["evaluate", "train_head"]
 
 OUTSIDE = ("fc", "lm_head")  # of the layer
-SCALED_BY = 32  # answers: the first
+SCALED_BY = 32  # answers: the first ones
 FORESEEN = 8  # tokens, in an evaluation
 TREES = {
     "chain": (CHAIN, FORESEEN),
@@ -82,7 +81,7 @@ def train_head(settings: EagleSettings) -> None:
 
 
 def _start(settings: EagleSettings, target: Any) -> EagleHead | None:
-    """Return the head to go on from, if one is named."""
+    """Return the head to start from, if one is given."""
     if settings.start is None:
         return None
     info = info_of(target, settings.target)
@@ -90,15 +89,17 @@ def _start(settings: EagleSettings, target: Any) -> EagleHead | None:
 
 
 def _columns(head: EagleHead) -> Int32Array:
-    """Return the tokens that a head may say."""
+    """Return the tokens that a head may predict."""
     all_tokens: Int32Array = np.arange(head.network.shape.draft_vocab_size, dtype=np.int32)
     return all_tokens if head.token_ids is None else head.token_ids
 
 
 @torch.no_grad()
 def _scales(target: Any, rollouts: Rollouts, layers: tuple[int, ...], settings: EagleSettings) -> torch.Tensor:
-    """Return how large the target's hidden states are, channel by channel: always of the same answers, so that a run
-    can go on."""
+    """Return the size of the target's hidden states, channel by channel.
+
+    It always uses the same answers, so that a run can continue.
+    """
     (answered,) = (np.diff(rollouts.bounds) > rollouts.prompt_sizes).nonzero()
     chosen = answered[:SCALED_BY].tolist()
     longest = max(len(rollouts.rollout(index)) for index in chosen)
@@ -110,7 +111,7 @@ def _scales(target: Any, rollouts: Rollouts, layers: tuple[int, ...], settings: 
 
 
 def head_shape(settings: EagleSettings, target: Any, head_size: int) -> eagle_form.EagleShape:
-    """Return what config.json says of the head."""
+    """Return the content of the head's config.json."""
     config, tokenizer = target.config, load_tokenizer_files(settings.target)["tokenizer.json"]
     hidden = config.hidden_size
     return eagle_form.EagleShape(
@@ -133,8 +134,7 @@ def head_shape(settings: EagleSettings, target: Any, head_size: int) -> eagle_fo
 
 
 def layers_of(num_layers: int) -> tuple[int, ...]:
-    """Return the layers of a target that its head reads: the usual ones, or what comes nearest to them in a shallow
-    one."""
+    """Return the layers of a target that its head reads: the usual ones, or the nearest ones in a shallow target."""
     if num_layers < eagle_form.NUM_TAPS:
         raise ConfigError(f"the target has {num_layers} layers; an EAGLE-3 head reads {eagle_form.NUM_TAPS}")
     if num_layers >= eagle_form.LEAST_LAYERS:
@@ -143,7 +143,7 @@ def layers_of(num_layers: int) -> tuple[int, ...]:
 
 
 def _about(settings: EagleSettings, shape: eagle_form.EagleShape, token_ids: Int32Array) -> str:
-    """Return what must be the same for a run to go on."""
+    """Return the values that must be equal for a run to continue."""
     own = settings.num_steps, settings.depth_decay, settings.seed
     rates = settings.lr, settings.matrix_lr, settings.hard_weight
     return (
@@ -160,8 +160,10 @@ def step_losses(
     batch: RolloutBatch,
     settings: EagleSettings,
 ) -> torch.Tensor:
-    """Return f32[steps]: the mean loss of each, over the rows of a batch whose token and whose label are the target's
-    own."""
+    """Return f32[steps]: the mean loss of each step.
+
+    It covers the rows of a batch whose token and label are the target's own.
+    """
     length, is_said, losses = batch.token_ids.shape[1], batch.counted.flatten(), []
     with settings.autocast():
         with torch.no_grad():
@@ -181,7 +183,7 @@ def step_losses(
 
 
 class _Eagle:
-    """Fulfils `Foresight`: each place of a text goes on as in the training-time test."""
+    """Implements `Foresight`: each position of a text continues as in the training-time test."""
 
     def __init__(self, target: Any, head: EagleHead) -> None:
         self._target, self._head, self.token_ids = target, head, head.token_ids
@@ -196,7 +198,7 @@ class _Eagle:
 
 
 def evaluate(settings: EagleSettings) -> None:
-    """Measure the head as it was written on every benchmark and write the report."""
+    """Measure the written head on every benchmark and write the report."""
     target, chat = load_target(settings)
     info = info_of(target, settings.target)
     head = load_eagle(str(settings.out), str(settings.target), info, str(settings.device))

@@ -1,14 +1,14 @@
-"""An EAGLE-3 head in training: its first values, its training-time test, and the files that it is written to.
+"""An EAGLE-3 head in training: its initial values, its training-time test, and its files.
 
-Hidden states of a target are of very different sizes: behind the middle layers of a small model some channels have a
-hundred times the values of others, and the first token's all have. So a head in training reads each channel divided by
-its usual size (`channel_scales`), which its first matrix takes over when it is written, and its layer adds to the
-normalised state (`EagleShape.norm_before_residual`): what it adds would be lost beside values that large.
+The sizes of a target's hidden states differ greatly. Behind the middle layers of a small model some channels are a
+hundred times larger than others, and all channels of the first token are. So a head in training reads each channel
+divided by its usual size (`channel_scales`). When the head is written, its first matrix absorbs these factors. The
+head's layer adds to the normalised state (`EagleShape.norm_before_residual`), because its output would be lost beside
+such large values.
 
-In the training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2) a row meets its own errors as it will when it
-drafts: after the pass over a text with the target's states, each row goes on alone with the tokens of the text and the
-states that it made itself. In step j it attends to what it attended to in step 0, and to its own rows of the steps
-since.
+In the training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2) a row meets its own errors, as in drafting.
+After the pass over a text with the target's states, each row continues alone with the tokens of the text and its own
+states. In step j it attends to the same rows as in step 0, and to its own rows of the steps since.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from specq.protocol import ConfigError, Int32Array
 
 INITIAL_STD = 0.02
 LEAST_SCALE = 1e-3
-MAY_DIFFER = ("max_position_embeddings",)  # of a head that training starts from
+MAY_DIFFER = ("max_position_embeddings",)  # values that may differ in a head to start from
 
 
 def build_eagle(shape: eagle_form.EagleShape, target: Any, token_ids: Int32Array) -> EagleNetwork:
@@ -50,7 +50,7 @@ def build_eagle(shape: eagle_form.EagleShape, target: Any, token_ids: Int32Array
 
 
 def start_eagle(network: EagleNetwork, head: EagleHead, scales: torch.Tensor, path: Path) -> None:
-    """Give a network the values of a head that was written before, to `path`; its states will be divided by `scales`.
+    """Give a network the values of an earlier head, from `path`; its states will be divided by `scales`.
 
     Raises ConfigError for a head of another shape.
     """
@@ -73,11 +73,13 @@ def channel_scales(taps: torch.Tensor) -> torch.Tensor:
 def trained_states(
     network: EagleNetwork, taps: torch.Tensor, token_ids: torch.Tensor, num_steps: int
 ) -> Iterator[torch.Tensor]:
-    """Yield the states [rows, length, hidden] of each step. Row t of step j has read the tokens up to t + 1 + j, and
-    speaks of the next.
+    """Yield the states [rows, length, hidden] of each step.
 
-    taps [rows, length, width]: the target's hidden states; token_ids i64[rows, length]. Where a text has ended, states
-    mean nothing.
+    Row t of step j has read the tokens up to t + 1 + j, and predicts the next one. States after a text's end are
+    meaningless.
+
+    taps        [rows, length, width]: the target's hidden states.
+    token_ids   i64[rows, length].
     """
     length = token_ids.shape[1]
     attention = _OwnSteps(length, token_ids.device)
@@ -90,12 +92,14 @@ def trained_states(
 
 
 class _OwnSteps:
-    """Attention of one step after the other: to the first step's rows up to one's own, and to one's own of the later
-    steps."""
+    """Attention of one step after the other.
+
+    A row attends to the first step's rows up to its own, and to its own rows of the later steps.
+    """
 
     def __init__(self, length: int, device: torch.device) -> None:
         self._hidden = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
-        self._steps: list[tuple[torch.Tensor, torch.Tensor]] = []  # [b, heads, length, dim] of keys and values
+        self._steps: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys and values [b, heads, length, dim]
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         group = queries.shape[2] // keys.shape[2]
@@ -111,7 +115,7 @@ class _OwnSteps:
             return found.transpose(1, 2)
         before = (queries @ first_keys.mT).masked_fill(self._hidden, -torch.inf)  # [b, heads, length, length]
         since = torch.stack([(queries * own_keys).sum(-1) for own_keys, _ in own], -1)  # [b, heads, length, steps]
-        with torch.autocast(before.device.type, enabled=False):  # it would copy all of them to float32 first
+        with torch.autocast(before.device.type, enabled=False):  # it would copy all values to float32 first
             shares = torch.cat([before, since.to(before.dtype)], -1).softmax(-1)
         found = shares[..., : before.shape[-1]] @ first_values
         for i, (_, own_values) in enumerate(own):
@@ -122,8 +126,10 @@ class _OwnSteps:
 def save_eagle(
     network: EagleNetwork, shape: eagle_form.EagleShape, token_ids: Int32Array, scales: torch.Tensor, out: Path
 ) -> None:
-    """Write a head, which has read the target's hidden states divided by scales, in bfloat16, without the target's
-    embedding; the file is there only when it is whole."""
+    """Write a head in bfloat16, without the target's embedding; the file appears only when it is complete.
+
+    The head has read the target's hidden states divided by `scales`.
+    """
     values = {name: value.detach() for name, value in network.state_dict().items()}
     values["fc.weight"] = values["fc.weight"] / scales
     tensors = {name: value.bfloat16().cpu().contiguous() for name, value in values.items()}

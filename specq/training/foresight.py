@@ -1,14 +1,11 @@
-"""How many of a target's tokens heads foresee: rounds played out along the target's own text.
+"""How many of a target's tokens heads predict: rounds played along the target's own text.
 
-What a head says at each place of a text, given the text up to there, is compared with what came. In a round a tree of
-its choices is accepted down to the first place whose token is not among those of the tree; up to there it was given the
-text's own tokens.
+Each head's prediction at a position, given the text up to there, is compared with the actual token. A round predicts
+once, for several positions. It accepts a tree of the head's choices down to the first position whose token is not in
+the tree. Up to there it was given the text's own tokens.
 
-How many of a target's tokens are foreseen by what says at once, of several places, which tokens are likely there.
-
-Ranks i64[tokens, places] are of one text: from 0, how likely its token at each place was thought, in a round that
-begins there; UNKNOWN and BEYOND besides. A round speaks once, so a tree of its choices is accepted down to the first
-place whose token is not among those of the tree.
+Ranks i64[tokens, places] belong to one text. They are the predicted rank, from 0, of the token at each place of a round
+that begins there. UNKNOWN and BEYOND are special values.
 """
 
 from __future__ import annotations
@@ -29,9 +26,9 @@ from specq.training.records import bench_paths
 from specq.training.report import SAMPLED_TEMPERATURE, PlayedRounds, answer_with_noise, conditions
 from specq.training.settings import RunSettings
 
-UNKNOWN = 1 << 30  # the rank of a token of which nothing is said
-BEYOND = -1  # the rank of what stands behind the text's end
-# A tree has the paths for which the product of all (rank + 1) is at most its width; 1: the chain of first choices.
+UNKNOWN = 1 << 30  # rank of a token that the head does not know
+BEYOND = -1  # rank of a position after the text's end
+# A tree has the paths whose product of all (rank + 1) is at most its width; 1: the chain of first choices.
 CHAIN, TREE = 1, 10
 Trees = Mapping[str, tuple[int, int | None]]
 TREES: Trees = {"chain": (CHAIN, None), "tree": (TREE, None)}
@@ -39,8 +36,11 @@ SHOWN_RANKS = (1, 3, 10)
 
 
 def ranks_of(scores: torch.Tensor, known: Int32Array, token_ids: list[int], noise: torch.Tensor | None) -> Int64Array:
-    """Return i64[n]: the rank of each token among scores [n, columns], which speak of the tokens `known`, ascending;
-    `noise` [any, vocab] is added to these."""
+    """Return i64[n]: the rank of each token among scores [n, columns].
+
+    known   the columns' tokens, ascending.
+    noise   [any, vocab], added to the scores.
+    """
     columns = torch.from_numpy(np.searchsorted(known, token_ids).clip(max=len(known) - 1)).to(scores.device)
     is_known = torch.from_numpy(np.isin(token_ids, known)).to(scores.device)
     if noise is not None:
@@ -51,8 +51,10 @@ def ranks_of(scores: torch.Tensor, known: Int32Array, token_ids: list[int], nois
 
 
 def rank_figures(ranks: list[Int64Array], trees: Trees = TREES) -> dict[str, Any]:
-    """Return the figures of a report: rounds by the trees of some names, each a width and a depth, None: of all places;
-    and how often the token is among the first choices."""
+    """Return the figures of a report: rounds by named trees, and how often the token is among the first choices.
+
+    trees: each a width and a depth. A depth of None means all places.
+    """
     rounds = {
         name: count_rounds([of_text[:, :depth] for of_text in ranks], width).summary()
         for name, (width, depth) in trees.items()
@@ -70,7 +72,7 @@ def show_figures(name: str, temperature: float, figures: dict[str, Any]) -> None
 
 
 def count_rounds(ranks: list[Int64Array], width: int) -> PlayedRounds:
-    """Play rounds with the tree of a width, over texts; the first token of each is the target's alone."""
+    """Play rounds with a tree of this width, over texts; the first token of each text is always the target's."""
     accepted, full, num_tokens = [], [], 0
     for of_text in ranks:
         place, last = 0, len(of_text) - 1
@@ -87,8 +89,10 @@ def count_rounds(ranks: list[Int64Array], width: int) -> PlayedRounds:
 
 
 def among_first(ranks: list[Int64Array]) -> dict[str, list[float | None]]:
-    """Return for some numbers how often, depth by depth, the target's token is among so many first choices, over all
-    places; None where no text goes so far."""
+    """Return how often, depth by depth, the target's token is among the first choices, over all positions.
+
+    The keys are numbers of choices. None: no text is long enough.
+    """
     known = [of_depth[of_depth != BEYOND] for of_depth in np.concatenate(ranks).T]
     return {
         str(count): [round(float((own < count).mean()), 4) if len(own) else None for own in known]
@@ -97,18 +101,21 @@ def among_first(ranks: list[Int64Array]) -> dict[str, list[float | None]]:
 
 
 class Foresight(Protocol):
-    """What heads say along a text; token_ids: of the columns, None where column i is token i."""
+    """The predictions of heads along a text; token_ids: of the columns, None where column i is token i."""
 
     token_ids: Int32Array | None
 
     def logits(self, prompt: list[int], answer: list[int]) -> torch.Tensor:
-        """Return [tokens, depths, columns]: what is said, knowing the answer's tokens up to p + i, of token p + 1 + i,
-        with the target's states up to that which made token p."""
+        """Return logits [tokens, depths, columns] for each token p of the answer.
+
+        Entry i predicts token p + 1 + i, given the answer's tokens up to p + i and the target's states up to the one
+        that made token p.
+        """
         ...
 
 
 def info_of(target: Any, checkpoint: Path) -> ModelInfo:
-    """Return of a target what heads must fit."""
+    """Return the description of a target that heads must fit."""
     return describe(
         checkpoint,
         engine="torch",
@@ -127,8 +134,7 @@ def measure_heads(
     settings: RunSettings,
     trees: Trees = TREES,
 ) -> None:
-    """Measure heads, as they were written to `out`, on every benchmark, and write the report; trees: as of
-    `rank_figures`."""
+    """Measure the heads in `out` on every benchmark, and write the report; `trees` as in `rank_figures`."""
     torch.manual_seed(settings.seed)
     report: dict[str, Any] = conditions(settings.device)
     report["num_bytes"] = sum(file.stat().st_size for file in settings.out.iterdir())
@@ -147,7 +153,7 @@ def _benchmark_figures(
     settings: RunSettings,
     trees: Trees,
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of one benchmark, for each way of choosing tokens."""
+    """Return the figures of one benchmark, for each sampling method."""
     prompts, found = bench_prompts(path, chat, settings), {}
     for temperature in (0.0, SAMPLED_TEMPERATURE):
         ranks = measure_ranks(target, heads, prompts, chat, settings.bench_tokens, temperature)
@@ -160,8 +166,11 @@ def _benchmark_figures(
 def measure_ranks(
     target: Any, heads: Foresight, prompts: list[list[int]], chat: PromptFormat, num_new: int, temperature: float
 ) -> list[Int64Array]:
-    """Let the target answer. Return for each answer i64[tokens, heads]: the rank, from 0, that head i, from the state
-    that made token p, gives token p + 1 + i; see UNKNOWN and BEYOND. At a temperature both add the same noise."""
+    """Let the target answer; return ranks i64[tokens, heads] for each answer.
+
+    Entry i is the rank, from 0, that head i gives token p + 1 + i, from the state that made token p. See UNKNOWN and
+    BEYOND. At a temperature both add the same noise.
+    """
     answers, noise = answer_with_noise(target, prompts, num_new, temperature, stops=chat.stops, pad_id=chat.stops[0])
     return [
         _ranks(heads, prompt, answer, None if noise is None else temperature * noise[row])
@@ -170,7 +179,7 @@ def measure_ranks(
 
 
 def _ranks(heads: Foresight, prompt: list[int], answer: list[int], noise: torch.Tensor | None) -> Int64Array:
-    """`noise` [tokens, vocab] is added to what is said of each place."""
+    """Return the ranks of one answer; `noise` [tokens, vocab] is added to the logits of each position."""
     logits = heads.logits(prompt, answer)
     known = np.arange(logits.shape[2], dtype=np.int32) if heads.token_ids is None else heads.token_ids
     ranks = np.full(logits.shape[:2], BEYOND)

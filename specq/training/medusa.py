@@ -1,17 +1,14 @@
-"""The stages of `specq train medusa`, each a function of the settings: Medusa-1 heads for a target that exists and
-stays as it is.
+"""The stages of `specq train medusa`, each a function of the settings: Medusa-1 heads for an unchanged target.
 
-rollouts   as of `specq train draft`: the target answers prompts of the corpus
-heads      the heads learn, for so many seconds, what the target says that many places later: as a draft model does,
-           half its distribution there and half the likeliest token. The loss of a head counts `depth_decay` times that
-           of the one before it (Cai et al. 2024, section 2.2.1). A run that was cut off goes on; the heads are written
-           in 8 bits
-evaluate   how many of the target's tokens the 8-bit heads foresee, benchmark by benchmark and depth by depth
+    rollouts   as in `specq train draft`: the target answers prompts of the corpus
+    heads      each head learns, for a given time, the target's output its number of positions later. As for a draft
+               model, half of the loss is on the target's distribution and half on the likeliest token. Each head's
+               loss has `depth_decay` times the weight of the head before (Cai et al. 2024, section 2.2.1). An
+               interrupted run continues. The heads are written in 8 bits
+    evaluate   how many of the target's tokens the 8-bit heads predict, benchmark by benchmark and depth by depth
 
-The heads that `specq train medusa` trains. Their parameters have the names of `specq.drafting.medusa.form`, in which
-`save_heads` writes them.
-
-How many of a target's tokens Medusa heads foresee: all from the state that made the last token.
+Parameters have the names of `specq.drafting.medusa.form`, the form in which `save_heads` writes them. In the evaluation
+all heads predict from the state that made the last token.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ from specq.training.settings import MedusaSettings
 
 
 class ResidualBlock(nn.Module):
-    """x + silu(W x + b); it begins as the identity, so that the head begins as the target's own."""
+    """x + silu(W x + b). It begins as the identity, so that the head begins as the target's own."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -56,7 +53,7 @@ class ResidualBlock(nn.Module):
 
 
 class HeadsNetwork(nn.ModuleList):
-    """Heads over hidden states; those with outputs of their own begin with the target's, `output` [columns, hidden]."""
+    """Heads over hidden states; heads with their own outputs begin with the target's, `output` [columns, hidden]."""
 
     def __init__(self, num_heads: int, num_layers: int, output: torch.Tensor, *, own_output: bool) -> None:
         heads = [nn.Sequential(*(ResidualBlock(output.shape[1]) for _ in range(num_layers))) for _ in range(num_heads)]
@@ -69,14 +66,14 @@ class HeadsNetwork(nn.ModuleList):
         nn.Module.to(self, output.device)
 
     def logits(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [n, columns]: what a head says of hidden states [n, hidden]."""
+        """Return the logits [n, columns] of a head for hidden states [n, hidden]."""
         of_head = cast("nn.Sequential", self[head])
         found: torch.Tensor = of_head(hidden)
         return found if len(of_head) > self._num_layers else functional.linear(found, self._shared.to(found.dtype))
 
 
 def save_heads(network: HeadsNetwork, shape: medusa_form.HeadsShape, token_ids: Int32Array, out: Path) -> None:
-    """Write heads, their matrices in 8 bits; the file is there only when it is whole."""
+    """Write heads, with matrices in 8 bits; the file appears only when it is complete."""
     tensors = {draft_form.TOKEN_IDS: torch.from_numpy(token_ids)}
     for name, parameter in network.named_parameters():
         tensors[name] = parameter.detach().float().cpu().contiguous()
@@ -92,7 +89,7 @@ def save_heads(network: HeadsNetwork, shape: medusa_form.HeadsShape, token_ids: 
 
 
 class MedusaForesight:
-    """Fulfils `Foresight`."""
+    """Implements `Foresight`."""
 
     def __init__(self, target: Any, heads: MedusaHeads) -> None:
         self._target, self._heads, self.token_ids = target, heads, heads.token_ids
@@ -114,7 +111,7 @@ __all__ = ["evaluate", "train_heads"]
 
 
 def about(settings: MedusaSettings, token_ids: Int32Array) -> str:
-    """Return what must be the same for a run to go on."""
+    """Return the values that must be equal for a run to continue."""
     own = settings.num_heads, settings.num_layers, settings.own_output, settings.depth_decay, settings.seed
     rates = settings.lr, settings.matrix_lr, settings.hard_weight
     return f"{settings.target} {own} {rates} {len(token_ids)} {int(token_ids.sum())}"
@@ -142,8 +139,7 @@ def train_heads(settings: MedusaSettings) -> None:
 def new_heads(
     settings: MedusaSettings, target: Any, rollouts: Rollouts
 ) -> tuple[HeadsNetwork, torch.Tensor, Int32Array]:
-    """Return heads that are not trained yet, the target's output matrix over the tokens that they speak of [columns,
-    hidden], and these tokens."""
+    """Return untrained heads, the target's output matrix over their tokens [columns, hidden], and these tokens."""
     torch.manual_seed(settings.seed)
     token_ids = frequent_tokens(rollouts, settings.head_size)
     output = target.lm_head.weight[torch.from_numpy(token_ids).to(settings.device)]
@@ -155,13 +151,13 @@ def new_heads(
 
 
 def heads_optimizers(network: HeadsNetwork, settings: MedusaSettings) -> list[torch.optim.Optimizer]:
-    """Return what trains heads, at the rates of the settings."""
+    """Return the optimizers of heads, at the rates of the settings."""
     outputs = tuple(f"{head}.{settings.num_layers}." for head in range(settings.num_heads))
     return build_optimizers(network, weight_decay=0.0, outside=outputs, lr=settings.lr, matrix_lr=settings.matrix_lr)
 
 
 def heads_shape(settings: MedusaSettings, target: Any) -> medusa_form.HeadsShape:
-    """Return what config.json says of the heads."""
+    """Return the content of the heads' config.json."""
     tokenizer = load_tokenizer_files(settings.target)["tokenizer.json"]
     return medusa_form.HeadsShape(
         medusa_num_heads=settings.num_heads,
@@ -175,10 +171,12 @@ def heads_shape(settings: MedusaSettings, target: Any) -> medusa_form.HeadsShape
 def heads_losses(
     network: HeadsNetwork, target: Any, output: torch.Tensor, batch: RolloutBatch, settings: MedusaSettings
 ) -> torch.Tensor:
-    """Return f32[heads]: the mean loss of each, over the places of a batch where it and the target speak of the same
-    one."""
+    """Return f32[heads]: the mean loss of each head.
+
+    It covers the positions of a batch where the head and the target predict the same position.
+    """
     is_said = batch.counted > 0  # [rows, length]: the next token is the target's own
-    place = is_said.flatten().cumsum(0).view_as(is_said) - 1  # among those
+    place = is_said.flatten().cumsum(0).view_as(is_said) - 1  # index among those
     losses = []
     with settings.autocast():
         with torch.no_grad():

@@ -2,11 +2,12 @@
 
 Muon (Keller Jordan, 2024) is torch's own. With `adjust_lr_fn="match_rms_adamw"` an update of a matrix [rows, columns]
 is scaled by 0.2 * sqrt(max(rows, columns)) (Liu et al., arXiv:2502.16982, eq. 4), so that one learning rate fits Muon
-and AdamW. torch's default, "original", scales by sqrt(max(1, rows / columns)) instead: 3 to 5 times less for the shapes
-here, and the rates in `Settings` do not fit it. Momentum is Nesterov's, weight decay is decoupled and not scaled.
+and AdamW. torch's default, "original", scales by sqrt(max(1, rows / columns)). For the shapes here this is 3 to 5 times
+less, and the rates in `Settings` do not fit it. Momentum is Nesterov's. Weight decay is decoupled and not scaled.
 
-The bundled pair was trained before torch had Muon, with one of our own: the same formulas and constants, in float32 on
-a CPU, where torch's computes in bfloat16 on every device. The losses of 120 steps on a CPU are the same to 0.0001.
+The bundled pair was trained before torch had Muon, with our own version. It has the same formulas and constants, in
+float32 on a CPU. torch's version computes in bfloat16 on every device. The losses of 120 steps on a CPU agree to
+0.0001.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import nn
 from specq.protocol import ConfigError
 
 MOMENTUM = 0.95
-OUTSIDE = ("model.embed_tokens", "lm_head")  # of the layers
+OUTSIDE = ("model.embed_tokens", "lm_head")  # outside of the layers
 
 
 def build_optimizers(
@@ -32,8 +33,11 @@ def build_optimizers(
     matrix_lr: float = 0.0,
     outside: tuple[str, ...] = OUTSIDE,
 ) -> list[torch.optim.Optimizer]:
-    """Return Muon over the layers' matrices and AdamW over embeddings, head and norms; `matrix_lr`: Muon's own rate;
-    `outside`: how the names of matrices begin that are none of a layer's."""
+    """Return Muon over the layers' matrices and AdamW over embeddings, head and norms.
+
+    matrix_lr   Muon's own rate.
+    outside     prefixes of the names of matrices outside of the layers.
+    """
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"training needs torch 2.9 or later, which has Muon; this is {torch.__version__}")
     matrices: list[nn.Parameter] = []
@@ -66,7 +70,7 @@ def apply_gradients(model: nn.Module, optimizers: list[torch.optim.Optimizer], r
 
 
 def check_losses(losses: Sequence[float], step: int) -> None:
-    """Raise ConfigError for losses that are no numbers: what is trained is spoilt, and must not be written."""
+    """Raise ConfigError for losses that are not finite: the network is spoilt, and must not be written."""
     if not all(map(isfinite, losses)):
         raise ConfigError(
             f"the loss is {losses} after step {step}: training has diverged; give lower rates (--lr, --matrix-lr)"

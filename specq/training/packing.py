@@ -1,4 +1,4 @@
-"""Documents into rows of equal length, for training without wasted positions."""
+"""Pack documents into rows of equal length, for training without wasted positions."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
@@ -7,11 +7,11 @@ import numpy as np
 
 from specq.training.dataset import Dataset
 
-SMALLEST_GAP = 8  # a row with less room than this counts as full
+SMALLEST_GAP = 8  # a row with less room counts as full
 
 
 def cut_pieces(documents: Sequence[np.ndarray], row_length: int) -> list[np.ndarray]:
-    """Cut documents longer than a row into pieces that fit one."""
+    """Cut documents that are longer than a row into pieces that fit."""
     return [
         document[start : start + row_length]
         for document in documents
@@ -50,7 +50,7 @@ def pack_rows(documents: Sequence[np.ndarray], row_length: int, pad_id: int) -> 
 def row_batches(
     dataset: Dataset, *, phase: int, row_length: int, batch_rows: int, pad_id: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Yield batches of packed rows for ever, packed anew each epoch. Each is [batch_rows, row_length] int64."""
+    """Yield batches of packed rows without end, packed again each epoch. Each is [batch_rows, row_length] int64."""
     left = np.empty((0, row_length), dtype=np.int64)
     while True:
         documents = [dataset.document(index) for index in dataset.sample_epoch(phase, rng)]

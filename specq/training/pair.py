@@ -1,4 +1,4 @@
-"""The stages of `specq train pair`, each a function of the settings that says what it has made."""
+"""The stages of `specq train pair`, each a function of the settings that prints its result."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def export(settings: PairSettings) -> None:
 
 
 def _require(stage: str, path: Path) -> None:
-    """Raise ConfigError unless an earlier stage has written what this one reads."""
+    """Raise ConfigError unless an earlier stage has written the input of this one."""
     if not path.exists():
         raise ConfigError(f"there is no {path}; run the stage {stage!r} first, with the same --work")

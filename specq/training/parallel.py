@@ -1,20 +1,20 @@
-"""The stages of `specq train parallel`, each a function of the settings: a parallel draft model (PARD, An et al. 2025,
-arXiv 2504.18583) for a target that exists, started from its autoregressive draft model.
+"""The stages of `specq train parallel`, each a function of the settings: a parallel draft model for an existing target.
 
-rollouts   as of `specq train draft`: the target answers prompts of the corpus
-draft      the draft learns, for so many seconds, what the target says at each place behind a token: half its
-           distribution there and half the likeliest token, from the token's own row and from masks behind it. Of the
-           tokens, a random share of `keep` gets a first mask, of these a share of `keep` a second, and so on, but a
-           mask at no place fewer than `least_keep` of all ("conditional drop", section 3.2). The loss of a place counts
-           `depth_decay` times that of the one before it. With `share` the embedding and the head stay those of the
-           model it starts from. A run that was cut off goes on; the draft is written in 8 bits
-evaluate   how many of the target's tokens the 8-bit draft foresees, benchmark by benchmark and depth by depth, beside
-           the draft model that it was started from
+The method is PARD (An et al. 2025, arXiv 2504.18583). It starts from the target's autoregressive draft model.
 
-How many of a target's tokens a parallel draft model foresees: rounds played out along the target's own text, beside
-those of the draft model that it was started from.
+    rollouts   as in `specq train draft`: the target answers prompts of the corpus
+    draft      the draft learns, for a given time, the target's output at each place behind a token. Half of the loss
+               is on the target's distribution and half on the likeliest token. It predicts from the token's own row
+               and from masks behind it. A random share `keep` of the tokens gets a first mask, a share `keep` of
+               these a second, and so on, but each place has masks for at least `least_keep` of all tokens
+               ("conditional drop", section 3.2). Each place's loss has `depth_decay` times the weight of the place
+               before. With `share` the embedding and the head stay those of the starting model. An interrupted run
+               continues. The draft is written in 8 bits
+    evaluate   how many of the target's tokens the 8-bit draft predicts, benchmark by benchmark and depth by depth,
+               beside the starting model
 
-One pass of each along a text is enough: the masks behind each token are laid beside it.
+The evaluation plays rounds along the target's own text. One pass of each model along a text is enough, because the
+masks of each token are placed beside the text.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ def evaluate(settings: ParallelSettings) -> None:
 def _of_benchmark(
     target: Any, draft: Any, start: Any, chat: PromptFormat, path: Path, settings: ParallelSettings
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of one benchmark, for each way of choosing tokens; "start": the chain of the model that it was
-    started from."""
+    """Return the figures of one benchmark, for each sampling method; "start": the chain of the starting model."""
     prompts, found = bench_prompts(path, chat, settings), {}
     for temperature in (0.0, SAMPLED_TEMPERATURE):
         answers, noise = answer_with_noise(
@@ -85,8 +84,11 @@ def _of_benchmark(
 
 @torch.no_grad()
 def place_ranks(draft: Any, prompt: list[int], answer: list[int], noise: torch.Tensor | None) -> Int64Array:
-    """Return i64[tokens + 1, places]: the rank that place i of the pass before token p of the answer gives token p + i;
-    see `specq.training.foresight`. `noise` [tokens, vocab] is added to what is said of each token."""
+    """Return ranks i64[tokens + 1, places] of an answer; see `specq.training.foresight`.
+
+    Place i of the pass before token p has the rank that it gives token p + i. `noise` [tokens, vocab] is added to the
+    logits of each token.
+    """
     num_places, length = draft.num_masks + 1, len(answer)
     vocab_size = draft.get_input_embeddings().weight.shape[0] - draft.num_masks
     first = len(prompt) - 1
@@ -105,7 +107,7 @@ def place_ranks(draft: Any, prompt: list[int], answer: list[int], noise: torch.T
 
 __all__ = ["evaluate", "train_draft"]
 
-MASK_BLOCK = 64  # a text is given a multiple of so many masks, so that shapes recur
+MASK_BLOCK = 64  # a text gets a multiple of this number of masks, so that shapes recur
 
 
 def train_draft(settings: ParallelSettings) -> None:
@@ -142,7 +144,7 @@ def train_draft(settings: ParallelSettings) -> None:
 
 
 def _about(settings: ParallelSettings, draft: ParallelDraft) -> str:
-    """Return what must be the same for a run to go on."""
+    """Return the values that must be equal for a run to continue."""
     own = settings.num_places, settings.keep, settings.least_keep, settings.depth_decay, settings.seed
     rates = settings.lr, settings.matrix_lr, settings.hard_weight
     return (
@@ -152,11 +154,14 @@ def _about(settings: ParallelSettings, draft: ParallelDraft) -> str:
 
 
 def draw_masks(counted: np.ndarray, settings: ParallelSettings, rng: np.random.Generator) -> Int64Array:
-    """Return i64[2, rows, n]: anchors and places of the masks of a batch, of which `counted` [rows, length] marks what
-    counts. Those of a token are the first some, and all stand where the next token is the target's own."""
+    """Return i64[2, rows, n]: anchors and places of the masks of a batch.
+
+    counted: [rows, length], marks the positions that count. A token has masks at its first places only. All masks stand
+    where the next token is the target's own.
+    """
     is_said = counted > 0
     sizes, length = is_said.sum(1, keepdims=True), is_said.shape[1]
-    behind = length - is_said[:, ::-1].argmax(1)[:, None] if length else sizes  # the last that counts, and one
+    behind = length - is_said[:, ::-1].argmax(1)[:, None] if length else sizes  # position after the last that counts
     order = np.where(is_said, rng.random(is_said.shape), 2.0).argsort(1).argsort(1)
     has_mask = np.stack(
         [
@@ -184,8 +189,10 @@ def place_losses(
     settings: ParallelSettings,
     rng: np.random.Generator,
 ) -> torch.Tensor:
-    """Return f32[places]: the mean loss of each, over the rows of a batch that speak of the target's own tokens;
-    `output` [columns, hidden]: the target's head over the draft's tokens."""
+    """Return f32[places]: the mean loss of each place, over rows of a batch that predict the target's own tokens.
+
+    output: [columns, hidden], the target's head over the draft's tokens.
+    """
     masks = draw_masks(batch.on_host, settings, rng)
     lessons = [_lessons(masks, number, batch) for number in range(1, settings.num_places)]
     matrix = draft.network.lm_head.weight
@@ -206,8 +213,7 @@ def place_losses(
 
 
 def _lessons(masks: Int64Array, place: int, batch: RolloutBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return which of the masks [rows * n] stand at a place, which of the places that `teach` gives each is to say, and
-    which of these count."""
+    """Return the indices of masks [rows * n] at a place, their labels among the places of `teach`, and which count."""
     anchors, places = masks
     rows, slots = (places == place).nonzero()
     number = (batch.on_host > 0).cumsum().reshape(batch.on_host.shape) - 1

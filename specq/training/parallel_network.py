@@ -1,8 +1,7 @@
-"""The network that `specq train parallel` trains: a draft model that exists, with masks, and how it runs over texts and
-masks at once.
+"""The network that `specq train parallel` trains: an existing draft model with masks, run over texts and masks at once.
 
-Its parameters have the names of `specq.checkpoints.draft_form`, in which `specq.training.draft_network.save_draft`
-writes it.
+Its parameters have the names of `specq.checkpoints.draft_form`, the form in which
+`specq.training.draft_network.save_draft` writes it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from specq.training.draft_network import FactorisedEmbedding
 
 
 class ParallelDraft(NamedTuple):
-    """A network, and what is said of it; token_ids i32[columns]: those of its head."""
+    """A network, its shape, and the tokens of its head, token_ids i32[columns]."""
 
     network: LlamaForCausalLM
     shape: draft_form.DraftModelShape
@@ -38,8 +37,8 @@ class ParallelDraft(NamedTuple):
 class Masks(NamedTuple):
     """Masks behind texts, i64[texts, n] both.
 
-    anchors   the position of the last token that a mask's pass has read; -1: there is no mask here
-    places    how many positions behind that the mask stands, from 1; it sees the masks before it, of the same anchor
+    anchors   the position of the last token that a mask's pass has read. -1: no mask.
+    places    how many positions behind the anchor the mask stands, from 1. It sees earlier masks of the same anchor.
     """
 
     anchors: torch.Tensor
@@ -49,11 +48,13 @@ class Masks(NamedTuple):
 def open_draft(
     draft: Path, target: Path, num_places: int, device: torch.device, frequent: Callable[[], Int32Array], most: int
 ) -> ParallelDraft:
-    """Load a draft model to be trained, in float32, with masks that begin as the mean of all embeddings; those that it
-    has stay as they are.
+    """Load a draft model for training, in float32, with masks that begin as the mean of all embeddings.
 
-    frequent, most   the tokens of its head, where it is of Hugging Face layout and has more than so many
-    Raises ConfigError for a model that is no Llama, or not for this target.
+    Existing masks stay as they are.
+
+    frequent, most   the tokens of its head, if it is of Hugging Face layout and has more than `most` tokens.
+
+    Raises ConfigError for a model that is not a Llama, or not for this target.
     """
     _check_tokenizer(draft, target)
     network: Any = load_network(draft, device, "float32")
@@ -80,10 +81,9 @@ def open_draft(
 
 
 def share(draft: ParallelDraft, start: Path, out: Path) -> ParallelDraft:
-    """Let a draft, to be written to `out`, keep the embedding and the head of the model it starts from, which is then
-    needed beside it.
+    """Let a draft, to be written to `out`, keep the embedding and the head of the starting model.
 
-    Raises ConfigError for a model that is not of specq's own form.
+    The starting model is then needed beside it. Raises ConfigError for a model that is not of specq's own form.
     """
     shape = draft_form.draft_shape(start)
     if shape is None:
@@ -152,8 +152,10 @@ def _shape(network: Any, head_size: int, tokenizer: tuple[int, str]) -> draft_fo
 
 
 def foresee(network: Any, token_ids: torch.Tensor, masks: Masks, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run texts [texts, length] and masks behind them, whose token ids are those from `vocab_size` on; return the
-    hidden states of both, [texts, length, hidden] and [texts, n, hidden]."""
+    """Run texts [texts, length] and masks behind them, whose token ids begin at `vocab_size`.
+
+    Returns the hidden states of both, [texts, length, hidden] and [texts, n, hidden].
+    """
     length = token_ids.shape[1]
     steps = torch.arange(length, device=token_ids.device)
     positions = torch.cat([steps.expand(len(token_ids), -1), (masks.anchors + masks.places).clamp(min=0)], 1)
@@ -169,7 +171,7 @@ def foresee(network: Any, token_ids: torch.Tensor, masks: Masks, vocab_size: int
 
 
 def _visible(length: int, masks: Masks) -> torch.Tensor:
-    """Return bool[texts, length + n, length + n]: what each row sees."""
+    """Return bool[texts, length + n, length + n]: which positions each row sees."""
     anchors, places = masks
     steps = torch.arange(length, device=anchors.device)
     of_masks = (anchors[:, :, None] == anchors[:, None]) & (places[:, None] <= places[:, :, None])

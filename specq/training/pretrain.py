@@ -84,7 +84,7 @@ def fit(model: LlamaForCausalLM, batches: Iterator[np.ndarray], settings: PairSe
 
 @torch.no_grad()
 def held_out_losses(model: LlamaForCausalLM, dataset: Dataset, settings: PairSettings, pad_id: int) -> dict[str, float]:
-    """Return the mean loss a token on each shard's held-out documents, NaN where there is none."""
+    """Return the mean loss a token on each shard's held-out documents, NaN without documents."""
     losses = {}
     for shard in dataset.shards:
         documents = [dataset.document(index) for index in dataset.members(shard, held_out=True)]

@@ -1,7 +1,7 @@
-"""Files of JSON lines: the shards of a corpus, and benchmarks; and of plain lines, each a prompt. A line that is no
-record is named by file and line.
+"""Files of JSON lines (the shards of a corpus, and benchmarks), and of plain lines, each a prompt.
 
-No torch here: `specq train` looks at what it is given before it imports any.
+Errors name the file and the line. This module does not import torch: `specq train` checks its inputs before it imports
+torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specq.protocol import ConfigError
 
-Form = tuple[str, ...]  # the keys of a record, each of a string
+Form = tuple[str, ...]  # the keys of a record, each with a string
 
 DOCUMENTS: tuple[Form, ...] = (("prompt", "response"), ("text",))
 QUESTIONS: tuple[Form, ...] = (("prompt",), ("text",))
@@ -34,7 +34,7 @@ def bench_paths(bench: Path) -> list[Path]:
 
 
 def prompt_paths(corpus: Path) -> list[Path]:
-    """Return the files of prompts that a corpus has, in name order, or is; ConfigError if there is none."""
+    """Return the prompt files of a corpus, a directory or one file, in name order; ConfigError if there is none."""
     paths = [corpus] if corpus.is_file() else [file for file in sorted(corpus.glob("*")) if file.is_file()]
     if found := [path for path in paths if path.name.endswith(PROMPT_FILES)]:
         return found
@@ -45,8 +45,7 @@ def prompt_paths(corpus: Path) -> list[Path]:
 
 
 def rollout_paths(folder: Path, given: Sequence[Path]) -> list[Path]:
-    """Return the files of rollouts that were given, and those of a run's folder; ConfigError if there is none, or a
-    given one is not there."""
+    """Return the given files of rollouts, and those of a run's folder; ConfigError if one is missing or none exists."""
     for path in given:
         if not path.is_file():
             raise ConfigError(f"there is no file of rollouts {path}")
@@ -57,8 +56,7 @@ def rollout_paths(folder: Path, given: Sequence[Path]) -> list[Path]:
 
 
 def read_questions(path: Path, limit: int | None = None) -> Iterator[dict[str, str]]:
-    """Yield what a file of prompts gives, at most `limit`: its records, or of a file of plain text a prompt for each
-    line that is not blank."""
+    """Yield the prompts of a file, at most `limit`: its records, or one for each non-blank line of plain text."""
     if path.suffix != ".txt":
         yield from read_records(path, QUESTIONS, limit)
         return
@@ -77,8 +75,7 @@ def _files(folder: Path, pattern: str, what: str) -> list[Path]:
 
 
 def read_records(path: Path, forms: Sequence[Form], limit: int | None = None) -> Iterator[dict[str, str]]:
-    """Yield the records of a file, gzipped if its name ends so, at most `limit`; ConfigError for a line of none of the
-    forms."""
+    """Yield at most `limit` records of a file, gzipped if its name ends so; ConfigError for a line of another form."""
     number = 0
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
@@ -92,7 +89,7 @@ def read_records(path: Path, forms: Sequence[Form], limit: int | None = None) ->
 
 
 class _NoRecordError(ValueError):
-    """A line that is no record."""
+    """A line that is not a record."""
 
 
 def _record(line: str, forms: Sequence[Form]) -> dict[str, str]:

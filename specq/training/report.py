@@ -1,11 +1,11 @@
 """The evaluation of a finished pair, as a dictionary ready for JSON, and the export of its files.
 
-How much of the target's text the draft predicts, benchmark by benchmark.
+It shows how much of the target's text the draft predicts, benchmark by benchmark.
 
-A draft chain proposed after a prefix of the target's text is accepted up to its first miss, and up to there it was
-conditioned on the target's own tokens. One forward pass of the draft along the target's text therefore gives, for every
-round of every chain length, what a speculative decoder would have accepted, and no decoder needs to run. The same holds
-at a temperature if both models add the same Gumbel noise, drawn once for each position.
+A draft chain proposed after a prefix of the target's text is accepted up to its first miss. Up to there it was
+conditioned on the target's own tokens. So one forward pass of the draft along the target's text gives the accepted
+length for every round of every chain length. No decoder needs to run. The same holds at a temperature if both models
+add the same Gumbel noise, drawn once for each position.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ SAMPLED_TEMPERATURE = 0.8
 
 @dataclass(frozen=True)
 class PlayedRounds:
-    """What speculative rounds over some texts would have done."""
+    """The results of simulated speculative rounds over some texts."""
 
     draft_length: int
     num_new_tokens: int
-    accepted_counts: tuple[int, ...]  # drafts accepted, a round
+    accepted_counts: tuple[int, ...]  # accepted drafts of each round
     full_round_counts: tuple[int, ...]  # the same, without the rounds that the end of the text cut short
 
     def summary(self) -> dict[str, Any]:
@@ -68,8 +68,10 @@ class PlayedRounds:
 
 
 def count_rounds(hits: list[list[bool]], draft_length: int = DRAFT_LENGTH) -> PlayedRounds:
-    """Play rounds of `draft_length` drafts over texts. hits[i][j]: the draft's choice for token j of text i was the
-    target's."""
+    """Play rounds of `draft_length` drafts over texts.
+
+    hits: [i][j] is whether the draft's choice for token j of text i equals the target's.
+    """
     accepted, full, num_tokens = [], [], 0
     for text in hits:
         num_tokens += len(text)
@@ -104,7 +106,7 @@ def draft_hits(
     temperature: float,
     noise: torch.Tensor | None,
 ) -> list[list[bool]]:
-    """Return for each token of each answer whether the draft would have chosen it. noise [num_rows, num_new, vocab].
+    """Return for each token of each answer whether the draft would choose it. noise [num_rows, num_new, vocab].
 
     A draft's head may know only some tokens (`specq.engines.torch.draft_network`).
     """
@@ -129,8 +131,7 @@ def answer_with_noise(
     stops: Sequence[int],
     pad_id: int,
 ) -> tuple[list[list[int]], torch.Tensor | None]:
-    """Let the target answer; return the answers, and at a temperature the noise f32[prompts, num_new, vocab] that chose
-    them."""
+    """Let the target answer; return the answers, and the noise f32[prompts, num_new, vocab] of sampling, if any."""
     noise = None
     if temperature > 0:
         vocab = target.lm_head.weight.shape[0]
@@ -159,7 +160,7 @@ def measure(
     pad_id: int,
     draft_lengths: Sequence[int] = (DRAFT_LENGTH,),
 ) -> tuple[dict[str, dict[str, Any]], list[list[int]]]:
-    """Return the figures of one benchmark at one temperature, by how long a chain is, and the target's answers."""
+    """Return the figures of one benchmark at one temperature, by chain length, and the target's answers."""
     answers, noise = answer_with_noise(target, prompts, num_new, temperature, stops=stops, pad_id=pad_id)
     hits = draft_hits(draft, prompts, answers, temperature, noise)
     return {str(length): count_rounds(hits, length).summary() for length in draft_lengths}, answers
@@ -211,7 +212,7 @@ def evaluate_pair(settings: PairSettings) -> dict[str, Any]:
 
 
 def conditions(device: torch.device) -> dict[str, Any]:
-    """Return when, on what and by which command figures are measured."""
+    """Return the date, hardware, versions and command of a measurement."""
     return {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "hardware": hardware_name(device),

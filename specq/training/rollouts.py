@@ -1,7 +1,7 @@
 """The target's own outputs, on which the draft is distilled.
 
-Prompts come from the training documents. Some arithmetic prompts get new numbers, and some prompts of every kind are
-cut short, where the target writes the rest of the question and the answer: otherwise it would often repeat answers it
+Prompts come from the training documents. Some arithmetic prompts get new numbers. Some prompts of every kind are cut
+short, and the target writes the rest of the question and the answer. Otherwise it would often repeat answers that it
 has read.
 """
 
@@ -59,11 +59,11 @@ class Rollouts:
 
     @property
     def num_answered(self) -> int:
-        """How many tokens the target said."""
+        """How many tokens the target has generated."""
         return int(len(self.token_ids) - self.prompt_sizes.sum())
 
     def answered(self) -> np.ndarray:
-        """Return the tokens that the target said, one answer after the other."""
+        """Return the tokens that the target has generated, one answer after the other."""
         sizes = np.diff(self.bounds)
         place = np.arange(len(self.token_ids)) - np.repeat(self.bounds[:-1], sizes)
         said: np.ndarray = self.token_ids[place >= np.repeat(self.prompt_sizes, sizes)]
@@ -72,7 +72,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class RolloutPrompt:
-    """A prompt to roll out: ids, and whether it is cut so that only <|endoftext|> ends it."""
+    """A prompt to roll out: ids, whether it is cut so that only <|endoftext|> ends it, and the temperature."""
 
     token_ids: tuple[int, ...]
     is_cut: bool
@@ -82,7 +82,7 @@ class RolloutPrompt:
 def draw_prompts(
     dataset: Dataset, tokenizer: PreTrainedTokenizerFast, count: int, rng: np.random.Generator
 ) -> list[RolloutPrompt]:
-    """Draw about `count` prompts by `ROLLOUT_SHARES`, dropping repeated greedy ones."""
+    """Draw about `count` prompts by `ROLLOUT_SHARES`, without repeated greedy ones."""
     digits = np.asarray(tokenizer.convert_tokens_to_ids(list("0123456789")))
     prompted = [name for name in dataset.shards if dataset.context_sizes[dataset.members(name, held_out=False)].any()]
     shares = np.asarray([ROLLOUT_SHARES.get(shard, DEFAULT_SHARE) for shard in prompted])
@@ -97,7 +97,7 @@ def draw_prompts(
 
 
 def _vary(context: np.ndarray, digits: np.ndarray | None, rng: np.random.Generator) -> RolloutPrompt:
-    """Redraw the digits of a prompt, if they are given, and cut it at times."""
+    """Redraw the digits of a prompt, if `digits` is given, and sometimes cut it."""
     if digits is not None:
         is_digit = np.isin(context, digits)
         context = np.where(is_digit, rng.choice(digits[1:], len(context)), context)
@@ -108,7 +108,7 @@ def _vary(context: np.ndarray, digits: np.ndarray | None, rng: np.random.Generat
 
 
 def roll_out(settings: PairSettings) -> int:
-    """Generate and save the rollouts; return how many new tokens there are."""
+    """Generate and save the rollouts; return the number of new tokens."""
     torch.manual_seed(settings.seed + 1)
     rng = np.random.default_rng(settings.seed + 1)
     tokenizer, dataset = load_tokenizer(settings.tokenizer_folder), load_dataset(settings.dataset_file)
@@ -136,7 +136,7 @@ def roll_out(settings: PairSettings) -> int:
 
 
 def save_rollouts(path: Path, pairs: list[tuple[list[int], list[int]]]) -> None:
-    """Write (prompt, continuation) pairs to one file, which is there only when it is whole."""
+    """Write (prompt, continuation) pairs to one file, which appears only when it is complete."""
     rows = [np.asarray(prompt + answer, dtype=np.int32) for prompt, answer in pairs]
     token_ids = np.concatenate(rows)
     bounds = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
@@ -149,8 +149,10 @@ def save_rollouts(path: Path, pairs: list[tuple[list[int], list[int]]]) -> None:
 
 
 def load_rollouts(path: Path) -> Rollouts:
-    """Read what `save_rollouts` wrote, or arrays `tokens`, `prompt` and `answer`: rows end to end, and their
-    lengths."""
+    """Read a file of `save_rollouts`, or arrays `tokens`, `prompt` and `answer`.
+
+    The arrays have the rows end to end, and their lengths.
+    """
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             if "tokens" in arrays:
@@ -162,7 +164,7 @@ def load_rollouts(path: Path) -> Rollouts:
 
 
 def join_rollouts(parts: Sequence[Rollouts]) -> Rollouts:
-    """Return several files' rollouts as one."""
+    """Return the rollouts of several files as one."""
     firsts = np.cumsum([0, *(part.bounds[-1] for part in parts)])
     bounds = [part.bounds[1:] + first for part, first in zip(parts, firsts, strict=False)]
     return Rollouts(

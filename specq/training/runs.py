@@ -1,4 +1,4 @@
-"""A training under way, which goes on where a run with the same settings was cut off."""
+"""A training in progress, which continues where an interrupted run with the same settings stopped."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SAVE_EVERY_S = 30.0
 
 
 def depth_weights(decay: float, count: int) -> list[float]:
-    """Return what the losses of so many depths count: each `decay` times what the one before it does."""
+    """Return the weights of the losses of `count` depths: each is `decay` times the one before."""
     return [decay**depth for depth in range(count)]
 
 
 def _load_state(path: Path, about: str, device: torch.device) -> dict[str, Any] | None:
-    """Return what a run has written, None if there is nothing or it is of a run about something else."""
+    """Return the saved state of a run; None if there is none, or it belongs to a run with other settings."""
     if not path.is_file():
         return None
     state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
@@ -36,20 +36,20 @@ def _load_state(path: Path, about: str, device: torch.device) -> dict[str, Any] 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Raise ConfigError for whatever a damaged file leads to."""
+    """Raise ConfigError for any exception that a damaged file causes."""
     try:
         yield
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
         reason = str(error).partition("\n")[0] or "it ends early"
-        raise ConfigError(f"{path} cannot be read; delete it to begin anew: {reason}") from error
+        raise ConfigError(f"{path} cannot be read; delete it to start over: {reason}") from error
 
 
 @dataclass
 class TrainingRun:
-    """A training under way, and how far it is.
+    """A training and its progress.
 
-    path    where it is kept
-    about   what must be the same for a run to go on
+    path    where it is saved.
+    about   the values that must be equal for a run to continue.
     """
 
     network: nn.Module
@@ -60,7 +60,7 @@ class TrainingRun:
     seconds: float = 0.0
 
     def save(self) -> None:
-        """Write what a run goes on from; the file is there only when it is whole."""
+        """Write the state from which a run continues; the file appears only when it is complete."""
         state = {
             "about": self.about,
             "network": self.network.state_dict(),
@@ -75,7 +75,7 @@ class TrainingRun:
         unfinished.replace(self.path)
 
     def resume(self, device: torch.device) -> None:
-        """Go on from what an earlier run with the same settings has written, if there is something."""
+        """Continue from the saved state of an earlier run with the same settings, if there is one."""
         with _reading(self.path):
             state = _load_state(self.path, self.about, device)
             if state is None:
@@ -84,16 +84,16 @@ class TrainingRun:
             for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(own)
             self.step, self.seconds = state["step"], state["seconds"]
-        click.echo(f"goes on after step {self.step}, {self.seconds:.0f} s")
+        click.echo(f"continuing after step {self.step}, {self.seconds:.0f} s")
 
     def fit(
         self, losses_of: Callable[[], torch.Tensor], weights: Sequence[float], most_seconds: float, each: str
     ) -> None:
         """Train until the time is over: warm up, hold, and fall over the closing share of the time.
 
-        losses_of   the losses of a step, f32[n]
-        weights     what each of them counts
-        each        what there is a loss of, to be shown
+        losses_of   returns the losses of a step, f32[n].
+        weights     the weight of each loss.
+        each        the name of what each loss belongs to, for the output.
         """
         started, said, saved = time.monotonic() - self.seconds, self.seconds, self.seconds
         counts = torch.tensor(weights, device=next(self.network.parameters()).device)

@@ -1,6 +1,6 @@
-"""Sizes, rates and places of a training run, in one frozen value that every stage takes.
+"""Sizes, rates and paths of a training run, in one frozen value that every stage receives.
 
-Settings of the methods that train a drafter for a target that exists, in one frozen value that every stage takes.
+There is one class for the pair, and one for each method that trains a drafter for an existing target.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specq.training.records import ROLLOUTS
 
 
 def choose_device(name: str, *, compiled: bool) -> torch.device:
-    """Return the device, "" a GPU if there is one, and set torch up for training on it."""
+    """Return the device, "" for a GPU if there is one, and set torch up for training on it."""
     torch.set_float32_matmul_precision("high")
     if compiled:
         # Seven row lengths, two models, with and without gradients.
@@ -25,7 +25,7 @@ def choose_device(name: str, *, compiled: bool) -> torch.device:
 
 
 class BatchSettings(Protocol):
-    """What batches of rollouts depend on."""
+    """The settings that batches of rollouts depend on."""
 
     @property
     def device(self) -> torch.device: ...
@@ -99,7 +99,7 @@ class PairSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What all such methods share; `specq train METHOD --help` explains each."""
+    """Common settings of methods for an existing target; `specq train METHOD --help` explains each."""
 
     target: Path
     corpus: Path
@@ -125,13 +125,15 @@ class RunSettings:
 
     @property
     def is_split(self) -> bool:
-        """Whether prompts and benchmarks are the same files: then some records are for `evaluate` alone, see
-        `chat_prompts`."""
+        """Whether prompts and benchmarks are the same files.
+
+        Then some records are only for `evaluate`: see `chat_prompts`.
+        """
         return self.corpus.resolve() == self.bench.resolve()
 
     @property
     def rollouts_folder(self) -> Path:
-        """The answers that this run made, in parts."""
+        """The answers of this run, in parts."""
         return self.work / ROLLOUTS
 
     @property
@@ -141,7 +143,7 @@ class RunSettings:
 
     @property
     def state_file(self) -> Path:
-        """What a run that was cut off goes on from."""
+        """The state from which an interrupted run continues."""
         return self.work / "training.pt"
 
     def autocast(self) -> torch.autocast:
@@ -151,7 +153,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class DraftSettings(RunSettings):
-    """Those of `specq train draft`."""
+    """The settings of `specq train draft`."""
 
     hidden_size: int
     intermediate_size: int
@@ -162,7 +164,7 @@ class DraftSettings(RunSettings):
 
 @dataclass(frozen=True)
 class MedusaSettings(RunSettings):
-    """Those of `specq train medusa`."""
+    """The settings of `specq train medusa`."""
 
     num_heads: int
     num_layers: int
@@ -172,7 +174,7 @@ class MedusaSettings(RunSettings):
 
 @dataclass(frozen=True)
 class EagleSettings(RunSettings):
-    """Those of `specq train eagle3`; start: a head that was written before; intermediate_size 0: the target's."""
+    """The settings of `specq train eagle3`; start: an earlier head; intermediate_size 0: the target's."""
 
     start: Path | None
     num_steps: int
@@ -182,7 +184,7 @@ class EagleSettings(RunSettings):
 
 @dataclass(frozen=True)
 class ParallelSettings(RunSettings):
-    """Those of `specq train parallel`."""
+    """The settings of `specq train parallel`."""
 
     draft: Path
     share: bool

@@ -1,11 +1,10 @@
-"""What a target says at the places of a batch whose next token is its own, and the loss of who is to say the same.
+"""A target's output at the positions of a batch whose next token is its own, and the loss of a network that learns it.
 
-The loss of a place is that of `distil.token_losses`: (1 - h) KL(target || draft) + h CE(argmax of target, draft). Here
-it is computed as the cross entropy to one distribution, `Taught.wanted`, which is made once a batch, however many steps
-or places learn from it.
+The loss of a position is that of `distil.token_losses`: (1 - h) KL(target || draft) + h CE(argmax of target, draft).
+Here it is computed as the cross entropy to one distribution, `Taught.wanted`. This is made once a batch, for any number
+of steps or places that learn from it.
 
-Rule: nothing here makes the host wait for the device, and the number of rows is one of few, so that memory is used
-again.
+Rule: this module never makes the host wait for the device. The number of rows has few values, so that memory is reused.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from torch.nn import functional
 from specq.protocol import Int64Array
 from specq.training.distil import RolloutBatch, send
 
-BLOCKS = 16  # the rows of a batch are filled up to a multiple of this part of its tokens
+BLOCKS = 16  # the rows of a batch are padded to a multiple of this part of its tokens
 
 
 @dataclass(frozen=True)
 class Taught:
-    """What is to be said at n places of a batch; those that only fill up count nothing.
+    """What to learn at n positions of a batch; padding does not count.
 
-    places   i64[n], each row * length + position; the token after it is the target's own
-    counted  f32[n], 1 or 0
-    wanted   [n, columns], the distribution to be learned
-    floor    f32[n], what of the cross entropy to it is no loss
+    places   i64[n], each row * length + position. The token after it is the target's own.
+    counted  f32[n], 1 or 0.
+    wanted   [n, columns], the distribution to learn.
+    floor    f32[n], the part of the cross entropy to it that is not a loss.
     """
 
     places: torch.Tensor
@@ -41,8 +40,10 @@ class Taught:
 
 
 def fill_up(indices: Int64Array, batch: RolloutBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return indices i64[n], filled up with some (each another, since gradients that meet in one row wait for one
-    another), and f32[n], 1 where they are not filled up."""
+    """Return padded indices i64[n], and f32[n], 1 for real ones and 0 for padding.
+
+    The padding indices differ, because gradients that meet in one row wait for each other.
+    """
     block = -(-batch.on_host.size // BLOCKS)
     num_filled = max(-(-len(indices) // block), 1) * block - len(indices)
     filled = np.stack(
@@ -54,8 +55,7 @@ def fill_up(indices: Int64Array, batch: RolloutBatch) -> tuple[torch.Tensor, tor
 
 @torch.no_grad()
 def teach(hidden: torch.Tensor, output: torch.Tensor, batch: RolloutBatch, hard_weight: float) -> Taught:
-    """Return what a target says, given its hidden states [rows, length, hidden] and its head over some columns
-    [columns, hidden]."""
+    """Return a target's output, given its hidden states [rows, length, hidden] and its head [columns, hidden]."""
     places, counted = fill_up(batch.on_host.ravel().nonzero()[0], batch)
     logits = functional.linear(hidden.flatten(0, 1).index_select(0, places), output)
     logs = functional.log_softmax(logits, -1, dtype=torch.float32)
@@ -68,20 +68,21 @@ def teach(hidden: torch.Tensor, output: torch.Tensor, batch: RolloutBatch, hard_
 def mean_loss(
     states: torch.Tensor, matrix: torch.Tensor, wanted: torch.Tensor, floor: torch.Tensor, counted: torch.Tensor
 ) -> torch.Tensor:
-    """Return the mean loss of the rows that count: states [n, hidden] times matrix [columns, hidden] are logits; the
-    others are as of `Taught`."""
+    """Return the mean loss of the rows that count.
+
+    The logits are states [n, hidden] times matrix [columns, hidden]. The other arguments are as in `Taught`.
+    """
     shares = counted / counted.sum().clamp(min=1)
     losses: torch.Tensor = _CrossEntropy.apply(states, matrix, wanted, shares)  # type: ignore[no-untyped-call]
     return losses.sum() - (shares * floor).sum()
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """f32[n]: weights [n] times the cross entropy of softmax(states @ matrix.T) to `wanted` [n, columns], of which each
-    row sums to 1.
+    """f32[n]: weights [n] times the cross entropy of softmax(states @ matrix.T) to `wanted` [n, columns].
 
-    It computes in the format of `wanted`, and passes over [n, columns] as rarely as it can: what is kept for the
-    gradient are the shares alone. In bfloat16 the loss that it gives is right to 0.01, and the gradient as right as any
-    in bfloat16.
+    Each row of `wanted` sums to 1. The computation uses the number format of `wanted`, and reads [n, columns] as rarely
+    as possible. Only the shares are kept for the gradient. In bfloat16 the loss is right to 0.01, and the gradient is
+    as precise as any in bfloat16.
     """
 
     @staticmethod
@@ -89,7 +90,7 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any, states: torch.Tensor, matrix: torch.Tensor, wanted: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         rows, columns = states.to(wanted.dtype), matrix.to(wanted.dtype)
-        with torch.autocast(states.device.type, enabled=False):  # it would make float32 of what softmax gives
+        with torch.autocast(states.device.type, enabled=False):  # it would convert the output of softmax to float32
             logits = rows @ columns.T
             shares = logits.softmax(-1)
         logarithm = logits.amax(-1).float() - shares.amax(-1).float().log()  # of the sum of all exponentials
@@ -102,7 +103,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, columns, shares, wanted, weights = ctx.saved_tensors
         scale = (gradient * weights)[:, None]
-        apart = shares.sub_(wanted)  # the shares are of no further use
+        apart = shares.sub_(wanted)  # the shares are not needed any more
         of_states = ((apart @ columns) * scale).to(ctx.formats[0])
         of_matrix = apart.T @ (rows * scale.to(rows.dtype)) if ctx.needs_input_grad[1] else None
         return of_states, None if of_matrix is None else of_matrix.to(ctx.formats[1]), None, None

@@ -1,6 +1,6 @@
 """The shared tokenizer: byte-level BPE of 4,096 entries in which every digit is its own token.
 
-Both models of the pair load the same files, so token ids may travel between them as they are.
+Both models of the pair load the same files, so they can exchange token ids directly.
 """
 
 import json

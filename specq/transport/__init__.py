@@ -1,11 +1,11 @@
 """Transport: ZeroMQ sockets, the keys that protect them, and the loops and links around them.
 
-    sockets       bounded, non-blocking sockets; who may connect; signals and intervals, for every process
-    network       what addresses stand for, and what is wrong with them
-    keys          CURVE keys, and their roles
-    broker_link   a worker's registration and heartbeats
+- `sockets`: bounded, non-blocking sockets, admission of peers, signals and timers, for every process.
+- `network`: the meaning of addresses on this machine, and their errors.
+- `keys`: CURVE keys, and their roles.
+- `broker_link`: a worker's registration and heartbeats.
 
-In: addresses, keys, frames. Out: frames. Nothing here knows what a job is.
+Input: addresses, keys, frames. Output: frames. This package does not know jobs.
 """
 
 from specq.transport.broker_link import BrokerLink, new_incarnation

@@ -30,7 +30,7 @@ from specq.transport.sockets import Beat, choose_family, connect_dealer, drain, 
 log = structlog.get_logger(__name__)
 
 HELLO_MS = 500
-HELLOS_UNTIL_TOLD = 2  # a broker that is there answers the first
+HELLOS_UNTIL_TOLD = 2  # a present broker answers the first
 
 
 def new_incarnation() -> int:
@@ -49,7 +49,7 @@ class BrokerLink:
         curve: Curve | None = None,
         tell: Callable[[str], object] = bool,
     ) -> None:
-        """`tell`: is told of a broker that does not answer the first `Hello`."""
+        """Connect to the broker. `tell` is called if it does not answer the first `Hello`."""
         self.endpoint, self.hello, self._tell = endpoint, hello, tell
         self.socket = connect_dealer(context, endpoint, curve=curve)
         self.registered = False
@@ -58,17 +58,17 @@ class BrokerLink:
         self._warned_at = time.monotonic()
 
     def send(self, message: Message) -> bool:
-        """Send without blocking; False if the broker is away or its queue is full."""
+        """Send without blocking. Return False if the broker is away or its queue is full."""
         return try_send(self.socket, encode(message))
 
     def send_all(self, messages: Iterable[Message]) -> None:
-        """Send what goes along with a heartbeat, if the broker knows this worker."""
+        """Send the messages that accompany a heartbeat, if the broker knows this worker."""
         if self.registered:
             for message in messages:
                 self.send(message)
 
     def receive(self) -> Iterator[Message]:
-        """Yield what the broker sent, except the answers to `Hello`, which are handled here.
+        """Yield the broker's messages, except the answers to `Hello`, which are handled here.
 
         Raises ConfigError if the broker refuses this worker for good.
         """
@@ -93,7 +93,7 @@ class BrokerLink:
         log.info("worker_welcomed", name=self.hello.name, broker=self.endpoint, capabilities=message.capabilities)
 
     def _refused(self, message: Refused) -> None:
-        """Take a refusal; a broker that is one version older hears a `Hello` that it reads."""
+        """Handle a refusal. A broker that is one version older receives a `Hello` that it can read."""
         if version_spoken(message.reason) == OLDEST_VERSION:
             self.send(self.hello.of_before())
         elif message.fatal:
@@ -102,10 +102,9 @@ class BrokerLink:
             self.registered = False
 
     def beat(self, heartbeat: Heartbeat, num_dropped: int = 0) -> None:
-        """Send the heartbeat, or the `Hello` until the broker has registered this worker. Call it when `heartbeat` is
-        due.
+        """Send the heartbeat, or the `Hello` until the broker has registered this worker.
 
-        num_dropped  messages that came over other sockets and were dropped
+        Call it when `heartbeat` is due. `num_dropped`: dropped messages of other sockets.
         """
         sent = self.send(self._counted(heartbeat, num_dropped)) if self.registered else self._say_hello()
         if not sent:
@@ -119,14 +118,16 @@ class BrokerLink:
         return self.send(self.hello)
 
     def _counted(self, heartbeat: Heartbeat, num_dropped: int) -> Heartbeat:
-        """Return the heartbeat with what is counted here."""
+        """Return the heartbeat with the counts of this link."""
         counts = {"reconnects": self.num_welcomes - 1, "messages_dropped": self.num_dropped + num_dropped}
         return replace(heartbeat, metrics=heartbeat.metrics | counts)
 
     def _warn(self) -> None:
         if time.monotonic() - self._warned_at > 5:
             self._warned_at = time.monotonic()
-            hint = "start one: specq broker; with --keys it must know this key"
+            hint = "start one: specq broker; with --keys it needs the public key of this process"
             reason = why_unreachable(self.endpoint)
-            log.warning("broker_unreachable", broker=self.endpoint, **({"reason": reason} if reason else {}), hint=hint)
+            log.warning(
+                "broker_connection_failed", broker=self.endpoint, **({"reason": reason} if reason else {}), hint=hint
+            )
             choose_family(self.socket, self.endpoint)

@@ -1,15 +1,14 @@
-"""CURVE keys: who may connect, and what each key may do. With keys, everything that specq sends is encrypted and
-signed.
+"""CURVE keys: who may connect, and what each key may do. With keys, all messages are encrypted and signed.
 
-A key pair is two files in a directory: NAME.secret, which only its owner has, and NAME.pub, which others may have.
+A key pair is two files in a directory. NAME.secret is for its owner alone, NAME.pub may be shared.
 
-    broker        its own secret, and the .pub file of each key that may connect: its directory is the allow-list
-    all others    their own secret and the broker's .pub
+- broker: its own secret, and the .pub file of each key that may connect. Its directory is the allow-list.
+- all others: their own secret and the broker's .pub.
 
 The option `keys` is such a directory, or DIRECTORY/NAME if it holds several secrets of one role.
 
-Rule: what a key may do stands in its .pub file at the broker; its owner's files do not count. Secrets are never logged:
-`repr` leaves them out.
+Rule: the rights of a key come from its .pub file at the broker. Its owner's files do not count. Secrets are never
+logged: `repr` leaves them out.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ import zmq
 from specq.protocol import PRIORITY, ConfigError
 
 ROLES = ("broker", "target", "draft", "client")
-CLIENT_ROLES = ("client", "broker")  # which keys a client takes: whoever has the broker's may ask for its state
+CLIENT_ROLES = ("client", "broker")  # roles for a client: the broker's key may ask for the broker's state
 MAX_PRIORITY = int(PRIORITY.high)  # of a job, and its negative the lowest
 SECRET, PUBLIC = ".secret", ".pub"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 RIGHTS = ("trusted", "max_priority", "tenants")
-_KEY_LENGTH = 40  # characters of a key in Z85, which are its 32 bytes
+_KEY_LENGTH = 40  # characters of a key in Z85, for its 32 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """One's own keys, in Z85."""
+    """A process's own keys, in Z85."""
 
     name: str
     public_key: bytes
@@ -47,7 +46,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The keys of a connection: one's own pair, and the public key that the other side must have."""
+    """The keys of a connection: the own pair, and the public key that the other side must have."""
 
     own: KeyPair
     server_key: bytes
@@ -55,11 +54,11 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a key may do.
+    """The rights of a key.
 
-    trusted       of a drafter: its draft distributions are used
-    max_priority  of a client: the highest priority that its jobs may have
-    tenants       of a client: whether it may submit jobs for tenants, as a gateway does
+    - `trusted`: of a drafter, whether its draft distributions are used.
+    - `max_priority`: of a client, the highest priority of its jobs.
+    - `tenants`: of a client, whether it may submit jobs for tenants, as a gateway does.
     """
 
     name: str
@@ -71,9 +70,9 @@ class Grant:
 
 
 class AllowList:
-    """The public keys in a directory that have a role ("": any), by name; read again when files change.
+    """The public keys of a directory that have a role, by name. "": any role. Changed files are read again.
 
-    `grants` stays the same dict. Raises ConfigError if a file is malformed; `refresh` then keeps what was read before.
+    `grants` stays the same dict. Raises ConfigError if a file is malformed. `refresh` then keeps the previous values.
     """
 
     def __init__(self, directory: Path, role: str = "") -> None:
@@ -93,20 +92,24 @@ class AllowList:
         self.grants.update(found)
 
     def user_id(self, public_key: bytes) -> str:
-        """Return the mark of each message of a connection with this key (in Z85): the name and the key itself, since
-        another key may have this name later; "" if the key is not on the list."""
+        """Return the mark of each message of a connection with this key (in Z85). "" if the key is not on the list.
+
+        The mark has the name and the key itself, since another key may have this name later.
+        """
         name = self.name_of(public_key)
         return f"{name} {public_key.decode()}" if name else ""
 
     def who(self, user_id: str) -> str:
-        """Return the name of the key that marked a message; "" if the list has no such key, or another one of that
-        name."""
+        """Return the name of the key that marked a message.
+
+        "" if the list has no such key, or another one of that name.
+        """
         name, _, key = user_id.partition(" ")
         grant = self.grants.get(name)
         return name if grant is not None and grant.public_key == key.encode() else ""
 
     def name_of(self, public_key: bytes) -> str:
-        """Return the name of a key (in Z85); "" if it is not on the list."""
+        """Return the name of a key (in Z85), or "" if it is not on the list."""
         return next((grant.name for grant in self.grants.values() if grant.public_key == public_key), "")
 
 
@@ -122,7 +125,10 @@ def make_keys(
     max_priority: int = 0,
     tenants: bool = False,
 ) -> tuple[Path, Path]:
-    """Write a new key pair; return the secret and the public file. Raises ConfigError; never overwrites a file."""
+    """Write a new key pair, and return the secret and the public file. Never overwrites a file.
+
+    Raises ConfigError if the name, the rights or the directory cannot be used.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not a valid name for keys: up to 64 letters, digits, and . _ - (not first)")
     if trusted and "draft" not in roles:
@@ -131,7 +137,7 @@ def make_keys(
         right = "priorities" if max_priority else "tenants"
         raise ConfigError(f"only clients have {right}; the roles of {name} are {', '.join(roles)}")
     if abs(max_priority) > MAX_PRIORITY:
-        raise ConfigError(f"max_priority is {max_priority}; it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
+        raise ConfigError(f"max_priority is {max_priority}, but must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
     rights = "trusted = true\n" * trusted + "tenants = true\n" * tenants
     rights += f"max_priority = {max_priority}\n" * bool(max_priority)
     public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
@@ -139,12 +145,10 @@ def make_keys(
     secret_path, public_path = (directory / f"{name}{ending}" for ending in (SECRET, PUBLIC))
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write_new(secret_path, f'# Whoever has this file is {name}.\n{shared}secret_key = "{secret_key}"\n')
+        _write_new(secret_path, f'# The secret key of {name}.\n{shared}secret_key = "{secret_key}"\n')
         _write_new(public_path, shared + rights)
     except FileExistsError as error:
-        raise ConfigError(
-            f"{error.filename} is there already; choose another name, or delete that file first"
-        ) from None
+        raise ConfigError(f"{error.filename} already exists; choose another name, or delete that file first") from None
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
     return secret_path, public_path
@@ -169,30 +173,33 @@ def directory_of(keys: str) -> Path:
 
 
 def own_keys(keys: str, *roles: str) -> KeyPair:
-    """Return one's own keys: those of the first of these roles that has any. Raises ConfigError."""
+    """Return the own keys for the first role in `roles` that has any. Raises ConfigError."""
     path, is_directory = _place(keys)
     if not is_directory:
         secret = path.with_name(path.name + SECRET)
         if not secret.exists():
             hint = f"specq keys {keys} NAME --role {roles[0]}"
-            raise ConfigError(f"there is neither a directory of keys {keys} nor a key {secret}; to make one: {hint}")
+            raise ConfigError(f"there is neither a directory of keys {keys} nor a key {secret}; to create one: {hint}")
         return _own(secret, roles)
     secrets = {secret: _read(secret)["roles"] for secret in sorted(path.glob("*" + SECRET))}
     for role in roles:
         found = [secret for secret, its in secrets.items() if role in its]
         if len(found) > 1:
             names = " or ".join(f"{keys}/{secret.stem}" for secret in found)
-            raise ConfigError(f"{keys} holds several keys of the role {role}; name one: {names}")
+            raise ConfigError(f"{keys} contains several keys of the role {role}; name one: {names}")
         if found:
             return _own(found[0], roles)
     raise ConfigError(
-        f"{keys} holds no secret key of the role {roles[0]}; make one: specq keys {keys} NAME --role {roles[0]}"
+        f"{keys} contains no secret key of the role {roles[0]}; create one: specq keys {keys} NAME --role {roles[0]}"
     )
 
 
 def keys_of_gateway(keys: str) -> str:
-    """Return the option `keys` for a gateway: of a directory, its one key that may submit for tenants, if there is one.
-    Raises ConfigError."""
+    """Return the option `keys` for a gateway.
+
+    A directory with exactly one key that may submit for tenants becomes DIRECTORY/NAME of that key. Any other option is
+    unchanged. Raises ConfigError.
+    """
     path, is_directory = _place(keys)
     if not keys or not is_directory:
         return keys
@@ -201,7 +208,7 @@ def keys_of_gateway(keys: str) -> str:
 
 
 def curve_to_broker(keys: str, *roles: str) -> Curve | None:
-    """Return the keys to connect to the broker with, in one of these roles; None without keys. Raises ConfigError."""
+    """Return the keys for a connection to the broker, in one of `roles`. None without keys. Raises ConfigError."""
     if not keys:
         return None
     own, directory = own_keys(keys, *roles), directory_of(keys)
@@ -209,14 +216,16 @@ def curve_to_broker(keys: str, *roles: str) -> Curve | None:
     if len(brokers) != 1:
         names = ", ".join(grant.name for grant in brokers) or "none"
         raise ConfigError(
-            f"{directory} must hold the public key ({PUBLIC}) of the one broker to connect to; it has {names}"
+            f"{directory} must contain the public key ({PUBLIC}) of the one broker to connect to; it has {names}"
         )
     return Curve(own, brokers[0].public_key)
 
 
 def read_grants(directory: Path) -> Iterator[Grant]:
-    """Yield what the public files of a directory grant; raises ConfigError for one that is malformed, or a key
-    twice."""
+    """Yield the grants in the public files of a directory.
+
+    Raises ConfigError for a malformed file, or a key that occurs twice.
+    """
     names: dict[bytes, str] = {}
     for path in sorted(directory.glob("*" + PUBLIC)):
         values = _read(path)
@@ -224,17 +233,19 @@ def read_grants(directory: Path) -> Iterator[Grant]:
         grant = Grant(path.stem, values["public_key"].encode(), tuple(values["roles"]), **rights)
         other = names.setdefault(grant.public_key, grant.name)
         if other != grant.name:
-            raise ConfigError(f"{path} holds the same key as {other}{PUBLIC}")
+            raise ConfigError(f"{path} contains the same key as {other}{PUBLIC}")
         yield grant
 
 
 def _place(keys: str) -> tuple[Path, bool]:
-    """Return the path that the option `keys` names, and whether it is a directory; ConfigError where that cannot be
-    found out."""
+    """Return the path that the option `keys` names, and whether it is a directory.
+
+    Raises ConfigError if that is unreadable.
+    """
     try:
         path = Path(keys).expanduser()
         return path, path.is_dir()
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~NAME of nobody
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~NAME of an unknown user
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"cannot read the keys {keys}: {reason}; `keys` is a directory, or DIRECTORY/NAME") from None
 
@@ -243,17 +254,17 @@ def _own(path: Path, roles: tuple[str, ...]) -> KeyPair:
     values = _read(path)
     if not set(roles) & set(values["roles"]):
         raise ConfigError(
-            f"{path} is a key of the role {', '.join(values['roles'])}; this takes one of {', '.join(roles)}"
+            f"{path} is a key of the role {', '.join(values['roles'])}; expected one of {', '.join(roles)}"
         )
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise ConfigError(f"others than its owner can read {path}; chmod 600 it")
+        raise ConfigError(f"other users can read {path}; run chmod 600 on it")
     if "secret_key" not in values:
         raise ConfigError(f"{path} has no secret_key")
     return KeyPair(path.stem, values["public_key"].encode(), values["secret_key"].encode())
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a key file's values; raises ConfigError, whose text has none of them."""
+    """Return a key file's values. Raises ConfigError, whose text never contains the values."""
     try:
         values = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
@@ -283,7 +294,7 @@ def _is_key_file(values: dict[str, Any]) -> bool:
 
 
 def _stamp(directory: Path) -> list[tuple[str | int, ...]]:
-    """Return what changes with the files: they may be replaced by others of the same size and time of writing."""
+    """Return a value that changes with the files. A new file may have the same size and write time."""
     found: list[tuple[str | int, ...]] = []
     for path in sorted(directory.glob("*" + PUBLIC)):
         try:

@@ -1,6 +1,6 @@
-"""What an address stands for on this machine at the moment: its families, what listens there, what is wrong with it.
+"""The meaning of an address on this machine now: its families, its listeners, and its errors.
 
-Rule: whoever asks waits LOOKUP_S at most for a name, and PROBE_S for an answer.
+Rule: a caller waits at most LOOKUP_S s for a name, and PROBE_S s for an answer.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from specq.protocol import Address, ConfigError, parse_address
 
 LOOKUP_S, PROBE_S = 1.0, 0.25
-SERVER_IN_USE = "is another server using it? --bind, or `bind` in [serve] of a --config, chooses another address"
-_Place = tuple[AddressFamily, Any]  # what sockets take
+SERVER_IN_USE = "another server may use it; choose another address with --bind, or `bind` in [serve] of a --config"
+_Place = tuple[AddressFamily, Any]  # the arguments of sockets
 _UNKNOWN_DEVICE = (errno.ENODEV, errno.EINVAL, errno.ENXIO)
 
 
 def has_ipv6() -> bool:
-    """Tell whether this machine speaks IPv6."""
+    """Return whether this machine supports IPv6."""
     try:
         with socket.socket(AF_INET6) as probe:
             probe.bind(("::", 0))
@@ -32,13 +32,14 @@ def has_ipv6() -> bool:
 
 
 def places(address: Address) -> list[_Place]:
-    """Return what an address stands for, IPv4 first; none where its name is not known."""
+    """Return the socket addresses of an address, IPv4 first. Empty if its name is unknown."""
     if address.host == "*":
-        return [(AF_INET6, ("::", address.port)) if has_ipv6() else (AF_INET, ("0.0.0.0", address.port))]  # noqa: S104 - asked for
+        # S104: the user asked for every interface.
+        return [(AF_INET6, ("::", address.port)) if has_ipv6() else (AF_INET, ("0.0.0.0", address.port))]  # noqa: S104
     found: list[_Place] = []
 
     def look_up() -> None:
-        with suppress(OSError, UnicodeError):  # of names that are none
+        with suppress(OSError, UnicodeError):  # invalid names
             all_ = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
             found.extend((family, place) for family, _, _, _, place in all_)
 
@@ -52,8 +53,10 @@ def places(address: Address) -> list[_Place]:
 
 
 def needs_ipv6(address: Address, *, connects: bool) -> bool:
-    """Tell whether ZeroMQ must use IPv6 for an address. It knows one family of a name; of both, that where somebody
-    listens is taken."""
+    """Return whether ZeroMQ must use IPv6 for an address.
+
+    ZeroMQ uses one family of a name. If a name has both, the family with a listener is used.
+    """
     if address.is_ipv6 or not address.is_tcp:
         return address.is_ipv6
     found = places(address)
@@ -64,12 +67,15 @@ def needs_ipv6(address: Address, *, connects: bool) -> bool:
 
 
 def listens(address: str) -> bool:
-    """Tell whether somebody listens at an address."""
+    """Return whether a process listens at an address."""
     return any(_refusal(family, place) == 0 for family, place in places(parse_address(address)))
 
 
 def listener(text: str, backlog: int) -> socket.socket:
-    """Return a TCP socket that listens at an address; ConfigError says why it cannot."""
+    """Return a TCP socket that listens at an address.
+
+    Raises ConfigError with the reason if that fails.
+    """
     address, reason = parse_address(text), 0
     for family, place in places(address):
         found = socket.socket(family)
@@ -88,22 +94,22 @@ def listener(text: str, backlog: int) -> socket.socket:
 
 
 def why_not_bound(address: Address, number: int, in_use: str) -> str:
-    """Return in words why an address cannot be listened on, for an error of the system. `in_use`: what to do where
-    another has it."""
+    """Describe why an address cannot be listened on, for a system error.
+
+    `in_use`: advice if another process uses the address.
+    """
     said = os.strerror(number)
     if number == errno.EADDRINUSE:
         return f"{said}; {in_use}"
     if number == errno.EACCES and 0 < address.port < 1024:
-        return f"{said}; ports below 1024 are for root"
+        return f"{said}; ports below 1024 need root"
     if address.is_tcp and number in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, *_UNKNOWN_DEVICE):
-        return (
-            f"{_unknown(address) or f'{address.host} is not an address of this machine'}; * stands for all that it has"
-        )
+        return f"{_unknown(address) or f'{address.host} is not an address of this machine'}; * means all interfaces"
     return said
 
 
 def why_unreachable(text: str) -> str:
-    """Return in words why nothing can be reached at an address; "" where something listens or that cannot be told."""
+    """Describe why an address cannot be reached. "" if a process listens there, or the reason is unknown."""
     address = parse_address(text)
     if not address.is_tcp:
         return ""
@@ -120,17 +126,17 @@ def why_unreachable(text: str) -> str:
 
 
 def _unknown(address: Address) -> str:
-    """Return what to say of a host that this machine does not know, or cannot reach for want of IPv6; "" for others."""
+    """Describe a host that this machine does not know, or cannot reach without IPv6. "" for others."""
     if address.is_ipv6 and not has_ipv6():
         return "this machine has no IPv6"
     if places(address):
         return ""
     _, _, scope = address.host.partition("%")
-    return f"this machine has no interface {scope}" if scope else f"the name {address.host} is not known here"
+    return f"this machine has no interface {scope}" if scope else f"the name {address.host} is unknown on this machine"
 
 
 def _refusal(family: AddressFamily, place: Any) -> int:
-    """Return the number of the system's error when somebody connects there; 0: there is none."""
+    """Return the number of the system's error when connecting there. 0: success."""
     try:
         with socket.socket(family) as probe:
             probe.settimeout(PROBE_S)

@@ -1,28 +1,24 @@
-"""ZeroMQ sockets as all processes use them: their queues are bounded, they never block, and they close soon.
+"""ZeroMQ sockets for all processes: their queues are bounded, they never block, and they close soon.
 
-What the options are for (measured on libzmq 4.3.5):
+The purpose of the options (measured on libzmq 4.3.5):
 
-    MANDATORY   without it a ROUTER drops silently at its high-water mark
-    HANDOVER    without it a ROUTER ignores a peer that comes back under its identity before the old connection is known
-                to be dead. Identities are random, so nobody can take another's place
-    IMMEDIATE   without it a DEALER queues while it has no peer
-    LINGER      with -1 the process hangs at exit
-    IPV6        without it no address of IPv6 is taken; with it a name that stands for both families stands for IPv6
-                alone
+- MANDATORY: without it, a ROUTER drops messages silently at its high-water mark.
+- HANDOVER: without it, a ROUTER ignores a peer that returns early under its identity. Early means before the old
+  connection is known to be dead. Identities are random, so a peer cannot take another's place.
+- IMMEDIATE: without it, a DEALER queues while it has no peer.
+- LINGER: with -1 the process hangs at exit.
+- IPV6: without it, IPv6 addresses are refused. With it, a name with both families means IPv6 alone.
 
-Rule: a context is made in the process that uses it. With keys, a socket speaks CURVE only: see `specq.transport.keys`
-and `specq.transport.sockets`.
+Rule: a context is made in the process that uses it. With keys, a socket speaks CURVE only: see `specq.transport.keys`.
 
-Who may connect: libzmq asks this handler before it accepts a CURVE connection (ZAP, rfc.zeromq.org/27).
+Admission: libzmq asks the handler `Zap` before it accepts a CURVE connection (ZAP, rfc.zeromq.org/27). The handler is
+one more socket in a process's Poller loop, without a thread. Its answer for a key (`AllowList.user_id`) becomes the
+`User-Id` of every message of that connection (`drain_named`). Libzmq asks only once per connection. So the receiver of
+a message asks `AllowList.who` whether the key still is on the list.
 
-The handler is one more socket in a process's Poller loop; there is no thread. Its answer for a key
-(`AllowList.user_id`) becomes the `User-Id` of every message of that connection (`specq.transport.sockets.drain_named`).
-libzmq asks once for each connection, so the receiver of a message asks `AllowList.who` whether the key still is on the
-list.
+Rule: make the handler before a socket is bound. A CURVE socket without it admits no peer.
 
-Rule: make the handler before a socket is bound; a CURVE socket without it admits nobody.
-
-What the main loop of each process needs: a flag that signals set, and a timer.
+This module also has tools for main loops: a flag that signals set, and a timer.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ _VERSION = b"1.0"
 
 
 class Zap:
-    """The one handler of a context; `socket` is readable when there are requests to `answer`."""
+    """The one handler of a context. `socket` is readable when there are requests to `answer`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: AllowList) -> None:
         self.allowed = allowed
@@ -58,11 +54,11 @@ class Zap:
         self.socket.bind(ENDPOINT)
 
     def refresh(self) -> None:
-        """Read the allow-list again if it has changed; a malformed one changes nothing."""
+        """Read the allow-list again if it has changed. A malformed one has no effect."""
         try:
             self.allowed.refresh()
         except ConfigError as error:
-            log.warning("allow_list_unreadable", reason=str(error))
+            log.warning("allow_list_read_failed", reason=str(error))
 
     def answer(self) -> None:
         """Admit or refuse the keys of the waiting requests."""
@@ -74,8 +70,10 @@ class Zap:
             self.socket.send_multipart([_VERSION, request_id, *status, b""])
 
     def _user_id(self, request: list[bytes]) -> str:
-        """Return the mark of a request's key, "" if it is not on the list; frames: version, id, domain, address,
-        identity, mechanism, public key."""
+        """Return the mark of a request's key, or "" if it is not on the list.
+
+        Frames: version, id, domain, address, identity, mechanism, public key.
+        """
         if len(request) != 7 or request[0] != _VERSION or request[5] != b"CURVE" or len(request[6]) != 32:
             return ""
         user_id = self.allowed.user_id(z85.encode(request[6]))
@@ -89,9 +87,9 @@ LINGER_MS = 500
 # Plain integers: combining and checking pyzmq's enumerations took a third of the time of sending a message.
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
-DRAIN_LIMIT = 512  # messages taken from one socket before the other sockets have their turn
+DRAIN_LIMIT = 512  # messages taken from one socket before the other sockets get their turn
 ZAP_DOMAIN = b"specq"
-IN_USE = "is another broker or worker using it? --bind gives this one another address"
+IN_USE = "another broker or worker may use it; choose another address with --bind"
 
 
 def _prepare(socket: zmq.Socket[bytes], most_queued: int = HIGH_WATER_MARK) -> zmq.Socket[bytes]:
@@ -109,9 +107,9 @@ def bind_router(
     *,
     most_queued: int = HIGH_WATER_MARK,
 ) -> tuple[zmq.Socket[bytes], str]:
-    """Return a ROUTER bound to `endpoint` and the address that it got; raises ConfigError if it cannot be bound.
+    """Return a ROUTER bound to `endpoint`, and its address.
 
-    With keys (`own`), it admits the peers that the context's `specq.transport.sockets.Zap` allows.
+    With keys (`own`), it admits the peers that the context's `Zap` allows. Raises ConfigError if it cannot be bound.
     """
     socket = _prepare(context.socket(zmq.ROUTER), most_queued)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -141,10 +139,10 @@ def connect_dealer(
     curve: Curve | None = None,
     identity: bytes = b"",
 ) -> zmq.Socket[bytes]:
-    """Return a DEALER that connects to `endpoint`; with `curve`, only to a peer that has its `server_key`. An empty
-    `identity` becomes a random one.
+    """Return a DEALER that connects to `endpoint`. With `curve`, only to a peer that has its `server_key`.
 
-    While there is no peer, sending fails; with `queue`, messages wait for the connection, up to the high-water mark.
+    An empty `identity` becomes a random one. Without a peer, sending fails. With `queue`, messages wait for the
+    connection, up to the high-water mark. Raises ConfigError if it cannot connect.
     """
     socket = _prepare(context.socket(zmq.DEALER))
     if curve is not None:
@@ -165,8 +163,7 @@ def connect_dealer(
 
 
 def choose_family(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Connect a socket that has not reached its peer by the other family, where the peer's name stands for both and
-    listens there."""
+    """Connect an unconnected socket by the other address family, if the peer's name has both and listens there."""
     is_ipv6 = needs_ipv6(parse_address(endpoint), connects=True)
     if is_ipv6 != bool(socket.getsockopt(zmq.IPV6)):
         socket.disconnect(endpoint)
@@ -180,7 +177,7 @@ def _set_keys(socket: zmq.Socket[bytes], own: KeyPair) -> None:
 
 
 def try_send(socket: zmq.Socket[bytes], frames: Sequence[bytes]) -> bool:
-    """Send without blocking; False if the peer is gone or its queue is full."""
+    """Send without blocking. Return False if the peer is gone or its queue is full."""
     last = len(frames) - 1
     try:
         for i in range(last):
@@ -225,9 +222,9 @@ def _rest(socket: zmq.Socket[bytes], frame: zmq.Frame) -> list[bytes]:
 
 
 def calm_collector() -> None:
-    """Run Python's cycle collector rarely: it took a third of a broker's time, and there are hardly any cycles.
+    """Run Python's cycle collector rarely. It took a third of a broker's time, and there are hardly any cycles.
 
-    Call it after everything long-lived has been made.
+    Call it after all long-lived objects have been made.
     """
     gc.collect()
     gc.freeze()
@@ -235,9 +232,9 @@ def calm_collector() -> None:
 
 
 class Stop:
-    """True once the process was asked to stop (SIGTERM, SIGINT); `asked_again`: it must not drain.
+    """True once the process was asked to stop (SIGTERM, SIGINT). `asked_again`: it must not drain.
 
-    While `at_once` is set, a signal ends the process at once, with status 0: there is nothing yet that could be lost.
+    While `at_once` is set, a signal ends the process at once, with status 0. At that time the process holds no data.
     """
 
     def __init__(self, *, at_once: bool = False) -> None:
@@ -256,7 +253,7 @@ class Stop:
 
 
 class Beat:
-    """A timer for something periodic."""
+    """A timer for periodic work."""
 
     def __init__(self, interval_ms: int) -> None:
         self.interval_s = interval_ms / 1000

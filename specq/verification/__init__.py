@@ -1,10 +1,11 @@
 """Strategies judge draft trees: target logits in, accepted paths and one more token out.
 
-To add one: a file with a class that fulfils `Strategy`, traits and parameters included, and a line in `STRATEGIES`;
-another package adds an entry point of the group `specq.strategies` instead. tests/verification/ runs over the table.
-`specq.verification.judge` groups the sessions of a step by strategy.
+To add a strategy, write a file with a class that implements `Strategy`, traits and parameters included. Add a line in
+`STRATEGIES`. Another package adds an entry point of the group `specq.strategies` instead. tests/verification/ runs over
+the table.
 
-`StepBatch` has the steps of many sessions as arrays, `Judgements` what was decided for them.
+`specq.verification.judge` groups the sessions of a step by strategy. `StepBatch` has the steps of many sessions as
+arrays, and `Judgements` has the results.
 """
 
 from functools import cache
@@ -43,7 +44,10 @@ STRATEGIES = Table(
 
 @cache
 def strategy(name: str) -> Strategy:
-    """Return the strategy of that name; ConfigError lists the known. No torch is imported for it."""
+    """Return the strategy of that name, without importing torch.
+
+    Raises ConfigError with the known names for an unknown name.
+    """
     found: Strategy = STRATEGIES.resolve(name)()
     return found
 

@@ -1,8 +1,7 @@
-"""Kernels of judging, compiled by another process while this one loads a model: Triton finds them in its cache
-afterwards.
+"""Compiles the judging kernels in another process while this one loads a model. Triton then finds them in its cache.
 
-Triton needs no device to compile for one. What cannot be compiled so, for whatever reason, is compiled where it is
-first needed.
+Triton can compile for a device without having it. If a kernel cannot be compiled this way, it is compiled at its first
+use.
 """
 
 from __future__ import annotations
@@ -12,12 +11,15 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
-PADDING = 64  # columns of a head's weights are a multiple of this in vLLM
+PADDING = 64  # in vLLM, the number of columns of a head's weights is a multiple of this
 
 
 def begin(vocab_size: int, dtype: str, capability: int) -> subprocess.Popen[bytes] | None:
-    """Begin to compile what judging logits [.., vocab_size] of this type takes on a device of this capability, as in
-    90; the process ends by itself, and is to be reaped. None where Triton is not installed."""
+    """Start to compile the kernels that judge logits [.., vocab_size] of this dtype on such a device.
+
+    `capability`: the device's compute capability, for example 90. The process ends by itself, and the caller must reap
+    it. Return None if Triton is not installed.
+    """
     if find_spec("triton") is None:
         return None
     arguments = str(vocab_size), dtype, str(capability)
@@ -30,7 +32,7 @@ def begin(vocab_size: int, dtype: str, capability: int) -> subprocess.Popen[byte
 
 
 def pretend_device(capability: int) -> None:
-    """Make Triton compile for such a device in this process, and launch nothing."""
+    """Make Triton compile for such a device in this process, without launching kernels."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -65,7 +67,7 @@ def compile_judging(vocab_size: int, dtype: str, capability: int) -> None:
     pretend_device(capability)
 
     def zeros(_self: object, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype)  # no kernel fills it, and it must be numbers
+        return torch.zeros(shape, dtype=dtype)  # kernels do not fill it, and it must hold numbers
 
     cuda_rows.CudaRows.empty = zeros  # type: ignore[assignment,method-assign]
     width = -(-vocab_size // PADDING) * PADDING

@@ -1,9 +1,9 @@
-"""Judging in two halves: on a GPU, the target's own tokens are chosen without the host, which looks at them later.
+"""Judging in two halves: a GPU chooses the target's own tokens at once, and the host reads them later.
 
-Where a step drafted nothing and its strategy says the target's own token, `Judging.tokens` is on the device as soon as
-that has come so far: the next step may begin with it. Logits are shaped, and log-probabilities taken, there, too. Where
-drafts are judged by the target's own tokens alone, these are chosen meanwhile, and the host prepares what it needs to
-follow them. Everything else is judged when it is finished.
+A step may have no drafts and a strategy that emits the target's own token. `Judging.tokens` is then on the device as
+soon as it is computed. The next step may begin with it. The device also shapes the logits and computes
+log-probabilities. If drafts are judged by the target's own tokens alone, the device chooses these tokens. Meanwhile the
+host prepares to follow them. All other steps are judged in `finish`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ from specq.verification.transfers import Fetched, to_device
 
 
 def says_own(batch: StepBatch) -> bool:
-    """Return whether all that such steps say, where they are judged, are the target's own tokens, of logits that their
-    parameters may shape: a device that begins to judge has them (`Judging.tokens`)."""
+    """Return whether all judged steps emit the target's own tokens and have no drafts.
+
+    Parameters may shape the logits. The tokens are then on the device once judging has begun (`Judging.tokens`).
+    """
     judged = compress(batch.params, batch.is_judged.tolist())
     return not len(batch.parents) and all(strategy(params.strategy).says_own(params) for params in judged)
 
 
 def follows_own(judged: StepBatch) -> bool:
-    """Return whether such steps are judged by the target's own tokens alone; where something is drafted, nothing else
-    is asked for."""
+    """Return whether such steps are judged by the target's own tokens alone.
+
+    With drafts, no step may ask for shaped logits or log-probabilities.
+    """
     if not len(judged.parents):
         return says_own(judged)
     if np.count_nonzero(judged.traits):
@@ -50,16 +54,22 @@ def follows_own(judged: StepBatch) -> bool:
 class OwnTokens:
     """Each row's own token, on its way to the host.
 
-    tokens  i32[rows] on the device: of a row without a token (its logits are not numbers) any other
+    `tokens`: i32[rows] on the device. A row without a token (its logits are not numbers) has an arbitrary one.
     """
 
     def __init__(self, best: torch.Tensor) -> None:
-        """`best` i32[3, rows]: of each row the bits of the largest score, its token, and a token that is one even where
-        there is none."""
+        """Start the copy to the host.
+
+        `best` i32[3, rows] has for each row the bits of the largest score and its token. The third row has a token that
+        is valid in any case.
+        """
         self.tokens, self._found = best[2], Fetched(best[:2])
 
     def wait(self) -> Int32Array:
-        """Return i32[rows] on the host; raises EngineError where a row has no token."""
+        """Return i32[rows] on the host.
+
+        Raises EngineError if a row has no token.
+        """
         bits, tokens = self._found.wait()
         highest: Float32Array = bits.view(np.float32)
         check_numbers(bool(np.isfinite(highest).all()))
@@ -68,16 +78,19 @@ class OwnTokens:
 
 
 def own_tokens(logits: torch.Tensor, rows: Rows) -> OwnTokens | None:
-    """Let the device choose each row's own token, if it can do so by itself; see `TargetRows.own_tokens`."""
+    """Let the device choose each row's own token, if it can: see `TargetRows.own_tokens`."""
     begin = getattr(target_rows(logits), "begin_own_tokens", None)
     return None if begin is None else OwnTokens(begin(rows))
 
 
 class AskedLogprobs:
-    """The log-probabilities that some steps ask for, each of the one token that it says, on their way to the host."""
+    """The log-probabilities that some steps ask for, each for its one emitted token, on their way to the host."""
 
     def __init__(self, judged: StepBatch, logits: torch.Tensor, tokens: torch.Tensor) -> None:
-        """`logits` [judged, vocab] are the plain ones; `tokens` i32[judged] on the device."""
+        """Start to compute them.
+
+        `logits` [judged, vocab] are the plain ones. `tokens` i32[judged] are on the device.
+        """
         asking: dict[int, list[int]] = {}
         for at in (judged.traits & WITH_LOGPROBS).nonzero()[0].tolist():
             asking.setdefault(judged.params[at].logprobs, []).append(at)
@@ -98,8 +111,10 @@ class AskedLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Steps whose own tokens the device chooses, their rows, and these tokens; logprobs: those that were asked for,
-    where nothing is drafted."""
+    """Steps whose own tokens the device chooses, with their rows and these tokens.
+
+    `logprobs`: the requested ones. None with drafts.
+    """
 
     placed: Placed
     packed: Packed
@@ -107,7 +122,10 @@ class Begun:
     logprobs: AskedLogprobs | None
 
     def finish(self) -> Judgements:
-        """Wait for the judgements; raises EngineError where a row has no token."""
+        """Wait for the judgements.
+
+        Raises EngineError if a row has no token.
+        """
         tokens = self.own.wait()
         batch = self.placed.batch.known()
         if not len(batch.parents):
@@ -120,7 +138,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """What is being judged: the steps that are, and their logits, which stay as they are until it is finished."""
+    """The judged steps and their logits, which must not change until judging is finished."""
 
     judged: StepBatch
     logits: torch.Tensor
@@ -128,33 +146,35 @@ class Judging:
 
     @property
     def tokens(self) -> torch.Tensor | None:
-        """The token that each of the steps says, i32[judged] on the device, if that is known there already."""
+        """Return the emitted token of each step, i32[judged] on the device, if it is known there. Else return None."""
         return None if self.begun is None or len(self.judged.parents) else self.begun.own.tokens
 
     def finish(self) -> Judgements:
-        """Wait for the judgements; see `judge_each`."""
+        """Wait for the judgements: see `judge_each`."""
         if self.begun is None:
             return judge_each(self.judged.known(), self.logits)
         try:
             return self.begun.finish()
-        except EngineError:  # which of them it is
+        except EngineError:  # find the row at fault
             return judge_each(self.judged.known(), self.logits)
 
 
 def begin(steps: Sequence[SessionStep], logits: torch.Tensor) -> Judging:
-    """Begin to judge; arguments as of `judge_each`."""
+    """Begin to judge. Arguments as for `judge_each`."""
     judged = StepBatch.of(steps).judged()
     if not len(judged) or not follows_own(judged):
         return Judging(judged, logits, None)
     try:
         return Judging(judged, logits, _begun(judged, logits))
-    except EngineError:  # of one of them: which one, is found out when it is finished
+    except EngineError:  # `finish` finds the row at fault
         return Judging(judged, logits, None)
 
 
 def _begun(judged: StepBatch, logits: torch.Tensor) -> Begun | None:
-    """Let the device choose the own tokens of steps, if it can do so by itself; raises EngineError for one whose logits
-    cannot be shaped."""
+    """Let the device choose the own tokens of steps, if it can.
+
+    Raises EngineError for a step whose logits cannot be shaped.
+    """
     placed = place(judged)
     packed = pack(placed)
     with shaped(placed, logits) as rows:

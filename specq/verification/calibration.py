@@ -1,10 +1,10 @@
-"""How far a lane's scores can be trusted: from predicted to measured acceptance.
+"""Calibrates the scores of a lane: from predicted to measured acceptance.
 
-A drafter predicts, for each node, the probability that the target commits it given that it commits the parent. What is
-measured is the share that the target did commit, by bin of the prediction. A node whose parent is off the target's path
-is no evidence and is not counted. Old counts fade, so that a drafter that gets better or worse is noticed either way.
+For each node, a drafter predicts the probability that the target commits it, given the commit of its parent. Measured
+is the committed share, by bin of the prediction. A node whose parent is off the target's path gives no evidence and is
+not counted. Old counts fade, so a drafter that improves or degrades is noticed.
 
-Rule: a false prediction gains nothing. After a few verdicts the estimate is the measurement, whatever was predicted.
+Rule: a false prediction has no benefit. After a few verdicts the estimate is the measurement, for any prediction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from specq.protocol import BoolArray, Float32Array, Float64Array, Int64Array
 
 NUM_BINS = 12
-PRIOR_WEIGHT = 2.0  # verdicts that a prediction counts for
+PRIOR_WEIGHT = 2.0  # a prediction has the weight of this many verdicts
 MEMORY = 200.0  # verdicts after which a count has faded to 1/e
 
 _MIDDLES = tuple((i + 0.5) / NUM_BINS for i in range(NUM_BINS))
@@ -27,7 +27,7 @@ _FADE = 1.0 - 1.0 / MEMORY
 class Calibration:
     """The measured acceptance of one lane, by bin of the predicted probability.
 
-    It keeps its counts in two sequences of NUM_BINS numbers, its own unless some are given.
+    The counts are in two sequences of NUM_BINS numbers: new ones, or those given.
     """
 
     __slots__ = ("_accepted", "_trials")
@@ -44,8 +44,10 @@ class Calibration:
         return found
 
     def reliability(self) -> float:
-        """Return which share of what was predicted has come true, over all bins, at most 1: what to expect of a bin
-        without verdicts."""
+        """Return the ratio of measured to predicted acceptance over all bins, at most 1.
+
+        Use it for a bin without verdicts.
+        """
         predicted = came_true = 0.0
         for middle, trials, accepted in zip(_MIDDLES, self._trials, self._accepted, strict=True):
             predicted += middle * trials
@@ -53,14 +55,14 @@ class Calibration:
         return min((came_true + 0.5) / (predicted + 0.5), 1.0)
 
     def observe(self, score: float, accepted: bool) -> None:
-        """Count one node whose parent was committed; `accepted`: whether it was committed, too."""
+        """Count one node whose parent was committed. `accepted`: the node was committed, too."""
         predicted = math.exp(score) if score < 0.0 else 1.0
         i = int(predicted * NUM_BINS) if predicted < 1.0 else NUM_BINS - 1
         self._trials[i] = self._trials[i] * _FADE + 1.0
         self._accepted[i] = self._accepted[i] * _FADE + accepted
 
     def probabilities(self, scores: Float32Array) -> Float64Array:
-        """Return `probability` of each of an array of scores."""
+        """Return `probability` of each score in an array."""
         predicted, bins = _binned(scores)
         found: Float64Array = np.array(self._accepted)[bins] + PRIOR_WEIGHT * predicted
         found /= np.array(self._trials)[bins] + PRIOR_WEIGHT

@@ -1,10 +1,7 @@
-"""Drafted trees on a GPU: which nodes are accepted is found there, and the token that follows, so that the host waits
-once.
+"""Drafted trees on a GPU: it finds the accepted nodes and the token after them, so the host waits once.
 
-The rules are those of `specq.verification.walks` and `specq.verification.longest`, by the kernels of
-gpu_kernels/paths.py.
-
-What the Triton kernels draw tokens with, as it lies in memory.
+The rules are those of `specq.verification.walks` and `specq.verification.longest`, in the kernels of
+gpu_kernels/paths.py. This module also defines the memory layout of the Triton kernels' draws.
 """
 
 from __future__ import annotations
@@ -22,8 +19,8 @@ from specq.verification.judgements import NodePaths
 from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, Trees, check_numbers
 from specq.verification.transfers import Fetched, to_device
 
-# Of a draw: where its row lies in the logits, its edits, and what the row's weights follow from; gpu_kernels/draws.py
-# reads words of 8 bytes. top and bound hold float32 values.
+# Of a draw: the place of its row in the logits, its edits, and the numbers that give the row's weights.
+# gpu_kernels/rows.py reads words of 8 bytes. top and bound hold float32 values.
 DRAW = np.dtype([
     ("logit_row", "<i8"),
     ("first_edit", "<i8"),
@@ -37,8 +34,10 @@ WORDS = DRAW.itemsize // 8
 
 
 def draw_words(distributions: Distributions, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int64Array:
-    """Return i64[n * WORDS + 2 * edits]: n of DRAW, then the edited tokens, then the bits of their weights; arguments
-    as of `TargetRows.draw`."""
+    """Return i64[n * WORDS + 2 * edits]: n of DRAW, then the edited tokens, then the bits of their weights.
+
+    Arguments as for `TargetRows.draw`.
+    """
     rows, num, num_edits = distributions.rows, len(which), len(edits.place)
     words = np.empty(num * WORDS + 2 * num_edits, np.int64)
     draws, of_edits = words[: num * WORDS].view(DRAW), words[num * WORDS :]
@@ -52,11 +51,11 @@ def draw_words(distributions: Distributions, which: Int64Array, edits: Edits, un
     return words
 
 
-LANES = 256  # of one program: nodes of a session, and tokens that siblings or their distribution name
+LANES = 256  # per program: nodes of a session, and tokens of siblings or their distribution
 
 
 class DeviceRows(Protocol):
-    """What is needed of `specq.verification.cuda_rows.CudaRows`."""
+    """The required part of `specq.verification.cuda_rows.CudaRows`."""
 
     logits: torch.Tensor
 
@@ -72,8 +71,7 @@ class DeviceRows(Protocol):
 
 
 def fits(firsts: Int64Array, width: int) -> bool:
-    """Return whether a program has lanes enough for each tree, and for the tokens of a distribution of that width
-    beside its nodes."""
+    """Return whether a program has enough lanes for each tree and for a distribution of that width."""
     return bool(np.diff(firsts).max(initial=0) + max(width, 1) <= LANES)
 
 
@@ -110,7 +108,7 @@ def longest(target: DeviceRows, rows: Rows, warm: Rows, trees: Trees, bars: Bars
 def _put(
     target: DeviceRows, numbers: tuple[Float64Array, ...], integers: tuple[npt.NDArray[Any], ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copy some arrays to the device at once; return all numbers, f64, and all integers, i32."""
+    """Copy some arrays to the device in one transfer. Return all numbers, f64, and all integers, i32."""
     of_numbers = np.concatenate(numbers, dtype=np.float64)
     of_integers = np.concatenate([array.ravel() for array in integers], dtype=np.int32, casting="unsafe")
     joined = to_device(np.concatenate((of_numbers.view(np.int32), of_integers)), target.logits.device)
@@ -118,14 +116,16 @@ def _put(
 
 
 class _Paths:
-    """Paths and the tokens after them on their way to the host: found i32[2 * steps + nodes], lengths, tokens and
-    nodes."""
+    """Paths and the tokens after them, on their way to the host.
+
+    They are in one array i32[2 * steps + nodes]: lengths, tokens, nodes.
+    """
 
     def __init__(self, found: torch.Tensor, firsts: Int64Array) -> None:
         self._found, self._firsts = Fetched(found), firsts
 
     def wait(self) -> tuple[NodePaths, Int32Array]:
-        """Wait for the device; return the paths, and the tokens i32[steps]."""
+        """Wait for the device, and return the paths and the tokens i32[steps]."""
         found, num = self._found.wait().copy(), len(self._firsts) - 1
         lengths, tokens, nodes = found[:num], found[num : 2 * num], found[2 * num :]
         check_numbers(bool((lengths >= 0).all()))

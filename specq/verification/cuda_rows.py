@@ -1,4 +1,4 @@
-"""Target logits on a GPU, by the Triton kernels of gpu_kernels/: a row is read two or three times, and never copied."""
+"""Target logits on a GPU, with the Triton kernels of gpu_kernels/. A row is read two or three times, never copied."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPat
 from specq.verification.torch_rows import TorchRows
 from specq.verification.transfers import Fetched, to_device
 
-# of one warp each, that a multiprocessor runs at a time; more than all of them run would wait for the first to end
+# Programs of one warp that a multiprocessor runs at a time. Further programs would wait for the first to end.
 PROGRAMS = 32
-REGISTERS = 64  # of each thread, so that they fit
+REGISTERS = 64  # of each thread, so that these programs fit
 MAX_SPLITS = 64
-BLOCK = 256  # tokens that such a program looks at at a time
-ROOM = 16  # likely tokens of each lane that it gathers at most
-WIDE_ROOM = 1280  # and of all its lanes, at a mean of the programs of a row
-WIDE_BLOCK, WIDE_WARPS = 1024, 8  # where one program has a row, or sums in float64
+BLOCK = 256  # tokens that such a program processes at a time
+ROOM = 16  # most likely tokens that each lane gathers
+WIDE_ROOM = 1280  # and all lanes of a program together, on average over a row's programs
+WIDE_BLOCK, WIDE_WARPS = 1024, 8  # if one program has a whole row, or sums in float64
 
-WIDE = {"distributions", "chunks", "draw"}  # those whose programs look at WIDE_BLOCK tokens at a time
-OF_ROWS = {"tops", "heads", "choose"}  # those that fill the device
-OF_TREES = {"walk", "longest"}  # those whose programs have a drafted tree
+WIDE = {"distributions", "chunks", "draw"}  # kernels whose programs process WIDE_BLOCK tokens at a time
+OF_ROWS = {"tops", "heads", "choose"}  # kernels that fill the device
+OF_TREES = {"walk", "longest"}  # kernels with one drafted tree per program
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
@@ -44,8 +44,10 @@ def is_available() -> bool:
 
 
 class CudaRows(TorchRows):
-    """See `specq.verification.target_rows.TargetRows`. The kernels begin as soon as this is made, with what every
-    strategy needs: the largest logit of each row."""
+    """See `specq.verification.target_rows.TargetRows`.
+
+    The constructor launches the first kernel. It finds the largest logit of each row, which every strategy needs.
+    """
 
     def __init__(self, logits: torch.Tensor) -> None:
         super().__init__(logits if logits.stride(-1) == 1 else logits.contiguous())
@@ -54,7 +56,7 @@ class CudaRows(TorchRows):
         self._shape = self.logits, self.logits.stride(0), vocab, self.splits
         is_aligned = self.logits.data_ptr() % 16 == 0
         self._kind = logits.device, logits.dtype, *self._shape[1:3], is_aligned
-        # The bits of the largest logits of each part, and their tokens.
+        # The bits of each part's largest logits, and their tokens.
         self._best = self.empty((2, self.splits, num_rows), torch.int32)
         self.tops, self.top_ids = (num_rows, self._best[0].view(torch.float32)), self._best[1]
         self.run("tops", (num_rows, self.splits), self.tops[1], self.top_ids)
@@ -66,7 +68,7 @@ class CudaRows(TorchRows):
         return lambda: own(np.arange(len(rows)))
 
     def own_tokens_among(self, rows: Rows) -> Callable[[Int64Array], Int32Array]:
-        """See `TargetRows`; the device chooses those of all rows, so that nobody waits for it once more."""
+        """See `TargetRows`. The device chooses the tokens of all rows, so the host does not wait a second time."""
         found = Fetched(self.begin_own_tokens(rows)[:2])
 
         def own(which: Int64Array) -> Int32Array:
@@ -78,8 +80,11 @@ class CudaRows(TorchRows):
         return own
 
     def begin_own_tokens(self, rows: Rows) -> torch.Tensor:
-        """Let the device choose the own tokens of rows; return i32[3, rows]: the bits of the largest scores, which are
-        not finite where a row has no token; tokens; and tokens that are some even there."""
+        """Let the device choose the own tokens of rows, and return i32[3, rows].
+
+        The rows are the bits of the largest scores, the tokens, and tokens that are always valid. The score of a row
+        without a token is not finite.
+        """
         num_rows, places = len(self.logits), rows["logit_row"]
         if rows["temperature"].any() or not np.array_equal(places, np.arange(num_rows)):
             return self._pick(self._choose(rows))
@@ -94,8 +99,10 @@ class CudaRows(TorchRows):
         return best
 
     def _pick(self, best: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what `begin_own_tokens` does, of i32[2, parts, rows]: bits of values, and tokens; these go to
-        `tokens`, too, if given."""
+        """Return the result of `begin_own_tokens` for i32[2, parts, rows]: bits of values, and tokens.
+
+        The tokens also go to `tokens`, if given.
+        """
         _, parts, num_rows = best.shape
         found = self.empty((3, num_rows), torch.int32)
         own = found[1] if tokens is None else tokens
@@ -112,8 +119,10 @@ class CudaRows(TorchRows):
         return found
 
     def choose_at(self, rows: Rows, warm: Rows, which: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Let the device choose the own tokens i32[n] of those of some rows that `which` i32[n] says; `warm` are the
-        same rows where T > 0, and have distributions."""
+        """Let the device choose own tokens i32[n] for the rows `which` i32[n].
+
+        `warm`: the same rows if T > 0. They have distributions.
+        """
         parts = min(MAX_SPLITS, -(-self.logits.shape[1] // BLOCK))
         best = self.empty((2, parts, len(which)), torch.int32)
         words = None if rows is warm else to_device(rows.view(np.int64), self.logits.device)
@@ -121,8 +130,7 @@ class CudaRows(TorchRows):
         self._pick(best, tokens)
 
     def _pass_over(self, rows: Rows) -> Pass:
-        """Return the pass over these rows; the same one where they are those that were last asked for, so that what was
-        found serves again."""
+        """Return the pass over these rows. The latest pass is reused if the rows are the same object."""
         if self._pass is None or self._pass.rows is not rows:
             self._pass = Pass(self, rows)
         return self._pass
@@ -165,15 +173,18 @@ class CudaRows(TorchRows):
         return token_ids
 
     def run_draws(self, num: int, drawing: tuple[torch.Tensor, ...], chosen: torch.Tensor) -> None:
-        """Draw tokens i32[num]; `drawing` are DRAW of all, and the edits' tokens i64 and weights f64."""
+        """Draw tokens i32[num]. `drawing`: DRAW of all, and the edits' tokens i64 and weights f64."""
         num_chunks = min(MAX_SPLITS, -(-self.logits.shape[1] // WIDE_BLOCK))
         sums = self.empty((num, num_chunks), torch.float64)
         self.run("chunks", (num, num_chunks), *drawing, sums)
         self.run("draw", (num, 1), *drawing, sums, num_chunks, chosen)
 
     def run(self, name: str, grid: tuple[int, int], *arguments: Any) -> None:
-        """Launch a kernel over (rows, splits), or (rows, 1). From the second time on the compiled kernel is called
-        directly: Triton's search for it costs several times what a launch does."""
+        """Launch a kernel over (rows, splits), or (rows, 1).
+
+        From the second time on, the compiled kernel is called directly. Triton's search for it costs several times as
+        much as a launch.
+        """
         key = name, *self._kind, *(a for a in arguments if isinstance(a, bool))
         block, warps, registers = _sizes(name)
         with self._place():
@@ -189,12 +200,12 @@ class CudaRows(TorchRows):
         return nullcontext() if is_current else torch.cuda.device(self.logits.device)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return memory where the logits are."""
+        """Return uninitialised memory on the logits' device."""
         return torch.empty(shape, dtype=dtype, device=self.logits.device)
 
 
 def _sizes(name: str) -> tuple[int, int, int | None]:
-    """Return how many tokens a kernel's programs look at at a time, their warps, and the most registers of a thread."""
+    """Return a kernel's tokens per block, its warps, and its maximum registers per thread."""
     if name in WIDE:
         return WIDE_BLOCK, WIDE_WARPS, None
     block = cuda_paths.LANES if name in OF_TREES else BLOCK
@@ -219,24 +230,29 @@ def warm_up(like: torch.Tensor) -> None:
 
 
 class Pass:
-    """What the kernels find for some rows of a target, which keeps it and is not kept by it: the logits are freed with
-    their last user.
+    """The kernels' results for some rows of a target.
 
-    words   the rows, on the device; distributions f64[rows, 4]: as in `Distributions`
+    The target holds this object, but this object does not hold the target. So the logits are freed with their last
+    user.
+
+    - `words`: the rows, on the device.
+    - `distributions`: f64[rows, 4], as in `Distributions`.
     """
 
     def __init__(self, target: CudaRows, rows: Rows) -> None:
         self.rows, self._grid, self._wide = rows, (len(rows), target.splits), WIDE_ROOM * target.splits
         self.words = to_device(rows.view(np.int64), target.logits.device)
-        # Until `find_distributions`, anything of the right type.
+        # Until `find_distributions` these are placeholders of the right type.
         self._heads, self._head_ids, self.distributions = _nothing(target.logits.device)
         self._counts = self._is_in_heads = self._head_ids
         self._has_some = self._has_all = False
         self.is_ranked = bool((((rows["top_k"] > 0) | (rows["top_p"] < 1)) & (rows["temperature"] > 0)).any())
 
     def find_distributions(self, target: CudaRows, *, of_all: bool) -> None:
-        """Run `heads_kernel` and `distributions_kernel`, on all rows or on those with top-k or top-p, unless that is
-        done."""
+        """Run `heads_kernel` and `distributions_kernel`, unless that is done.
+
+        They run on all rows, or on the rows with top-k or top-p.
+        """
         if self._has_all or (self._has_some and not of_all):
             return
         self._has_some, self._has_all = True, of_all
@@ -245,7 +261,7 @@ class Pass:
         counts = target.empty((num_rows * (splits + 1),), torch.int32)
         self._counts, self._is_in_heads = counts[num_rows:], counts[:num_rows]
         self.distributions = weights = target.empty((num_rows, 4), torch.float64)
-        columns, heights = self.words, self._counts  # nothing is gathered there
+        columns, heights = self.words, self._counts  # not used in that case
         if self.is_ranked:
             columns = target.empty((*self._grid, ROOM, BLOCK), torch.int64)
             heights = target.empty((*self._grid, BLOCK), torch.int32)
@@ -261,7 +277,7 @@ class Pass:
         target.run("distributions", (num_rows, 1), *rows, self._wide, self._heads, weights, sums, *found)
 
     def look_up(self, target: CudaRows, which: Int64Array, token_ids: Int64Array) -> Fetched:
-        """Run `probs_kernel`, after `find_distributions` of all rows; return f64[n, c], as `LookUp` does."""
+        """Run `probs_kernel` after `find_distributions` of all rows, and return f64[n, c] as `LookUp` does."""
         num, width = token_ids.shape
         probs = target.empty((num, width), torch.float64)
         if num:
@@ -272,9 +288,11 @@ class Pass:
     def choose(
         self, target: CudaRows, best: torch.Tensor, which: torch.Tensor | None = None, words: torch.Tensor | None = None
     ) -> None:
-        """Run `choose_kernel`; where there is top-k or top-p, after `find_distributions`. best i32[2, parts, rows]
-        becomes the bits of the largest scores of each part, and their tokens; of the rows `which` i32[n], if given, and
-        with other words, if given."""
+        """Run `choose_kernel`. With top-k or top-p, call `find_distributions` first.
+
+        best i32[2, parts, rows] receives the bits of each part's largest scores, and their tokens. `which` i32[n]
+        selects rows, and `words` replaces the rows' words, if given.
+        """
         of_rows = self.words if words is None else words, *target.tops, target.top_ids
         heads = self._counts, self._heads, self._head_ids, self._wide
         found = self.distributions, self._is_in_heads, best[0].view(torch.float32), best[1]

@@ -1,10 +1,10 @@
-"""Drafted tokens that a device has chosen and the host has not read yet: a step may be launched with them.
+"""Drafted tokens that a device has chosen and the host has not read yet. A step may be launched with them.
 
-In the host's arrays a *handle* stands for such a token: a negative number that says its place among them. No handle
-equals a token, so what is judged before its token was read is rejected, never accepted.
+In the host's arrays a *handle* stands for such a token. It is a negative number that encodes the token's place. A
+handle never equals a token. So a node that is judged before its token was read is always rejected.
 
-They may be the nodes of trees of which the host knows how deep each node stands, not below which other: then some node
-one level up stands for its parent (`DeviceLines`).
+The tokens may be nodes of trees. The host then knows the depth of each node, but not its parent. Then any node one
+level up stands for the parent (`DeviceLines`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ FIRST_HANDLE = NO_TOKEN - 1
 
 @dataclass(eq=False, slots=True)
 class DeviceLines:
-    """Lines of the nodes of trees, which are read when their tokens are.
+    """The lines of tree nodes, which are read together with the nodes' tokens.
 
-    lines    i32[levels, n] on the device: the node above each, or itself, at each level, as a place in its tree
-    size     the nodes of each tree
-    parents  i32[n]: of each its parent's place in its tree, -1 at the first level, once it is read
+    - `lines`: i32[levels, n] on the device. For each level, the node's ancestor at that level, or the node itself, as a
+      place in its tree.
+    - `size`: number of nodes of each tree.
+    - `parents`: i32[n], once read: the parent's place in its tree. -1 at the first level.
     """
 
     lines: Any
@@ -37,8 +38,10 @@ class DeviceLines:
     parents: Int32Array | None = None
 
     def are_first(self, token_ids: Int32Array, counts: IntpArray) -> bool:
-        """Return whether the nodes of sessions, so many of each, are the first ones of its tree, as they stand there,
-        or none of them."""
+        """Return whether each session has the first nodes of its tree in order, or none.
+
+        `counts`: number of nodes of each session.
+        """
         unread = is_handle(token_ids)
         of_sessions = np.arange(len(counts)).repeat(counts)
         num_unread = np.bincount(of_sessions[unread], minlength=len(counts))
@@ -51,11 +54,10 @@ class DeviceLines:
 class DeviceTokens:
     """Tokens of one source, which are read once.
 
-    tokens   i32[n] on the device, each of them one of the target's; None where they are known on the host alone
-    values   i32[n], the same on the host once they are read; -1 where they could not be
-    tree     where they are nodes of which the parents are not known: their lines. Of each tree a step has the first
-             nodes, or all
-    awaiting called with `values` when they are read
+    - `tokens`: i32[n] on the device, valid tokens of the target. None if only the host knows them.
+    - `values`: i32[n], the same on the host once they are read. -1 if they could not be read.
+    - `tree`: the lines, if the parents of the nodes are unknown. A step has the first nodes of each tree, or all.
+    - `awaiting`: functions to call with `values` when they are read.
     """
 
     tokens: Any
@@ -64,14 +66,14 @@ class DeviceTokens:
     awaiting: list[Callable[[Int32Array], object]] = field(default_factory=list)
 
     def read(self, values: Int32Array) -> None:
-        """Take in what was read."""
+        """Store the values, and notify the waiting functions."""
         self.values = values
         for tell in self.awaiting:
             tell(values)
 
 
 def handles(places: npt.NDArray[np.integer[Any]]) -> Int32Array:
-    """Return what stands for the tokens at these places."""
+    """Return the handles of the tokens at these places."""
     found: Int32Array = (FIRST_HANDLE - places).astype(np.int32)
     return found
 
@@ -88,13 +90,13 @@ def places_of(found: Int32Array) -> Int64Array:
 
 
 def without_handles(token_ids: Int32Array) -> Int32Array:
-    """Return tokens with some token of the vocabulary in the place of each handle."""
+    """Return tokens with a valid token of the vocabulary in place of each handle."""
     found: Int32Array = np.where(is_handle(token_ids), np.int32(0), token_ids)
     return found
 
 
 def known_tokens(token_ids: Int32Array, drafted: DeviceTokens) -> Int32Array:
-    """Return tokens with those in place that handles stand for."""
+    """Return tokens with each handle replaced by its token."""
     assert drafted.values is not None, "drafted tokens are asked for before they were read"
     unread = is_handle(token_ids)
     known = token_ids.copy()
@@ -103,7 +105,7 @@ def known_tokens(token_ids: Int32Array, drafted: DeviceTokens) -> Int32Array:
 
 
 def known_parents(parents: Int32Array, token_ids: Int32Array, drafted: DeviceTokens) -> Int32Array:
-    """Return the parents of nodes with those in place that have been read, given their tokens or handles."""
+    """Return the parents of nodes with the values that have been read, given their tokens or handles."""
     if drafted.tree is None or drafted.tree.parents is None:
         return parents
     unread = is_handle(token_ids)

@@ -1,4 +1,4 @@
-"""Which implementation of `TargetRows` answers for logits on which device."""
+"""Chooses the implementation of `TargetRows` by the device of the logits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from specq.verification.torch_rows import TorchRows
 
 
 def warm_up(logits: torch.Tensor) -> None:
-    """Compile what judging logits like these takes, so that no session waits for it; seconds, where no cache has it."""
+    """Compile the kernels for judging such logits in advance. It takes seconds without a cache."""
     if logits.is_cuda and cuda_rows.is_available():
         cuda_rows.warm_up(logits)
 
 
 def target_rows(logits: torch.Tensor) -> TargetRows:
-    """Return what answers for logits [rows, vocab] of any float type, where they lie."""
+    """Return the implementation for logits [rows, vocab] of any float type, on their device."""
     if logits.is_cpu and (library := host_kernels.kernels()) is not None:
         return host_rows.HostRows(logits, library)
     if logits.is_cuda and cuda_rows.is_available():
@@ -26,9 +26,10 @@ def target_rows(logits: torch.Tensor) -> TargetRows:
 
 
 def check_alive(device: torch.device) -> None:
-    """Raise EngineLostError if the device can do nothing more in this process, as CUDA after a failed assertion.
+    """Check that the device still works in this process. CUDA, for example, does not after a failed assertion.
 
-    To be asked after an error, before anything is tried again: an error of the device is not one session's.
+    Raises EngineLostError if it does not. Call this after an error and before a retry. An error of the device does not
+    come from a session.
     """
     if device.type != "cuda":
         return
@@ -36,4 +37,6 @@ def check_alive(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise EngineLostError(f"the device {device} is in error, and so until the process ends: {reason}") from error
+        raise EngineLostError(
+            f"the device {device} failed, and stays unusable until the process ends: {reason}"
+        ) from error

@@ -1,5 +1,4 @@
-"""The drafted trees of many sessions as `probabilistic` goes down them: nodes, and the distributions that they were
-drawn from."""
+"""The drafted trees of many sessions, for `probabilistic`: nodes, and the distributions that they were drawn from."""
 
 from __future__ import annotations
 
@@ -20,11 +19,12 @@ NO_IDS, NO_WEIGHTS = np.zeros((1, 0), np.int32), np.zeros((1, 0), np.uint16)
 class Drafted:
     """The nodes of some steps, step after step.
 
-    firsts i64[steps + 1]    where each step's nodes begin; parents i32[n]: as in the step's own tree
-    is_sampled bool[n]       whether a node was drawn, or is a point mass
-    named i64[n, k + 1]      the tokens of the distribution that it was drawn from, -1 where there are none, and its own
-    weights f64[n, k]        of that distribution; 0 where there is none
-    uniforms f64[n]          what its acceptance is drawn with
+    - `firsts` i64[steps + 1]: the start of each step's nodes, and the end of the last.
+    - `parents` i32[n]: as in the step's own tree.
+    - `is_sampled` bool[n]: True for a drawn node, False for a point mass.
+    - `named` i64[n, k + 1]: the tokens of the node's distribution, then its own. -1: unused place.
+    - `weights` f64[n, k]: of that distribution. 0: unused place.
+    - `uniforms` f64[n]: the random number for its acceptance.
     """
 
     firsts: Int64Array
@@ -36,7 +36,7 @@ class Drafted:
 
     @staticmethod
     def of(batch: StepBatch, packed: Packed) -> Drafted:
-        """Gather the trees of the steps that were packed; the uniforms are left empty."""
+        """Gather the trees of the packed steps. The uniforms are left empty."""
         places, ids, weights = _gather_distributions(batch)
         named = np.empty((len(places), ids.shape[1] + 1), np.int64)
         named[:, :-1], named[:, -1] = ids[places], batch.node_tokens
@@ -51,8 +51,10 @@ class Drafted:
 
 
 def _gather_distributions(batch: StepBatch) -> tuple[Int64Array, Int32Array, UInt16Array]:
-    """Return i64[n], the draft distribution of each node of some steps, and all of those, i32[g, k] and u16[g, k]; the
-    first has no token, and is that of nodes that were not drawn."""
+    """Return the draft distribution of each node, i64[n], and all distributions, i32[g, k] and u16[g, k].
+
+    The first distribution is empty. It belongs to nodes that were not drawn.
+    """
     places, counts = np.zeros(len(batch.parents), np.int64), batch.num_nodes.tolist()
     found = [
         (i, extra.distributions)

@@ -1,15 +1,14 @@
-"""The drafter's side of `probabilistic`: distributions that fit on the wire, and children drawn from exactly those.
+"""The drafter's side of `probabilistic`: compact distributions for the wire, and children drawn from exactly these.
 
-The verifier divides a node's integer weight by the sum of its distribution's weights; the text is exact only if the
-node was drawn with those very probabilities. So the distribution is truncated and rounded first, and sampled from as
+The verifier divides a node's integer weight by the sum of its distribution's weights. The text is exact only if the
+node was drawn with the same probabilities. So the distribution is first truncated and rounded, then sampled as
 integers.
 
-The drafter's randomness is its own: it must not know the job's seed, which keys the verifier's draws.
+The drafter has its own randomness. It must not know the job's seed, which determines the verifier's draws.
 
-The random numbers of `probabilistic`, as an argument of the judge: tests integrate over them.
-
-Each draw is keyed by the job's seed, the position and the token that it is about, so that it does not depend on the
-batch; accepting and residual draws come from domains of their own.
+This module also has the random numbers of `probabilistic`, as an argument of the judge. Tests integrate over them. The
+job's seed, the position and the token determine each draw. It does not depend on the batch. Acceptance and residual
+draws have separate domains.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from specq.verification.seeds import Domain
 
 
 class HashedDraws:
-    """Fulfils `Draws` by `specq.verification.noise`; what a verifier uses."""
+    """Implements `Draws` with `specq.verification.noise`. Verifiers use it."""
 
     def accept(self, seeds: UInt64Array, positions: Int64Array, token_ids: Int64Array) -> Float64Array:
         """See `specq.verification.interface.Draws`."""
@@ -41,7 +40,7 @@ class HashedDraws:
 
 
 def uniforms(seeds: UInt64Array, positions: Int64Array, token_ids: Int64Array, domain: Domain) -> Float64Array:
-    """Return f64[n] in (0, 1), a number for each seed, position and token."""
+    """Return f64[n] in (0, 1): one number for each seed, position and token."""
     library = host_kernels.kernels()
     if library is None:
         keys = noise.row_keys(seeds, positions, domain)
@@ -63,12 +62,11 @@ FULL = 65535  # the weight of a distribution's likeliest token
 class SampledChildren:
     """Children of some contexts, drawn without replacement, in draw order.
 
-    ids i32[rows, k], weights u16[rows, k]: the distributions, as in `specq.protocol.types.DraftDistributions`
-    token_ids i32[rows, c]: -1 where a distribution had no more tokens
-    scores f32[rows, c]: log of the chance that a draw from the target would agree, if the target's distribution were
-        the
-                draft's: the sum of squares. It is known before the token is drawn; a score that depends on the token
-                would bias what the verifier chooses to judge
+    - `ids` i32[rows, k], `weights` u16[rows, k]: the distributions, as in `specq.protocol.types.DraftDistributions`.
+    - `token_ids` i32[rows, c]: -1 if a distribution had no more tokens.
+    - `scores` f32[rows, c]: log of the probability that a draw from the target agrees. It assumes that the target has
+      the draft's distribution. So it is the sum of squares, known before the token is drawn. A score that depends on
+      the token would bias the verifier's choice of nodes.
     """
 
     ids: Int32Array

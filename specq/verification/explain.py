@@ -1,7 +1,7 @@
-"""Why a step was judged as it was: the decision on each drafted node, for `specq worker --role target --verbose`.
+"""Explains judgements: the decision on each drafted node, for `specq worker --role target --verbose`.
 
-This repeats what the judge computed, from the same logits; nothing here is needed to verify, or runs unless it is asked
-for.
+This module repeats the judge's computation from the same logits. Verification does not need it, and it runs only on
+request.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ log = structlog.get_logger(__name__)
 class Decision:
     """The decision on one node.
 
-    position     where its token would stand in the context
-    target_prob  the token's probability in the target distribution that the strategy judges by: after bias, penalties,
-                 temperature and cuts, so 1 or 0 at T = 0; under `threshold` at T = 0 of the softmax of the logits
-    draft_prob   in the draft distribution that it was drawn from, given its earlier siblings; 1 for a point mass
-    verdict      `accepted`: it was emitted. `not reached`: it hangs from a node that was not accepted, or the strategy
-                 had taken an earlier sibling or looks at no nodes. `rejected`: any other, also one that passed its bar
-                 under a strategy that then took a longer path
+    - `position`: the position of its token in the context.
+    - `target_prob`: the token's probability in the distribution that the strategy judges by. That is after bias,
+      penalties, temperature and cuts. At T = 0 it is 1 or 0. Under `threshold` at T = 0 it is from the softmax of the
+      logits.
+    - `draft_prob`: its probability in its draft distribution, given its earlier siblings. 1 for a point mass.
+    - `verdict` `accepted`: it was emitted.
+    - `verdict` `not reached`: its parent was not accepted, or an earlier sibling was. Or the strategy ignores drafts.
+    - `verdict` `rejected`: any other node. Some strategies may reject a node above the bar because they took a longer
+      path.
     """
 
     session: int
@@ -47,12 +49,14 @@ class Decision:
 
 
 def log_decisions(steps: Sequence[SessionStep], logits: torch.Tensor, judgements: Sequence[Judgement]) -> None:
-    """Log the decision on each node of the judged steps; arguments as of `explain`. A step that cannot be explained
-    must not fail for it: that is logged instead."""
+    """Log the decision on each node of the judged steps. Arguments as for `explain`.
+
+    A step must not fail because it cannot be explained. That is logged instead.
+    """
     try:
         decisions = list(explain(steps, logits, judgements))
     except Exception as error:  # noqa: BLE001 - the step went well, and must not be repeated
-        log.warning("decisions_not_explained", num_sessions=len(steps), **traced(error))
+        log.warning("explanation_failed", num_sessions=len(steps), **traced(error))
         return
     for decision in decisions:
         log.info(
@@ -67,7 +71,7 @@ def log_decisions(steps: Sequence[SessionStep], logits: torch.Tensor, judgements
 
 
 def explain(steps: Sequence[SessionStep], logits: torch.Tensor, judgements: Sequence[Judgement]) -> Iterator[Decision]:
-    """Yield the decision on each node of the judged steps, in order; logits and judgements as of `judge`."""
+    """Yield the decision on each node of the judged steps, in order. Logits and judgements as for `judge`."""
     placed = place(steps)
     if not placed:
         return
@@ -122,7 +126,7 @@ def _verdicts(step: SessionStep, judgement: Judgement) -> list[str]:
     is_point = np.ones(tree.num_nodes, np.bool_) if tree.distributions is None else tree.distributions.rows < 0
     for parent in (-1, *judgement.path):
         siblings = np.flatnonzero(tree.parents == parent)
-        for node in siblings[np.argsort(is_point[siblings], kind="stable")].tolist():  # as they are judged
+        for node in siblings[np.argsort(is_point[siblings], kind="stable")].tolist():  # in order of judgement
             verdicts[node] = ACCEPTED if node in accepted else REJECTED
             if node in accepted and rule.stops_at_accepted:
                 break

@@ -1,9 +1,7 @@
-"""The C kernels of kernels/rows.c: for target logits on a CPU, for draws, and for walks down drafted trees. No
-torch.
+"""The C kernels of kernels/rows.c: target logits on a CPU, draws, and walks down drafted trees. No torch.
 
-What a row of target logits is drawn with, as kernels read it; rows of one kind are handled alike.
-
-The noise of rows that C adds to scores itself, near enough for guesses. No torch.
+This module also defines a row: the numbers that a row of target logits is drawn with, as kernels read them. Rows of one
+kind are processed together. `NearNoise` lets C add the noise of rows to scores, precise enough for guesses.
 """
 
 from __future__ import annotations
@@ -27,14 +25,13 @@ SOURCE = Path(__file__).parent / "kernels" / "rows.c"
 
 @cache
 def kernels() -> ctypes.CDLL | None:
-    """Return the compiled library; None if this machine cannot build it."""
+    """Return the compiled library, or None if this machine cannot build it."""
     return library(SOURCE)
 
 
 @cache
 def near_scores() -> Any:
-    """Return `specq_near_scores` (kernels/guess.h) with its types, for Python and for other C; None as for
-    `kernels`."""
+    """Return `specq_near_scores` (kernels/guess.h) with its types, for Python and other C. None as for `kernels`."""
     found = kernels()
     if found is None:
         return None
@@ -45,8 +42,8 @@ def near_scores() -> Any:
     return function
 
 
-# Where a row lies in the packed logits, where its token would stand in the context, and what it is drawn with. The C
-# and Triton kernels read it as it is. top_k: 0 for all; log_min_p: -inf for all.
+# A row: its place in the packed logits, the position of its token in the context, and its sampling parameters. The C
+# and Triton kernels read it unchanged. top_k: 0 for all. log_min_p: -inf for all.
 ROW = np.dtype([
     ("logit_row", "<i8"),
     ("position", "<i8"),
@@ -58,14 +55,14 @@ ROW = np.dtype([
 ])  # fmt: skip
 Rows = npt.NDArray[np.void]  # of ROW
 
-# The kinds of rows: T = 0; sampled from all tokens; sampled from those that top-k, top-p and min-p keep.
+# The kinds of rows: T = 0, sampled from all tokens, sampled from the tokens that top-k, top-p and min-p keep.
 GREEDY, FREE, CUT = range(3)
 
 
 def make_rows(
     params: Sequence[SamplingParams], positions: Sequence[int], logit_rows: Sequence[int] | None = None
 ) -> Rows:
-    """Return one row for each of params and positions; by default all that there are."""
+    """Return one row for each of params and positions. By default the logit rows are 0, 1, ..."""
     places = range(len(params)) if logit_rows is None else logit_rows
     of_rows = [
         (place, at, p.seed, p.top_k, p.top_p, p.temperature, math.log(p.min_p) if p.min_p else -math.inf)
@@ -80,7 +77,7 @@ def noise_keys(rows: Rows) -> Int32Array:
 
 
 def by_kind(rows: Rows) -> Iterator[tuple[int, Int64Array, Rows]]:
-    """Yield each kind that occurs, which rows are of it, and those rows."""
+    """Yield each present kind, the places of its rows, and these rows."""
     is_cut = (rows["top_k"] > 0) | (rows["top_p"] < 1) | (rows["log_min_p"] > -np.inf)
     kinds = np.where(rows["temperature"] == 0, GREEDY, np.where(is_cut, CUT, FREE))
     for kind in sorted(set(kinds.tolist())):
@@ -89,15 +86,15 @@ def by_kind(rows: Rows) -> Iterator[tuple[int, Int64Array, Rows]]:
 
 
 def is_uncut(params: SamplingParams) -> bool:
-    """Whether all tokens count: no top-k, top-p or min-p, or temperature 0."""
+    """Return whether all tokens count: no top-k, top-p or min-p, or temperature 0."""
     return params.temperature == 0 or not (params.top_k or params.top_p < 1 or params.min_p)
 
 
 class NearNoise(NamedTuple):
-    """What C needs to add the noise of rows itself, as `near_scores` does.
+    """The data for C to add the noise of rows itself, as `near_scores` does.
 
-    function  specq_near_scores of kernels/guess.h; None where there is no library
-    rows      [num_rows] of `row_params.ROW`
+    - `function`: specq_near_scores of kernels/guess.h. None without a library.
+    - `rows`: [num_rows] of `ROW`.
     """
 
     function: Any
@@ -105,10 +102,10 @@ class NearNoise(NamedTuple):
 
     @staticmethod
     def is_known() -> bool:
-        """Whether there is a function."""
+        """Return whether there is a function."""
         return near_scores() is not None
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], positions: Sequence[int]) -> NearNoise:
-        """Return it for rows with these parameters, whose tokens would stand at these positions."""
+        """Return the data for rows with these parameters and token positions."""
         return cls(near_scores(), make_rows(params, positions))

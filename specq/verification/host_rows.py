@@ -1,7 +1,7 @@
-"""Target logits in the host's memory, by the C kernels of `host_kernels`.
+"""Target logits in the host's memory, with the C kernels of `host_kernels`.
 
-For a vocabulary of thousands, NumPy and torch spend more on each of the dozens of calls that a judgement takes than on
-the arithmetic; here it is one call for all rows of a step.
+For a vocabulary of thousands, a judgement takes dozens of calls of NumPy or torch. Each call costs more than the
+arithmetic. Here one call handles all rows of a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from specq.verification.drafted import Drafted
 from specq.verification.host_kernels import Rows
 from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
 
-# Logits with T > 0, above which it pays to ask level by level for the rows that accepted paths reach.
+# Number of logits with T > 0 above which judging level by level is faster. It reads only the rows that accepted paths
+# reach.
 MANY_LOGITS = 32 * 4096
 
 
@@ -42,7 +43,7 @@ class HostRows:
         return lambda: token_ids
 
     def own_tokens_among(self, rows: Rows) -> Callable[[Int64Array], Int32Array]:
-        """See `TargetRows`; those alone."""
+        """See `TargetRows`. It computes only the chosen rows."""
         return lambda which: self.own_tokens(rows[which])()
 
     def distributions(self, rows: Rows) -> LookUp:
@@ -76,7 +77,7 @@ class HostRows:
         return token_ids
 
     def _call(self, function: Any, rows: Rows, *arrays: npt.NDArray[Any], more: tuple[ctypes.c_long, ...] = ()) -> None:
-        """Call a kernel with the logits, rows, and other arrays, all of them contiguous."""
+        """Call a kernel with the logits, rows and other arrays. All must be contiguous."""
         stride, vocab = self._logits.strides[0] // 4, self._logits.shape[1]
         shape = ctypes.c_long(stride), vocab, len(rows)
         check_numbers(function(_pointer(self._logits), *shape, *map(_pointer, (rows, *arrays)), *more) == 0)

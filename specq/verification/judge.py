@@ -1,17 +1,14 @@
-"""The judge: packed target logits of one forward pass in, one judgement a session out.
+"""The judge: packed target logits of one forward pass in, one judgement per session out.
 
-Rows are packed step after step: a step's row 0 follows its committed context, row i + 1 follows its node i; node i is
-judged by row `parents[i] + 1`. Steps are grouped by strategy, so that strategies mix in one batch. Only token ids and a
-few numbers a node travel to the host, never logits. `specq.verification.judge` is for callers that serve many
-sessions: there, what cannot be judged spoils no other session's judgement.
+Rows are packed step after step. A step's row 0 follows its committed context, and row i + 1 follows its node i. Node i
+is judged by row `parents[i] + 1`. Steps are grouped by strategy, so strategies can mix in one batch. Only token ids and
+a few numbers per node travel to the host, never logits.
 
-Judging for those who serve many sessions: what one of them asks for, or what its logits are, spoils no other's
-judgement.
-
-As long as nothing is wrong this is `judge`, with nothing looked at twice. Where that raises, the logits are judged
-again in halves, down to the session at fault, which gets a judgement with a `Fault`. A row without a token (its logits
-are not numbers, or all are banned) is a fault only where the accepted path leads to it: below a rejected node it is
-what plain decoding never sees, and a draft must not fail a session.
+`judge_each` is for callers that serve many sessions. A request or logits that cannot be judged must not spoil other
+sessions' judgements. Without errors it is the same as `judge`, at no extra cost. If that raises, the logits are judged
+again in halves, down to the session at fault. This session gets a judgement with a `Fault`. A row has no token if its
+logits are not numbers, or all are banned. That is a fault only if the accepted path leads to it. Plain decoding never
+sees a row below a rejected node, and a draft must not fail a session.
 """
 
 from __future__ import annotations
@@ -36,15 +33,15 @@ from specq.verification.step_batch import WITH_LOGPROBS, StepBatch
 
 
 def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> Judgements:
-    """Judge all steps with `judged` set, in order; logits [sum of num_judged_rows, vocab] on any device.
+    """Judge all steps with `judged` set, in order. Logits [sum of num_judged_rows, vocab] on any device.
 
-    Raises ConfigError for an unknown strategy, EngineError where logits are not numbers.
+    Raises ConfigError for an unknown strategy, and EngineError if logits are not numbers.
     """
     placed = place(steps)
     if not placed:
         return Judgements.of([])
     assert logits.shape[0] == placed.num_rows
-    if logits.is_mps:  # has no float64, which the noise and the distributions need
+    if logits.is_mps:  # it lacks float64, which noise and distributions need
         logits = logits.cpu()
     if not np.count_nonzero(placed.batch.traits):
         return judge_shaped(placed, logits, draws)
@@ -54,7 +51,7 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
 
 
 def judge_shaped(placed: Placed, rows: torch.Tensor, draws: Draws = HASHED) -> Judgements:
-    """Judge steps by logits that `shaped` has given; log-probabilities, which are of the plain ones, are left out."""
+    """Judge steps by shaped logits (`shaped`), without log-probabilities. These come from the plain logits."""
     target, names = target_rows(rows), [params.strategy for params in placed.batch.params]
     if len(set(names)) == 1:
         found = Judgements.of(strategy(names[0]).judge(placed, target, draws))
@@ -70,7 +67,7 @@ def judge_shaped(placed: Placed, rows: torch.Tensor, draws: Draws = HASHED) -> J
 
 
 def with_logprobs(placed: Placed, judgements: Judgements, logits: torch.Tensor) -> Judgements:
-    """Return the judgements with log-probabilities where they were asked for; the logits are the plain ones."""
+    """Return the judgements with the requested log-probabilities. The logits are the plain ones."""
     asking = (placed.batch.traits & WITH_LOGPROBS).nonzero()[0].tolist()
     found = {i: _logprobs(placed[i], judgements[i], logits) for i in asking}
     return judgements.with_logprobs(found) if found else judgements
@@ -86,16 +83,16 @@ log = structlog.get_logger(__name__)
 
 
 def judge_each(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> Judgements:
-    """Judge as `judge` does, to which arguments and order belong; a step that cannot be judged has a `fault`.
+    """Judge as `judge` does, with the same arguments and order. A step that cannot be judged has a `fault`.
 
-    Raises EngineLostError where the device is in error, which is nobody's fault.
+    Raises EngineLostError if the device has an error, which does not come from a session.
     """
     judged = StepBatch.of(steps).judged()
     try:
         return judge(judged, logits, draws)
     except EngineLostError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is: the session at fault is found, and said to be
+    except Exception as error:  # noqa: BLE001 - any error: the session at fault is found and reported
         check_alive(logits.device)
         if len(judged) == 1:
             return Judgements.of([_judge_alone(judged[0], logits, draws, error)])
@@ -107,8 +104,7 @@ def judge_each(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws 
 
 
 def _judge_alone(step: SessionStep, logits: torch.Tensor, draws: Draws, error: Exception) -> Judgement:
-    """Judge a step for which `judge` raised this error, with its rows without a token left out; or say what is
-    wrong."""
+    """Judge a step for which `judge` raised this error, without its invalid rows. Or return what is wrong."""
     logits = logits.cpu() if logits.is_mps else logits  # as in `judge`
     try:
         placed = place([step])
@@ -147,5 +143,5 @@ def _fault_of_row(judged: JudgedStep, logits: torch.Tensor, row: int, highest: f
 
 
 def _faulty(step: SessionStep, fault: Fault, error: Exception) -> Judgement:
-    log.error("session_not_judged", session=step.session_id, **traced(error))
+    log.error("session_judging_failed", session=step.session_id, **traced(error))
     return Judgement(step.session_id, (), NO_TOKENS, fault=fault)

@@ -1,5 +1,7 @@
-"""What was decided for the sessions of a step, as arrays; a sequence of `Judgement`s, too, for whoever looks at one
-after the other."""
+"""The judgements of a step's sessions as arrays.
+
+They are also a sequence of `Judgement`, for code that reads them singly.
+"""
 
 from __future__ import annotations
 
@@ -17,44 +19,51 @@ CORRECTION = -1  # in place of a node
 
 
 def ends_of(counts: IntpArray) -> IntpArray:
-    """Return where runs of so many end, i64[runs]; of one run without `cumsum`, which costs a step of one session too
-    much."""
+    """Return the ends of runs with the given lengths, i64[runs].
+
+    A single run avoids `cumsum`, which would cost too much for a step of one session.
+    """
     return counts if len(counts) == 1 else counts.cumsum()
 
 
 def starts_of(counts: IntpArray) -> IntpArray:
-    """Return where runs of so many begin, i64[runs]."""
+    """Return the starts of runs with the given lengths, i64[runs]."""
     return ends_of(counts) - counts
 
 
 def places_in_runs(counts: IntpArray) -> IntpArray:
-    """Return of all elements of runs of so many, one run after the other, the place of each in its run, i64[all]."""
+    """Return for each element of consecutive runs its place in its run, i64[all]."""
     ends = ends_of(counts)
     found: IntpArray = np.arange(ends[-1] if len(ends) else 0) - (ends - counts).repeat(counts)
     return found
 
 
 class NodePaths(NamedTuple):
-    """Accepted paths of n steps: firsts i64[n], where each step's nodes begin; lengths i64[n]; nodes i32[all nodes],
-    which has each path from there on, numbered as in the step's own tree."""
+    """Accepted paths of n steps.
+
+    - `firsts` i64[n]: the start of each step's nodes.
+    - `lengths` i64[n]: the length of each path.
+    - `nodes` i32[all nodes]: each path from its start on, numbered as in the step's own tree.
+    """
 
     firsts: Int64Array
     lengths: Int64Array
     nodes: Int32Array
 
     def joined(self) -> Int32Array:
-        """Return the nodes of one path after the other, i32[sum of lengths]."""
+        """Return the nodes of all paths, one path after the other, i32[sum of lengths]."""
         places = (self.firsts - ends_of(self.lengths) + self.lengths).repeat(self.lengths)
         found: Int32Array = self.nodes[places + np.arange(len(places))]
         return found
 
 
 class Judgements(Sequence[Judgement]):
-    """Judgements of n sessions; the fields are those of `Judgement`, of one session after the other.
+    """Judgements of n sessions, with the fields of `Judgement`, one session after the other.
 
-    num_tokens  i64[n]: emitted tokens; 0 where there is a fault
-    token_ids   i32[all]; nodes i32[all]: the nodes that they accept, and CORRECTION for the last of each session
-    logprobs, faults   by place, of the sessions that have some
+    - `num_tokens`: i64[n], emitted tokens. 0 for a fault.
+    - `token_ids`: i32[all].
+    - `nodes`: i32[all], the nodes that the tokens accept. CORRECTION for the last token of each session.
+    - `logprobs`, `faults`: by place, for the sessions that have them.
     """
 
     def __init__(
@@ -72,13 +81,15 @@ class Judgements(Sequence[Judgement]):
 
     @property
     def are_single(self) -> bool:
-        """Whether each has one token."""
+        """Return whether each has one token."""
         return len(self.token_ids) == len(self.session_ids) and not self.faults
 
     @staticmethod
     def of(judgements: Sequence[Judgement]) -> Judgements:
-        """Return the same as arrays. Raises EngineError for one that is not what a judgement is: in arrays it would
-        take what is another session's."""
+        """Return the same as arrays.
+
+        Raises EngineError for an inconsistent judgement. In arrays it would take tokens of another session.
+        """
         if isinstance(judgements, Judgements):
             return judgements
         for one in judgements:
@@ -110,8 +121,10 @@ class Judgements(Sequence[Judgement]):
     def of_paths(
         session_ids: Sequence[int], paths: NodePaths, drafted: npt.NDArray[np.integer], last: Int32Array
     ) -> Judgements:
-        """Return judgements that accept the nodes of paths, given the tokens of all nodes [nodes], and after them say
-        `last` i32[n]."""
+        """Return judgements that accept the nodes of paths and then emit `last` i32[n].
+
+        `drafted`: the tokens of all nodes [nodes].
+        """
         num_tokens, accepted = paths.lengths + 1, paths.joined()
         is_node = np.ones(len(accepted) + len(last), np.bool_)
         is_node[ends_of(num_tokens) - 1] = False
@@ -122,7 +135,7 @@ class Judgements(Sequence[Judgement]):
         return Judgements(session_ids, num_tokens, token_ids, nodes)
 
     def take(self, places: IntpArray) -> Judgements:
-        """Return the judgements at some places, which ascend."""
+        """Return the judgements at some ascending places."""
         chosen = np.zeros(len(self), np.bool_)
         chosen[places] = True
         of_tokens, which = chosen.repeat(self.num_tokens), places.tolist()

@@ -1,8 +1,8 @@
-"""What the lossy strategies share: accept nodes above a bar, take the longest accepted path, go on as the target would.
+"""The shared part of the lossy strategies: accept nodes above a bar, and take the longest accepted path.
 
-Of several longest paths the likeliest under the target is taken, as in Medusa's `evaluate_posterior`. Choosing the
-longest is itself biased (the chance that *some* candidate survives favours tokens that were drafted often); that is why
-the seed project's "longest of N candidates" is found here, among the lossy strategies, and not in `probabilistic`.
+Of several longest paths it takes the likeliest under the target, as in Medusa's `evaluate_posterior`. Choosing the
+longest path is itself biased. The chance that *some* candidate survives favours tokens that were drafted often. So the
+seed project's "longest of N candidates" is a lossy strategy, and not in `probabilistic`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ ALL = slice(None)
 def judge_longest(
     steps: Sequence[JudgedStep], packed: Packed, target: TargetRows, warm: Rows, bars: Bars
 ) -> Judgements:
-    """Judge the steps that were packed: accept a node iff its probability, in the rows with the temperatures of `warm`,
-    exceeds its bar. The correction is the target's own token, as in `deterministic`."""
+    """Judge packed steps: accept a node iff its probability exceeds its bar, in rows with the temperatures of `warm`.
+
+    The correction is the target's own token, as in `deterministic`.
+    """
     batch = Placed.of(steps).batch
     drafted = batch.node_tokens.astype(np.int64)
     judged = target.longest(packed.rows, warm, Trees(packed.first_nodes, batch.parents, drafted), bars)
@@ -58,8 +60,10 @@ def _last_rows(packed: Packed, paths: NodePaths) -> Int64Array:
 def _judge_by_level(
     packed: Packed, drafted: Int64Array, target: TargetRows, warm: Rows, bars: Bars
 ) -> tuple[Float64Array, BoolArray]:
-    """Return f64[nodes], bool[nodes]: each node's probability and whether it passes; 0 and False below one that
-    fails."""
+    """Return f64[nodes], bool[nodes]: each node's probability and whether it passes.
+
+    They are 0 and False below a node that fails.
+    """
     chances, accepted = np.zeros(len(drafted)), np.zeros(len(drafted), np.bool_)
     is_reached = np.zeros(len(packed.rows), np.bool_)
     is_reached[packed.first_rows] = True
@@ -74,8 +78,11 @@ def _judge_by_level(
 
 
 def longest_paths(firsts: Int64Array, parents: Int32Array, accepted: BoolArray, probs: Float64Array) -> NodePaths:
-    """Return the longest path of each step, given where each step's nodes begin, and where the last ones end, i64[steps
-    + 1]; the other arguments are of all nodes, and as those of `longest_path`."""
+    """Return the longest path of each step.
+
+    `firsts` i64[steps + 1]: the start of each step's nodes, and the end of the last. The other arguments are those of
+    `longest_path`, for all nodes.
+    """
     paths = NodePaths(firsts[:-1], np.zeros(len(firsts) - 1, np.int64), np.zeros(len(parents), np.int32))
     library = host_kernels.kernels()
     if library is None:
@@ -90,11 +97,13 @@ def longest_paths(firsts: Int64Array, parents: Int32Array, accepted: BoolArray, 
 
 
 def longest_path(parents: Int32Array, accepted: BoolArray, probs: Float64Array) -> tuple[int, ...]:
-    """Return the longest path of accepted nodes from the root of a tree; of equals the likeliest, then the first. It is
-    the rule in plain Python, and what runs where no C compiler is; `specq_longest` of kernels/walk.h is the same for
-    all steps in one call."""
+    """Return the longest path of accepted nodes from the root of a tree. Of equals the likeliest, then the first.
+
+    This is the rule in plain Python. It runs without a C compiler. `specq_longest` of kernels/walk.h does the same
+    for all steps in one call.
+    """
     above = parents.tolist()
-    merits = {-1: (0, 0.0)}  # of paths that end at a node: their length and log-likelihood
+    merits = {-1: (0, 0.0)}  # by last node of a path: its length and log-likelihood
     best = -1
     for node, (parent, ok, prob) in enumerate(zip(above, accepted.tolist(), probs.tolist(), strict=True)):
         if ok and parent in merits:

@@ -1,14 +1,14 @@
 """Counter-based random numbers: a draw is a pure function of (domain, seed, position, token id).
 
-The rule: no state and no batch index, so that a draw does not depend on who asks, in which batch, or how often. The
-same bits come out of NumPy and torch, CPU and CUDA. Integers make that exact; only the two logarithms of `gumbel` are
-left to the library, in float64, where a library's last-bit error survives rounding to float32 about once in 2**28.
+Rule: the draws use neither a state nor a batch index. So a draw does not depend on its caller, its batch, or the number
+of calls. NumPy and torch, CPU and CUDA give the same bits. Integers make that exact. Only the two logarithms of
+`gumbel` use the library, in float64. A library's last-bit error there survives rounding to float32 about once in 2**28.
 
-A 128-bit counter (domain, seed, position) is mixed on the host to two 32-bit keys a row; per token a 32-bit mixer
-(the xorshift-multiply scheme of MurmurHash3's finaliser, constants of C. Wellons' hash prospector) takes in one key
-before and one in the middle, so that rows that agree in one key by chance still differ.
+The host mixes a 128-bit counter (domain, seed, position) to two 32-bit keys per row. For each token, a 32-bit mixer
+takes one key before and one in the middle. It is the xorshift-multiply scheme of MurmurHash3's finaliser with constants
+of C. Wellons' hash prospector. So rows that share one key by chance still differ.
 
-Unsigned hashes are held in int32 (torch lacks unsigned arithmetic): the int32 v stands for the hash h = v + 2**31.
+Unsigned hashes are held in int32, since torch lacks unsigned arithmetic. The int32 v stands for the hash h = v + 2**31.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = [
 
 
 def hash_tokens(keys: Int32Array, token_ids: Int32Array) -> Int32Array:
-    """Return the hash, as int32, of each token id under keys i32[..., 2]; token ids broadcast against keys[..., :1]."""
+    """Return the hash, as int32, of each token id under keys i32[..., 2]. Token ids broadcast against keys[..., :1]."""
     hashes: Int32Array = _mix(token_ids, keys[..., 0:1], keys[..., 1:2])
     return hashes
 
 
 def hash_tokens_torch(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return the bits of `hash_tokens` from int32 tensors; on a CPU NumPy's small operations are the faster ones."""
+    """Return the bits of `hash_tokens` from int32 tensors. On a CPU it uses NumPy, which is faster there."""
     if keys.device.type == "cpu":
         return torch.from_numpy(hash_tokens(keys.numpy(), token_ids.numpy()))
     hashes: torch.Tensor = _mix(token_ids, keys[..., 0:1], keys[..., 1:2])
@@ -61,7 +61,7 @@ def gumbel(keys: Int32Array, token_ids: Int32Array) -> Float32Array:
 def gumbel_of_hash(hashes: Int32Array) -> Float32Array:
     """Return float32(-log(-log1p(-u))), computed in float64, with u = `uniforms(hashes)`.
 
-    float32 arithmetic differs between libraries in a third of the values; u = h * 2**-32 would give infinities.
+    float32 arithmetic differs between libraries in a third of the values. u = h * 2**-32 would give infinities.
     """
     return (-np.log(-np.log1p(-uniforms(hashes)))).astype(np.float32)
 
@@ -79,8 +79,8 @@ def gumbel_of_hash_torch(hashes: torch.Tensor) -> torch.Tensor:
 
 
 def _mix(token_ids: Any, key0: Any, key1: Any) -> Any:
-    """Hash int32 arrays of NumPy or torch; products wrap. Multipliers are the int32 forms of odd 32-bit constants."""
-    x = token_ids * -1640531535 + key0  # 0x9E3779B1: neighbouring ids become far apart
+    """Hash int32 arrays of NumPy or torch. Products wrap. Multipliers are the int32 forms of odd 32-bit constants."""
+    x = token_ids * -1640531535 + key0  # 0x9E3779B1: separates neighbouring ids
     x ^= (x >> 15) & 0x1FFFF  # the mask makes the arithmetic shift a logical one
     x *= 0x7FEB352D
     x += key1

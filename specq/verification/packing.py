@@ -1,4 +1,4 @@
-"""The rows and nodes of some steps, numbered anew, step after step, as arrays that kernels take."""
+"""The rows and nodes of some steps, renumbered step after step, as arrays for kernels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from specq.verification.step_batch import StepBatch
 
 
 class JudgedStep(NamedTuple):
-    """A step and where its rows begin in the packed logits."""
+    """A step, and the start of its rows in the packed logits."""
 
     step: SessionStep
     first_row: int
 
     def row_positions(self) -> list[int]:
-        """Return the position that each row's token takes: base_len for row 0, one more a generation."""
+        """Return the position of each row's token: base_len for row 0, one more per generation."""
         positions = [self.step.base_len]
         for parent in self.step.tree.parents.tolist():
             positions.append(positions[parent + 1] + 1)
@@ -29,7 +29,7 @@ class JudgedStep(NamedTuple):
 
 
 class Placed(Sequence[JudgedStep]):
-    """Steps that are judged, with their places; as arrays: `batch`, and first_rows i64[steps]."""
+    """Judged steps with their places. As arrays: `batch`, and first_rows i64[steps]."""
 
     def __init__(self, batch: StepBatch, first_rows: Int64Array) -> None:
         self.batch, self.first_rows = batch, first_rows
@@ -44,7 +44,7 @@ class Placed(Sequence[JudgedStep]):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the packed logits up to the last of these steps."""
+        """Return the number of packed logit rows up to the last step's end."""
         return int(self.first_rows[-1] + self.batch.num_nodes[-1]) + 1 if len(self) else 0
 
     def take(self, places: IntpArray) -> Placed:
@@ -68,7 +68,7 @@ class Placed(Sequence[JudgedStep]):
 
 
 def place(steps: Sequence[SessionStep]) -> Placed:
-    """Return the steps that are judged, with their places."""
+    """Return the judged steps with their places."""
     batch = StepBatch.of(steps).judged()
     if not len(batch.parents):
         return Placed(batch, np.arange(len(batch)))
@@ -80,7 +80,7 @@ JudgeSteps = Callable[[Sequence[JudgedStep]], Sequence[Judgement]]
 
 
 def by_temperature(steps: Sequence[JudgedStep], greedy: JudgeSteps, warm: JudgeSteps) -> Sequence[Judgement]:
-    """Have the steps with T = 0 judged by one function, those with T > 0 by another; return judgements in order."""
+    """Judge steps with T = 0 by `greedy`, those with T > 0 by `warm`. Return the judgements in order."""
     placed = Placed.of(steps)
     is_greedy = placed.batch.sampling["temperature"] == 0
     if is_greedy.all():
@@ -94,9 +94,10 @@ def by_temperature(steps: Sequence[JudgedStep], greedy: JudgeSteps, warm: JudgeS
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """All rows of some steps; first_rows and sizes (numbers of rows) i64[steps] of each step.
+    """All rows of some steps.
 
-    node_rows, parent_rows i64[nodes]   the rows that follow nodes, and those that judge them
+    - `first_rows`, `sizes`: i64[steps], first row and number of rows of each step.
+    - `node_rows`, `parent_rows`: i64[nodes], the rows that follow nodes, and the rows that judge them.
     """
 
     rows: Rows
@@ -107,7 +108,7 @@ class Packed:
 
     @property
     def first_nodes(self) -> Int64Array:
-        """Where the nodes of each step begin, and where the last ones end, i64[steps + 1]."""
+        """Return the start of each step's nodes, and the end of the last, i64[steps + 1]."""
         found: Int64Array = np.append(self.first_rows, len(self.rows)) - np.arange(len(self.first_rows) + 1)
         return found
 
@@ -116,7 +117,7 @@ NO_NODES: Int64Array = np.zeros(0, np.int64)
 
 
 def pack(steps: Sequence[JudgedStep]) -> Packed:
-    """Return the rows of some steps, at least one."""
+    """Return the rows of at least one step."""
     placed = Placed.of(steps)
     batch = placed.batch
     if not len(batch.parents):
@@ -132,14 +133,14 @@ def pack(steps: Sequence[JudgedStep]) -> Packed:
     rows = batch.sampling.repeat(sizes)
     rows["logit_row"] = placed.first_rows.repeat(sizes) + within
     node_rows = within.nonzero()[0]
-    depths = within[node_rows]  # where trees are chains
+    depths = within[node_rows]  # if the trees are chains
     parent_rows = node_rows - depths + 1 + batch.parents
     rows["position"] = batch.base_lens.repeat(sizes) + _generations(within, node_rows, parent_rows)
     return Packed(rows, first_rows, sizes, node_rows, parent_rows)
 
 
 def _generations(within: Int64Array, node_rows: Int64Array, parent_rows: Int64Array) -> Int64Array:
-    """Return i64[rows]: how many nodes lead to each row; `within` i64[rows] is the answer where trees are chains."""
+    """Return i64[rows]: the number of nodes that lead to each row. For chains it is `within` i64[rows]."""
     if np.array_equal(parent_rows, node_rows - 1):
         return within
     found = np.zeros_like(within)

@@ -1,9 +1,8 @@
-"""What shapes a target's logits before temperature: bad tokens, min_tokens, logit_bias, penalties; in this order,
-vLLM's.
+"""Shapes a target's logits before temperature: bad tokens, min_tokens, logit_bias, penalties, in vLLM's order.
 
-Penalties count what stands before a row's token: the committed context and the drafted path to the row's node. So each
-node is judged as if its path had been committed, and speculation changes nothing. Steps that ask for none of this
-cost nothing; of the others only the few logits that change are read and written, and put back when the step is judged.
+Penalties count the tokens before a row's token, in the committed context and the drafted path. So each node is judged
+as if its path had been committed. Speculation does not change the text. Steps without such parameters cost no time. For
+the others, only the few changed logits are read and written. They are restored when the step is judged.
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ Places = Int64Array  # of logits: rows * stride + token
 
 @contextmanager
 def shaped(steps: Placed, logits: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield f32[rows, vocab] as the steps want them: the logits themselves where no step asks for a change; else they
-    are changed in place, and restored at the end, or are a copy if their type or layout is another.
+    """Yield f32[rows, vocab], shaped as the steps require.
 
-    Raises EngineError for a step that needs its history and has none.
+    Without changes these are the logits themselves. Otherwise the logits are changed in place and restored at the end.
+    If their type or layout does not fit, a copy is changed. Raises EngineError for a step that needs its history and
+    has none.
     """
     shaping = [steps[i] for i in (steps.batch.traits & SHAPED).nonzero()[0].tolist()]
     if not shaping:
@@ -47,7 +47,7 @@ def shaped(steps: Placed, logits: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 class _Edited:
-    """Logits f32[rows, vocab], of which some are changed for a while."""
+    """Logits f32[rows, vocab] with temporary changes."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         num_rows, vocab = logits.shape
@@ -58,12 +58,12 @@ class _Edited:
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def put(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        """Return an array as a tensor where the logits are."""
+        """Return an array as a tensor on the logits' device."""
         return to_device(array, self.logits.device)
 
-    @torch.inference_mode()  # the logits may be of that kind
+    @torch.inference_mode()  # the logits may be inference tensors
     def change(self, places: Places, how: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Change the logits at some places; a place may come twice only if both get the same value."""
+        """Change the logits at some places. A place may occur twice only if both get the same value."""
         if not len(places):
             return
         index = self.put(places)
@@ -73,7 +73,7 @@ class _Edited:
 
     @torch.inference_mode()
     def restore(self) -> None:
-        """Take all changes back."""
+        """Undo all changes."""
         while self._before:
             self._flat.scatter_(0, *self._before.pop())
 
@@ -84,7 +84,7 @@ class _Edited:
 
 
 def _shape(edited: _Edited, steps: Sequence[JudgedStep]) -> None:
-    """Make the changes, those of one kind for all steps at once."""
+    """Make the changes, each kind for all steps at once."""
     banned = [places for judged in steps for places in _banned(edited, judged)]
     if banned:
         edited.change(np.concatenate(banned), lambda values: torch.full_like(values, -torch.inf))
@@ -102,7 +102,7 @@ def _shape(edited: _Edited, steps: Sequence[JudgedStep]) -> None:
 
 
 def _banned(edited: _Edited, judged: JudgedStep) -> Iterator[Places]:
-    """Yield the places that are taken out of a step's distributions."""
+    """Yield the places that are removed from a step's distributions."""
     params, history = judged.step.params, judged.step.history
     if history is None:
         return
@@ -116,7 +116,7 @@ def _banned(edited: _Edited, judged: JudgedStep) -> Iterator[Places]:
 
 
 def _bad_places(edited: _Edited, judged: JudgedStep, bans: Bans, tail: list[int]) -> Iterator[Places]:
-    """Yield the places of the last tokens of banned sequences in the rows that follow the others."""
+    """Yield the places of the last tokens of banned sequences, in the rows that follow the other tokens."""
     yield edited.places(judged, _known(bans.alone, edited.vocab))
     if not bans.following:
         return
@@ -127,7 +127,7 @@ def _bad_places(edited: _Edited, judged: JudgedStep, bans: Bans, tail: list[int]
 
 
 def _known(token_ids: Int64Array, vocab: int) -> Int64Array:
-    """Return those of ascending tokens that the vocabulary has."""
+    """Return the ascending tokens that are in the vocabulary."""
     return token_ids[: np.searchsorted(token_ids, vocab)]
 
 
@@ -154,9 +154,12 @@ def _biased(edited: _Edited, judged: JudgedStep) -> tuple[Places, Float32Array]:
 
 
 class _Penalties(NamedTuple):
-    """Of each of n places: what a positive logit is divided by and a negative one multiplied with (1 where the token
-    has not occurred), and what is taken off for each time it was generated, and once; f32[n], or None where nobody
-    asks."""
+    """The penalties at n places, each f32[n]. None if no step asks for it.
+
+    - `divisors`: divides a positive logit and multiplies a negative one. 1 if the token has not occurred.
+    - `for_each`: subtracted from the logit, counted for each time that the token was generated.
+    - `for_any`: subtracted once if the token was generated.
+    """
 
     divisors: torch.Tensor | None
     for_each: torch.Tensor | None
@@ -164,7 +167,7 @@ class _Penalties(NamedTuple):
 
 
 def _penalties(edited: _Edited, steps: Sequence[JudgedStep]) -> tuple[Places, _Penalties]:
-    """Return the places of the tokens that have occurred before any row of theirs, and what becomes of them."""
+    """Return the places of the tokens that have occurred before their row, and their penalties."""
     places, *penalties = map(np.concatenate, zip(*(_of_step(edited, judged) for judged in steps), strict=True))
     params = [judged.step.params for judged in steps]
     asked = (
@@ -177,7 +180,7 @@ def _penalties(edited: _Edited, steps: Sequence[JudgedStep]) -> tuple[Places, _P
 
 
 def _of_step(edited: _Edited, judged: JudgedStep) -> tuple[Places, Float32Array, Float32Array, Float32Array]:
-    """Return the same of one step, as arrays."""
+    """Return the same for one step, as arrays."""
     params, history, tree = judged.step.params, judged.step.history, judged.step.tree
     assert history is not None
     num_known = int(history.token_ids.searchsorted(np.int32(edited.vocab)))
@@ -191,8 +194,11 @@ def _of_step(edited: _Edited, judged: JudgedStep) -> tuple[Places, Float32Array,
 
 
 def _row_counts(token_ids: Int32Array, counts: Float32Array, tree: Tree, vocab: int) -> tuple[Int32Array, Float32Array]:
-    """Return the tokens that may have occurred before a row's own, i32[t], those of the context first, and how often
-    each was generated there, f32[rows, t]: in the context, and on the path to the row's node."""
+    """Return the tokens that may have occurred before a row's own, i32[t], and their counts, f32[rows, t].
+
+    The context's tokens come first. A count is how often the token was generated in the context and on the path to the
+    row's node.
+    """
     if not tree.num_nodes:
         return token_ids, counts[None]
     drafted = tree.token_ids.tolist()
@@ -209,15 +215,17 @@ def _row_counts(token_ids: Int32Array, counts: Float32Array, tree: Tree, vocab: 
 
 
 def _columns(token_ids: Int32Array, drafted: Int32Array) -> dict[int, int]:
-    """Return where drafted tokens stand among tokens in ascending order, of those that stand there."""
+    """Return the places of drafted tokens among ascending tokens, as far as they are present."""
     found = token_ids.searchsorted(drafted)
     is_there = np.append(token_ids, np.int32(-1))[found] == drafted
     return dict(zip(drafted[is_there].tolist(), found[is_there].tolist(), strict=True))
 
 
 def _divisors(params: SamplingParams, counts: Float32Array, num_known: int) -> Float32Array:
-    """Return f32[rows, t]: the repetition penalty where a token has occurred, as the first `num_known` have in all
-    rows."""
+    """Return f32[rows, t]: the repetition penalty if a token has occurred, else 1.
+
+    The first `num_known` tokens have occurred in all rows.
+    """
     divisors = np.full(counts.shape, params.repetition_penalty, np.float32)
     divisors[:, num_known:][counts[:, num_known:] == 0] = 1
     return divisors

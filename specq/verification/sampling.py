@@ -1,22 +1,21 @@
-"""From logits to the distribution that a job samples from, and to the token that it draws; shared by judge and
-drafters.
+"""From logits to the distribution that a job samples from, and to its token. Judge and drafters share it.
 
 The order for one row of logits l, all in float32:
-1. temperature  s = (l - max l) / T; T = 0 stops here: the plain logits, whose argmax is the token
-2. top-k        keep s >= the k-th largest
-3. top-p        of what top-k kept, keep s >= the first sorted value at which the mass (of what top-k kept) reaches
-                top_p times the whole
-4. min-p        keep s >= log(min_p): probability at least min_p of the likeliest token's
-5. noise        the kept s get `noise.gumbel` of (seed, position, token id); the rest are -inf. The argmax is an exact
-                draw from softmax(s) (Gumbel 1954; Maddison et al. 2014)
 
-Every filter is a lower bound on s, so the kept set does not depend on the order in which equal logits are sorted:
-**tokens that tie with the last one kept are kept too**, and an argmax takes the lowest token id among equals.
+1. temperature: s = (l - max l) / T. T = 0 stops here: the argmax of the plain logits is the token.
+2. top-k: keep s >= the k-th largest.
+3. top-p: of the top-k tokens, keep s >= the first sorted value at which the mass reaches top_p times their mass.
+4. min-p: keep s >= log(min_p). The probability is then at least min_p times the likeliest token's.
+5. noise: add `noise.gumbel` of (seed, position, token id) to the kept s. The rest are -inf. The argmax is an exact draw
+   from softmax(s) (Gumbel 1954; Maddison et al. 2014).
 
-The judge asks `specq.verification.target_rows` for what it needs of this; here are the same values for whole rows.
+Every filter is a lower bound on s. So the kept set does not depend on the order in which equal logits are sorted.
+**Tokens that tie with the last kept token are kept too.** An argmax takes the lowest token id among equals.
 
-Log-probabilities for users: of the target's plain logits, before temperature, bias, penalties and cuts, which is
-what OpenAI's API and vLLM's default report.
+The judge uses `specq.verification.target_rows` for these values. This module computes the same values for whole rows.
+
+Log-probabilities for users come from the target's plain logits, before temperature, bias, penalties and cuts. OpenAI's
+API and vLLM's default report the same.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ NO_NODES = np.zeros(0, np.int64)
 def choose_tokens(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Int32Array:
     """Return i32[rows] on the host: each row's own token, the argmax of its perturbed scores.
 
-    Raises EngineError where a row has none, because its logits are NaN, infinite, or all banned.
+    Raises EngineError if a row has none, because its logits are NaN, infinite, or all banned.
     """
     return target_rows(logits).own_tokens(make_rows(params, positions))()
 
@@ -51,8 +50,9 @@ def perturbed_scores(
 ) -> torch.Tensor:
     """Return [rows, vocab], whose argmax is each row's token: at T = 0 the logits, else steps 1 to 5 above in float32.
 
-    logits [rows, vocab] of any float type; positions: where each row's token would stand in the context; token_ids: the
-    token of each column, of logits that do not speak of all tokens in order.
+    - `logits`: [rows, vocab] of any float type.
+    - `positions`: the position of each row's token in the context.
+    - `token_ids`: the token of each column, if the columns are not all tokens in order.
     """
     parts = []
     for kind, which, own in by_kind(make_rows(params, positions)):
@@ -70,8 +70,10 @@ def near_scores(
     positions: Sequence[int],
     token_ids: Int32Array | None = None,
 ) -> torch.Tensor:
-    """Return `perturbed_scores` near enough for guesses: on a CPU within about 1e-5, where all rows are sampled from
-    all tokens."""
+    """Return `perturbed_scores` precise enough for guesses.
+
+    On a CPU they are exact to about 1e-5 if all rows are sampled from all tokens.
+    """
     is_free = all(own.temperature and is_uncut(own) for own in params)
     if not (is_free and logits.is_cpu and logits.dtype == torch.float32 and NearNoise.is_known()):
         return perturbed_scores(logits, params, positions, token_ids)
@@ -84,7 +86,7 @@ def near_scores(
 
 
 def target_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Return f64[rows, vocab], each row's distribution after steps 1 to 4; at T = 0 all mass is on the argmax.
+    """Return f64[rows, vocab], each row's distribution after steps 1 to 4. At T = 0 all mass is on the argmax.
 
     Raises EngineError as `choose_tokens` does.
     """
@@ -104,7 +106,7 @@ def target_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torc
 
 
 def _noisy(logits: torch.Tensor, rows: Rows, token_ids: Int32Array | None, *, is_cut: bool) -> torch.Tensor:
-    """Return f32[rows, vocab] of rows with T > 0: scaled logits plus noise, -inf where they are cut."""
+    """Return f32[rows, vocab] of rows with T > 0: scaled logits plus noise, -inf if they are cut."""
     scaled = torch_rows.scale(logits, rows)
     if not is_cut:
         return torch_rows.add_noise(scaled, rows, token_ids)
@@ -118,7 +120,7 @@ def _noisy(logits: torch.Tensor, rows: Rows, token_ids: Int32Array | None, *, is
 
 
 def _add_to_kept(scaled: torch.Tensor, rows: Rows, token_ids: Int32Array | None) -> torch.Tensor:
-    """Add noise to the tokens that are kept, few as a rule."""
+    """Add noise to the kept tokens, which usually are few."""
     flat = scaled.view(-1).numpy()
     places = np.flatnonzero(flat > -np.inf)
     of_row, columns = np.divmod(places, scaled.shape[1])
@@ -128,8 +130,10 @@ def _add_to_kept(scaled: torch.Tensor, rows: Rows, token_ids: Int32Array | None)
 
 
 class BegunLogprobs:
-    """Log-probabilities of emitted tokens i64[m] and of the `num_top` likeliest, on their way to the host; logits [m,
-    vocab]."""
+    """Log-probabilities of emitted tokens i64[m] and of the `num_top` likeliest, on their way to the host.
+
+    `logits`: [m, vocab].
+    """
 
     def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> None:
         logits = logits.float()
@@ -145,7 +149,7 @@ class BegunLogprobs:
 
 
 def logprobs(logits: torch.Tensor, token_ids: Int32Array, num_top: int) -> Logprobs:
-    """Return the log-probabilities of emitted tokens i32[m] and of the num_top likeliest; logits [m, vocab]."""
+    """Return the log-probabilities of emitted tokens i32[m] and of the num_top likeliest. Logits [m, vocab]."""
     index = to_device(token_ids.astype(np.int64), logits.device)
     values, top_ids = BegunLogprobs(logits, index, num_top).wait()
     return Logprobs(tokens=values[:, 0].copy(), top_ids=top_ids.copy(), top=values[:, 1:].copy())

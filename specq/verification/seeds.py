@@ -1,7 +1,7 @@
-"""Seeds and keys of the counter-based draws, without torch: a client derives seeds from seeds, too.
+"""Seeds and keys of the counter-based draws, without torch. A client derives seeds from seeds, too.
 
-A draw is named by (domain, seed, position, token id); `row_keys` mixes the first three, `specq.verification.noise` the
-token.
+A draw is identified by (domain, seed, position, token id). `row_keys` mixes the first three, `specq.verification.noise`
+the token.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MASK64 = 2**64 - 1
 
 
 class Domain(IntEnum):
-    """What a draw is for; draws of different domains are independent."""
+    """The purpose of a draw. Draws of different domains are independent."""
 
     GUMBEL = 1  # the target's own noise under `deterministic`, shared with drafters
-    ACCEPT = 2  # is a sampled draft token kept
+    ACCEPT = 2  # whether a sampled draft token is kept
     RESIDUAL = 3  # the token in place of a rejected one, and bonus tokens
     DRAFT = 4  # a drafter's own sampling
     JOB = 5  # seeds made from seeds
@@ -40,7 +40,7 @@ def derived_seed(seed: int, index: int) -> int:
 
 
 def _splitmix(x: UInt64Array) -> UInt64Array:
-    """Return splitmix64's output function of each element; x is an array, whose sums and products wrap silently."""
+    """Return splitmix64's output function of each element. x is an array, whose sums and products wrap silently."""
     x = x + np.uint64(_GOLDEN)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

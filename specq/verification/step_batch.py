@@ -1,8 +1,7 @@
-"""The steps of many sessions as arrays: what the verifier plans, the engine runs and the judge judges, without an
-object a session.
+"""The steps of many sessions as arrays. The verifier plans them, the engine runs them and the judge judges them.
 
-It is a sequence of `SessionStep`s, too, for whoever looks at one after the other: these are made when they are first
-asked for.
+It has no objects per session. A batch is also a sequence of `SessionStep`, for code that reads the steps singly. These
+objects are made at the first access.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from specq.verification.device_tokens import DeviceTokens, known_parents, known_
 from specq.verification.host_kernels import Rows, make_rows
 from specq.verification.judgements import ends_of, starts_of
 
-# What a session's parameters ask of judging beside tokens: traits, of which several may be set.
+# What a session's parameters need from judging beside tokens: traits. Several may be set.
 SHAPED, WITH_LOGPROBS = 1, 2
 NO_SCORES: Float32Array = np.zeros(0, np.float32)
 NO_SCORES.flags.writeable = False
 
 
 class Extra(NamedTuple):
-    """What few steps have; see `SessionStep` and `Tree`."""
+    """The optional parts of a step, which few steps have: see `SessionStep` and `Tree`."""
 
     history: History | None = None
     scratch: ScratchRows = NO_SCRATCH
@@ -60,20 +59,23 @@ def traits_of(params: SamplingParams) -> int:
 
 
 class StepBatch(Sequence[SessionStep]):
-    """Steps of n sessions; the fields are those of `SessionStep`, of one session after the other.
+    """Steps of n sessions, with the fields of `SessionStep`, one session after the other.
 
-    base_lens   i64[n]: as of `SessionStep`
-    sampling    [n] of `row_params.ROW`: what the rows of each are drawn with, but for their places; traits u8[n]
-    starts i32[n], num_tokens, num_nodes i64[n]; is_judged bool[n]
-    token_ids   i32[all]: of each session its tokens, then its tree's
-    parents, scores   [nodes], of all trees
-    extras      by place, of the sessions that have some
-    fed_by      None, or i32[n]: whose one token only the device knows, since the step before is not collected yet: the
-                place among the
-                sessions that were judged there, -1 for all others. In `token_ids` stands any token of the vocabulary
-                instead
-    drafted     None, or the tokens for which handles stand in `token_ids`: drafted ones that the host may not have read
-                yet. Where it has not read their parents either, other nodes as far up stand for these in `parents`
+    - `base_lens`: i64[n], as in `SessionStep`.
+    - `sampling`: [n] of `host_kernels.ROW`, the sampling parameters of each session's rows, without places.
+    - `traits`: u8[n].
+    - `starts`: i32[n].
+    - `num_tokens`, `num_nodes`: i64[n].
+    - `is_judged`: bool[n].
+    - `token_ids`: i32[all], each session's tokens, then its tree's.
+    - `parents`, `scores`: [nodes], of all trees.
+    - `extras`: by place, for the sessions that have them.
+    - `fed_by`: None, or i32[n] if the step before is not collected yet. For a session whose one token only the device
+      knows, its place among the sessions judged there. -1 for all others. `token_ids` then holds any token of the
+      vocabulary.
+    - `drafted`: None, or the tokens for which handles stand in `token_ids`. The host may not have read these drafted
+      tokens yet. It may not have read their parents either. Then any node of the parent's level stands for the parent
+      in `parents`.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class StepBatch(Sequence[SessionStep]):
         self.num_nodes, self.parents, self.scores, self.extras = num_nodes, parents, scores, extras or {}
         self.base_lens: IntpArray = starts + num_tokens
         self.has_scratch = any(extra.scratch is not NO_SCRATCH for extra in self.extras.values())
-        # Whether all steps are judged; and whether each session computes one token, which is judged, and nothing else.
+        # Whether all steps are judged, and whether each session computes one judged token and no other row.
         self.are_judged = int(np.count_nonzero(is_judged)) == len(session_ids)
         num_single = int(np.count_nonzero(num_tokens == 1)) if len(token_ids) == len(session_ids) else -1
         self.is_plain = num_single == len(session_ids) and self.are_judged and not self.has_scratch
@@ -137,17 +139,17 @@ class StepBatch(Sequence[SessionStep]):
 
     @cached_property
     def sizes(self) -> IntpArray:
-        """Tokens and nodes, i64[n]."""
+        """Return the number of tokens and nodes, i64[n]."""
         return self.num_tokens + self.num_nodes
 
     @cached_property
     def ends(self) -> IntpArray:
-        """Where the tokens and nodes of each session end in `token_ids`, i64[n]."""
+        """Return the end of each session's tokens and nodes in `token_ids`, i64[n]."""
         return ends_of(self.sizes)
 
     @cached_property
     def is_node(self) -> BoolArray:
-        """Which of `token_ids` are nodes, bool[all]."""
+        """Return which of `token_ids` are nodes, bool[all]."""
         found = np.ones(len(self.token_ids), np.bool_)
         if len(self.token_ids) == len(self.session_ids) + len(self.parents):  # one token each
             found[self.ends - self.sizes] = False
@@ -157,12 +159,12 @@ class StepBatch(Sequence[SessionStep]):
 
     @property
     def node_tokens(self) -> Int32Array:
-        """The tokens of all trees, i32[nodes]."""
+        """Return the tokens of all trees, i32[nodes]."""
         return self.token_ids[self.is_node] if len(self.parents) else NO_TOKENS
 
     @cached_property
     def num_rows(self) -> IntpArray:
-        """Tokens, nodes and scratch rows, i64[n]."""
+        """Return the number of tokens, nodes and scratch rows, i64[n]."""
         if not self.has_scratch:
             return self.sizes
         found = self.sizes.copy()
@@ -171,11 +173,11 @@ class StepBatch(Sequence[SessionStep]):
         return found
 
     def judged(self) -> StepBatch:
-        """Return the steps that are judged."""
+        """Return the judged steps."""
         return self if self.are_judged else self.take(self.is_judged.nonzero()[0])
 
     def take(self, places: IntpArray) -> StepBatch:
-        """Return the steps at some places, which ascend."""
+        """Return the steps at some ascending places."""
         chosen = np.zeros(len(self), np.bool_)
         chosen[places] = True
         of_nodes = chosen.repeat(self.num_nodes)
@@ -199,12 +201,11 @@ class StepBatch(Sequence[SessionStep]):
 
     @property
     def first_rows(self) -> IntpArray:
-        """Where the rows of each session begin, i64[n]."""
+        """Return the start of each session's rows, i64[n]."""
         return starts_of(self.num_rows)
 
     def fed(self, token_ids: Int32Array) -> StepBatch:
-        """Return the same steps where all tokens are known: `token_ids` i32[n] are those of the sessions that were to
-        be fed."""
+        """Return the same steps with all tokens known. `token_ids` i32[n]: those of the fed sessions."""
         assert self.fed_by is not None
         found, is_fed = copy(self), self.fed_by >= 0
         found.token_ids, found.fed_by = self.token_ids.copy(), None
@@ -213,8 +214,10 @@ class StepBatch(Sequence[SessionStep]):
         return found
 
     def goes_on(self, before: StepBatch) -> bool:
-        """Return whether these steps, of the same sessions in the same order, are those of `before`, each one token
-        further (`further`)."""
+        """Return whether these steps are those of `before`, each one token further (`further`).
+
+        They must have the same sessions in the same order.
+        """
         return (
             self.fed_by is not None
             and self.is_plain
@@ -227,9 +230,11 @@ class StepBatch(Sequence[SessionStep]):
         )
 
     def further(self) -> StepBatch:
-        """Return the steps behind these plain ones, in which each session computes the token that it says here, and is
-        judged again."""
-        found = StepBatch.__new__(StepBatch)  # `copy` would take longer than all that is done here
+        """Return the plain steps that follow these plain ones.
+
+        Each session computes its newly emitted token, and is judged again.
+        """
+        found = StepBatch.__new__(StepBatch)  # faster than `copy`, which would cost more than the rest of this method
         found.__dict__.update(self.__dict__)
         found.starts, found.base_lens = self.starts + np.int32(1), self.base_lens + 1
         found.fed_by = np.arange(len(self), dtype=np.int32)
@@ -237,11 +242,11 @@ class StepBatch(Sequence[SessionStep]):
         return found
 
     def as_read(self) -> StepBatch:
-        """Return the same steps with the drafted tokens, if these have been read by now."""
+        """Return the same steps with the drafted tokens, if these have been read."""
         return self if self.drafted is None or self.drafted.values is None else self._known
 
     def known(self) -> StepBatch:
-        """Return the same steps with the drafted tokens, which have been read by now."""
+        """Return the same steps with the drafted tokens, which must have been read."""
         return self if self.drafted is None else self._known
 
     @cached_property
@@ -254,21 +259,23 @@ class StepBatch(Sequence[SessionStep]):
         return found
 
     def without_params(self) -> StepBatch:
-        """Return the same steps without the parameters of their sessions, for whoever has them already and sets them:
-        most of what would travel."""
+        """Return the same steps without the sessions' parameters, for a receiver that has them already.
+
+        Parameters are most of the data to transfer. The receiver sets them.
+        """
         found = copy(self)
         found.params = []
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what travels to another process: the arrays, not the objects that were made of them."""
+        """Return the state for another process: the arrays, without the objects made from them."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_steps", "_known")}
 
     # --- one by one -------------------------------------------------------------------------------------------------
 
     @cached_property
     def _steps(self) -> list[SessionStep]:
-        """The steps as objects."""
+        """Return the steps as objects."""
         ends, node_ends = self.ends.tolist(), ends_of(self.num_nodes).tolist()
         firsts, node_firsts = [0, *ends], [0, *node_ends]
         starts, is_judged, num_tokens = self.starts.tolist(), self.is_judged.tolist(), self.num_tokens.tolist()

@@ -1,9 +1,9 @@
-"""What the judge asks of target logits, wherever they lie: own tokens, distributions, draws.
+"""The judge's view of target logits on any device: own tokens, distributions, draws.
 
 Only small arrays reach the host.
 
-`specq.verification.sampling` says how a row's distribution follows from its logits. `torch_rows` does that on any
-device, and says what is right; `host_rows` (C on a CPU) and `cuda_rows` (Triton on a GPU) do the same with far fewer
+`specq.verification.sampling` defines how a row's distribution follows from its logits. `torch_rows` computes it on any
+device, and is the reference. `host_rows` (C on a CPU) and `cuda_rows` (Triton on a GPU) give the same with far fewer
 passes and calls. `specq.verification.devices` chooses.
 """
 
@@ -23,10 +23,12 @@ from specq.verification.judgements import NodePaths
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """The distributions of rows with T > 0: p(token) = exp(s) / mass where s >= bound, with s = (logit - top) / T in
-    float32.
+    """The distributions of rows with T > 0.
 
-    found f64[rows, 4]: top and bound (float32 values), mass, and moment, the sum of exp(s) * s over what is kept
+    p(token) = exp(s) / mass if s >= bound, with s = (logit - top) / T in float32.
+
+    `found`: f64[rows, 4] with top and bound (float32 values), mass, and moment. The moment is the sum of exp(s) * s
+    over the kept tokens.
     """
 
     rows: Rows
@@ -48,8 +50,12 @@ class Distributions:
 
 
 class Edits(NamedTuple):
-    """Probabilities that replace a distribution's own: place i64[m] among the drawn, ascending, token i64[m] and value
-    f64[m]."""
+    """Probabilities that replace a distribution's own.
+
+    - `place`: i64[m] among the drawn, ascending.
+    - `token_ids`: i64[m].
+    - `values`: f64[m].
+    """
 
     place: Int64Array
     token_ids: Int64Array
@@ -62,8 +68,12 @@ LookUp = Callable[[Int64Array, Int64Array], tuple[Distributions, Float64Array]]
 
 
 class Trees(NamedTuple):
-    """The drafted nodes of some steps: firsts i64[steps + 1], where each step's begin and the last ones end; parents
-    i32[n], as in the step's own tree; token_ids i64[n]."""
+    """The drafted nodes of some steps.
+
+    - `firsts`: i64[steps + 1], the start of each step's nodes, and the end of the last.
+    - `parents`: i32[n], as in the step's own tree.
+    - `token_ids`: i64[n].
+    """
 
     firsts: Int64Array
     parents: Int32Array
@@ -71,30 +81,30 @@ class Trees(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """What probabilities must exceed in some rows: the lesser of limits f64[rows] and deltas f64[rows] *
-    exp(-entropy)."""
+    """The bars for probabilities in some rows: the lesser of limits f64[rows] and deltas f64[rows] * exp(-entropy)."""
 
     limits: Float64Array
     deltas: Float64Array
 
     def of(self, distributions: Distributions, which: Int64Array | slice) -> Float64Array:
-        """Return those of some rows, which have these distributions."""
+        """Return the bars of some rows, which have these distributions."""
         found: Float64Array = np.minimum(self.limits[which], self.deltas[which] * np.exp(-distributions.entropies()))
         return found
 
 
-# The paths that are accepted, and the tokens i32[steps] that follow them, when the device has them.
+# The accepted paths, and the tokens i32[steps] that follow them, when the device has them.
 JudgedPaths = Callable[[], tuple[NodePaths, Int32Array]]
 
 
 class TargetRows(Protocol):
-    """The logits [rows, vocab] of one step. What returns a function has the device begin; call that to wait for it.
+    """The logits [rows, vocab] of one step.
 
-    All raise EngineError where a row has no token, because its logits are NaN, infinite, or all banned.
+    A method that returns a function starts the work on the device. Call the function to wait for the result. All raise
+    EngineError if a row has no token, because its logits are NaN, infinite, or all banned.
     """
 
     def prefers_levels(self, num_sampled: int) -> bool:
-        """Return whether `num_sampled` rows with T > 0 are better asked for as they are reached."""
+        """Return whether `num_sampled` rows with T > 0 are better computed level by level, as paths reach them."""
         ...
 
     def own_tokens(self, rows: Rows) -> Callable[[], Int32Array]:
@@ -102,8 +112,7 @@ class TargetRows(Protocol):
         ...
 
     def own_tokens_among(self, rows: Rows) -> Callable[[Int64Array], Int32Array]:
-        """Choose the own tokens i32[n] of some of these rows, whose places i64[n] are said when the function is
-        called."""
+        """Choose the own tokens i32[n] of some rows. The returned function takes their places i64[n]."""
         ...
 
     def distributions(self, rows: Rows) -> LookUp:
@@ -111,13 +120,18 @@ class TargetRows(Protocol):
         ...
 
     def walk(self, rows: Rows, drafted: Drafted, residuals: Float64Array) -> JudgedPaths | None:
-        """Judge trees whose rows are these by the rule of `specq.verification.walks`, and draw the tokens that follow
-        the paths by the residuals f64[rows], those of the paths' ends. None where the host goes down the trees."""
+        """Judge trees with these rows by the rule of `specq.verification.walks`, and draw the next tokens.
+
+        `residuals`: f64[rows], the random numbers of the draws, one for each possible end of a path. Return None if the
+        host must walk the trees.
+        """
         ...
 
     def longest(self, rows: Rows, warm: Rows, trees: Trees, bars: Bars) -> JudgedPaths | None:
-        """Judge trees whose rows are these by the rule of `specq.verification.longest`: by the distributions of `warm`,
-        which are the same rows where T > 0; own tokens follow the paths. None where the host goes down the trees."""
+        """Judge trees with these rows by the rule of `specq.verification.longest`, with the distributions of `warm`.
+
+        `warm` are the same rows if T > 0. Own tokens follow the paths. Return None if the host must walk the trees.
+        """
         ...
 
     def draw(self, distributions: Distributions, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
@@ -126,7 +140,9 @@ class TargetRows(Protocol):
 
 
 def check_numbers(ok: bool) -> None:
-    """Raise EngineError unless it is so that each row has a finite largest score; `specq.verification.judge` finds
-    which row it is."""
+    """Check that each row has a finite largest score.
+
+    Raises EngineError if `ok` is False. `specq.verification.judge` finds the row at fault.
+    """
     if not ok:
         raise EngineError("the target's logits are not finite numbers, or every token is banned")

@@ -1,5 +1,7 @@
-"""Target logits by torch, on any device: whole rows at a time, cuts by a full sort. What is faster must give the
-same."""
+"""Target logits with torch, on any device: whole rows, cuts by a full sort.
+
+The faster implementations must agree with it.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from specq.verification.drafted import Drafted
 from specq.verification.host_kernels import CUT, GREEDY, Rows, by_kind, noise_keys
 from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
 
-WIDE_ROWS = 64  # rows sorted at a time, to bound the memory that it takes
-CHUNK = 512  # tokens; a draw looks for its chunk first, then in it
+WIDE_ROWS = 64  # rows sorted at a time, to bound the memory
+CHUNK = 512  # tokens; a draw finds its chunk first, then the token in it
 
 
 class TorchRows:
@@ -25,7 +27,7 @@ class TorchRows:
         self.logits = logits
 
     def prefers_levels(self, num_sampled: int) -> bool:
-        """See `TargetRows`; a round of small operations costs more than the rows."""
+        """See `TargetRows`. Return False: many small operations cost more than the rows."""
         return False
 
     def own_tokens(self, rows: Rows) -> Callable[[], Int32Array]:
@@ -40,7 +42,7 @@ class TorchRows:
         return lambda: tokens
 
     def own_tokens_among(self, rows: Rows) -> Callable[[Int64Array], Int32Array]:
-        """See `TargetRows`; those alone."""
+        """See `TargetRows`. It computes only the chosen rows."""
         return lambda which: self.own_tokens(rows[which])()
 
     def distributions(self, rows: Rows) -> LookUp:
@@ -56,7 +58,7 @@ class TorchRows:
     def look_up(
         self, rows: Rows, found: torch.Tensor, which: Int64Array, token_ids: Int64Array
     ) -> tuple[Distributions, Float64Array]:
-        """Fetch distributions f64[rows, 4] and what `LookUp` returns."""
+        """Fetch distributions f64[rows, 4], and return the result of `LookUp`."""
         logits = self.logits[self._put(rows["logit_row"][which, None]), self._put(np.maximum(token_ids, 0))]
         distributions = Distributions(rows, found.cpu().numpy())
         check_numbers(bool(np.isfinite(distributions.found[:, 0]).all()))
@@ -83,7 +85,7 @@ class TorchRows:
         return draw_by_chunks(probs, self._put(uniforms)).to(torch.int32).cpu().numpy()
 
     def take(self, rows: Rows) -> torch.Tensor:
-        """Return the logits of some rows; without a copy where that is all of them, in order."""
+        """Return the logits of some rows, without a copy if these are all rows in order."""
         at = rows["logit_row"]
         is_all = len(at) == self.logits.shape[0] and bool((at == np.arange(len(at))).all())
         return self.logits if is_all else self.logits[self._put(at)]
@@ -108,16 +110,20 @@ def perturbed(logits: torch.Tensor, rows: Rows, *, is_cut: bool) -> torch.Tensor
 
 
 def add_noise(scaled: torch.Tensor, rows: Rows, token_ids: Int32Array | None = None) -> torch.Tensor:
-    """Add the rows' noise to scaled logits f32[rows, columns], in place; the columns are those of `token_ids`, if
-    given."""
+    """Add the rows' noise to scaled logits f32[rows, columns], in place.
+
+    The columns are those of `token_ids`, if given.
+    """
     columns = np.arange(scaled.shape[1], dtype=np.int32) if token_ids is None else token_ids
     keys, tokens = (torch.from_numpy(array).to(scaled.device) for array in (noise_keys(rows), columns))
     return scaled.add_(noise.gumbel_torch(keys, tokens))
 
 
 def lower_bounds(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """Return f32[rows]: the least of scaled logits f32[rows, vocab] that top-k, top-p and min-p keep; -inf where
-    nothing cuts."""
+    """Return f32[rows]: the least scaled logit of f32[rows, vocab] that top-k, top-p and min-p keep.
+
+    -inf if they cut no token.
+    """
     bounds = torch.from_numpy(rows["log_min_p"].copy()).to(scaled.device)
     ranked = np.flatnonzero((rows["top_k"] > 0) | (rows["top_p"] < 1))
     for first in range(0, len(ranked), WIDE_ROWS):
@@ -141,15 +147,14 @@ def _bounds_by_rank(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 def draw_by_chunks(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Draw a token i64[n] of each unnormalised distribution f64[n, vocab], by inversion of uniforms f64[n] in (0,
-    1)."""
+    """Draw a token i64[n] of each unnormalised distribution f64[n, vocab], by inversion of uniforms f64[n]."""
     num, vocab = probs.shape
     chunks = torch.nn.functional.pad(probs, (0, -vocab % CHUNK)).view(num, -1, CHUNK)
     reached = chunks.sum(2).cumsum(1)
     aims = uniforms[:, None] * reached[:, -1:]
-    # The first with more than the aim: never one of probability 0.
+    # The first token with more than the aim, never one of probability 0.
     chunk = torch.searchsorted(reached, aims, right=True).clamp(max=chunks.shape[1] - 1)
     inside = chunks.gather(1, chunk[:, :, None].expand(-1, -1, CHUNK))[:, 0].cumsum(1)
     before = torch.where(chunk > 0, reached.gather(1, (chunk - 1).clamp(min=0)), 0)
-    aims = torch.minimum(aims - before, inside[:, -1:] * (1 - 2.0**-52))  # rounding leads to no token beyond the chunk
+    aims = torch.minimum(aims - before, inside[:, -1:] * (1 - 2.0**-52))  # rounding must not lead beyond the chunk
     return (chunk * CHUNK + torch.searchsorted(inside, aims, right=True))[:, 0]

@@ -1,4 +1,4 @@
-"""Arrays on their way between the host and a GPU, for which neither waits longer than it must."""
+"""Transfers of arrays between host and GPU that let neither wait longer than necessary."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import torch
 
 
 def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy values to the device without waiting for what it was given before, which memory that may be paged can
-    need."""
+    """Copy values to the device without waiting for its earlier work. Pageable memory could need that."""
     found = torch.from_numpy(values)
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
 
 class Fetched:
-    """A tensor's values on their way to the host; they leave as soon as the device has them."""
+    """A tensor's values on their way to the host. The copy starts as soon as the device has them."""
 
     def __init__(self, found: torch.Tensor) -> None:
         on_gpu = found.is_cuda
@@ -27,7 +26,7 @@ class Fetched:
             self._arrived.record(torch.cuda.current_stream(found.device))
 
     def wait(self) -> npt.NDArray[Any]:
-        """Return them once they are there."""
+        """Return the values once they have arrived."""
         if self._arrived is not None:
             self._arrived.synchronize()
         values: npt.NDArray[Any] = self._values.numpy()

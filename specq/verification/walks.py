@@ -1,7 +1,7 @@
-"""How `probabilistic` goes down the drafted trees of many sessions: the rule itself, child by child.
+"""The walk of `probabilistic` down the drafted trees of many sessions: the rule itself, child by child.
 
-`walk` is the rule in plain Python, what tests change and what runs where no C compiler is; `specq_walk` of
-kernels/rows.c is the same, for all sessions in one call.
+`walk` is the rule in plain Python. Tests change it, and it runs without a C compiler. `specq_walk` of
+kernels/rows.c does the same for all sessions in one call.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ CONTEXT = -1  # the end of a path without nodes
 
 @dataclass(slots=True)
 class Paths:
-    """The accepted paths of some steps, as far as they are known; arrays of one entry a step.
+    """The accepted paths of some steps, as far as they are known. Arrays have one entry per step.
 
-    ends i64, lengths i64     the node at each path's end, or CONTEXT, and the number of nodes; nodes i32[n] holds them,
-                              from where the step's nodes begin on
-    has_ended bool            no child of the end was accepted
-    num_edits i64, edit_ids i64[steps, room], edit_values f64[steps, room]
-                              of ended paths: what the target's probabilities of some tokens have become there
+    - `ends` i64: the node at each path's end, or CONTEXT.
+    - `lengths` i64: the number of nodes of each path.
+    - `nodes` i32[n]: each path, from the start of the step's nodes on.
+    - `has_ended` bool: all children of the end were rejected.
+    - `num_edits` i64, `edit_ids` i64[steps, room], `edit_values` f64[steps, room]: for ended paths, the remaining
+      target probabilities of some tokens.
     """
 
     ends: Int64Array
@@ -43,7 +44,7 @@ class Paths:
 
     @staticmethod
     def of(drafted: Drafted) -> Paths:
-        """Paths that have not begun."""
+        """Return paths that have not begun."""
         num_steps, most = len(drafted.firsts) - 1, int(np.diff(drafted.firsts).max(initial=0))
         room = drafted.weights.shape[1] + most
         return Paths(
@@ -61,15 +62,15 @@ class Paths:
         return NodePaths(drafted.firsts[:-1], self.lengths, self.nodes)
 
     def edits(self, which: Int64Array) -> Edits:
-        """Return the edits of some steps' paths, which have ended."""
+        """Return the edits of some steps' ended paths."""
         place, column = np.nonzero(np.arange(self.edit_ids.shape[1]) < self.num_edits[which, None])
         return Edits(place, self.edit_ids[which[place], column], self.edit_values[which[place], column])
 
 
 def extend(paths: Paths, drafted: Drafted, probs: Float64Array, *, levels: int) -> None:
-    """Judge the children at the ends of paths that have not ended, `levels` levels down.
+    """Judge the children at the ends of open paths, `levels` levels down.
 
-    probs f64[n, k + 1]: the target's probabilities of `Drafted.named`, where they are needed
+    `probs`: f64[n, k + 1], the target's probabilities of `Drafted.named`, for the nodes that need them.
     """
     library = host_kernels.kernels()
     if library is None:
@@ -88,11 +89,14 @@ def extend(paths: Paths, drafted: Drafted, probs: Float64Array, *, levels: int) 
 
 @dataclass(slots=True)
 class SiblingGroup:
-    """The children of one node, or of the context, while they are judged. It has an entry for each token that they or
-    their draft distribution name.
+    """The children of one node, or of the context, while they are judged.
 
-    weights    of the distribution that the sampled ones were drawn from, without those drawn so far; total: their sum
-    residual   what is left of the target's probabilities, unnormalised; mass: their sum over the vocabulary
+    It has an entry for each token of the children or their draft distribution.
+
+    - `weights`: of the distribution of the sampled children, without those drawn so far.
+    - `total`: the sum of the weights.
+    - `residual`: the remaining target probabilities, unnormalised.
+    - `mass`: their sum over the vocabulary.
     """
 
     token_ids: list[int]
@@ -103,7 +107,10 @@ class SiblingGroup:
 
 
 def walk(step: int, paths: Paths, drafted: Drafted, probs: Float64Array) -> bool:
-    """Judge the children at the end of one step's path. Go on to the one that is accepted, or end and return False."""
+    """Judge the children at the end of one step's path.
+
+    Extend the path by the accepted child, or end it and return False.
+    """
     first, end = drafted.firsts[step : step + 2].tolist()
     children = first + np.flatnonzero(drafted.parents[first:end] == paths.ends[step])
     ordered = order_of_judgement(children.tolist(), drafted)
@@ -121,7 +128,7 @@ def walk(step: int, paths: Paths, drafted: Drafted, probs: Float64Array) -> bool
 
 
 def order_of_judgement(children: Sequence[int], drafted: Drafted) -> list[int]:
-    """Return siblings as they are judged: sampled ones in draw order, which is the tree's, then point masses."""
+    """Return siblings in order of judgement: sampled ones in draw order, which is the tree's, then point masses."""
     return sorted(children, key=lambda child: not drafted.is_sampled[child])
 
 
@@ -144,7 +151,7 @@ def sibling_group_of(children: Sequence[int], drafted: Drafted, probs: Float64Ar
 
 
 def judge_child(sibling_group: SiblingGroup, token_id: int, uniform: float, is_sampled: bool) -> bool:
-    """Accept the child with that token, or else subtract its distribution from the target's."""
+    """Accept the child with that token, or subtract its distribution from the target's."""
     place = sibling_group.token_ids.index(token_id)
     if is_sampled:
         distribution = [weight / max(sibling_group.total, 1) for weight in sibling_group.weights]
@@ -162,13 +169,13 @@ def judge_child(sibling_group: SiblingGroup, token_id: int, uniform: float, is_s
 
 
 def strike(sibling_group: SiblingGroup, place: int) -> None:
-    """Take a drawn token out of the distribution that its later siblings were drawn from."""
+    """Remove a drawn token from the distribution of its later siblings."""
     sibling_group.total -= sibling_group.weights[place]
     sibling_group.weights[place] = 0.0
 
 
 def end_path(step: int, paths: Paths, sibling_group: SiblingGroup) -> None:
-    """Keep what is left of the target's probabilities, for the token that follows the path."""
+    """Keep the remaining target probabilities, for the token after the path."""
     kept = [
         (token, left) for token, left in zip(sibling_group.token_ids, sibling_group.residual, strict=True) if token >= 0
     ]

@@ -77,7 +77,7 @@ class VerifierInbox:
         """
         handler = self._handlers.get(type(message))
         if handler is None:
-            raise ProtocolError(f"a verifier takes no {message.TYPE}")
+            raise ProtocolError(f"a verifier does not accept {message.TYPE}")
         self.sessions.changed()
         try:
             return handler(message, now)
@@ -88,7 +88,7 @@ class VerifierInbox:
 
     def _not_handled(self, message: Message, error: Exception) -> list[Message]:
         """Fail a session that could not be opened; drop any other message."""
-        log.error("message_not_handled", kind=message.TYPE, **traced(error))
+        log.error("message_handling_failed", kind=message.TYPE, **traced(error))
         if isinstance(message, Open):
             faults = Faults()
             faults.note(message, "opened", error)

@@ -102,7 +102,7 @@ def test_a_key_that_is_missing_is_said_before_anything_is_started(keys):
     """Whose, and how to make it; drafters that there are not need none."""
     (Path(keys) / "laptop.secret").unlink()
     Servers(pair_config("tiny", "tiny", 0, keys))
-    with pytest.raises(ConfigError, match="of the role draft; make one: specq keys"):
+    with pytest.raises(ConfigError, match="of the role draft; create one: specq keys"):
         Servers(pair_config("tiny", "tiny", 1, keys))
     with pytest.raises(ConfigError, match="of the role draft"):
         roundtrip(keys=keys)

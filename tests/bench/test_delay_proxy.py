@@ -262,7 +262,7 @@ def round_trip(peer: zmq.Socket[bytes], payload: bytes) -> float:
 def test_it_listens_on_this_machine_only(spawn):
     process = spawn("--listen", "tcp://0.0.0.0:*", program=PROGRAM)
     assert process.wait(PATIENCE_S) == 2
-    assert "which others can reach" in process.output.read_text()
+    assert "which other machines can reach" in process.output.read_text()
 
 
 def test_it_ends_when_asked(spawn):

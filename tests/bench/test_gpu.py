@@ -16,11 +16,11 @@ def test_without_a_gpu_the_message_says_so(tmp_path):
     """Before anything is made or started."""
     outcome = bench("--only", "own", "--pair", tmp_path / "pair")
     assert outcome.exit_code == 2
-    assert "no device cuda is here" in outcome.stderr
+    assert "device cuda is not available" in outcome.stderr
     assert not (tmp_path / "pair").exists()
 
 
 def test_a_device_that_is_none_is_refused(tmp_path):
     outcome = bench("--device", "nope", "--only", "own", "--pair", tmp_path / "pair")
     assert outcome.exit_code == 2
-    assert "device is 'nope'; torch has here" in outcome.stderr
+    assert "device is 'nope'; available to torch" in outcome.stderr

@@ -135,7 +135,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         outcome = bench("--compare", a, file)
         assert outcome.exit_code == 2
         assert reason in outcome.stderr
-    assert "give no suite" in bench("--compare", a, a, "pair").stderr
+    assert "remove the suite name" in bench("--compare", a, a, "pair").stderr
     with pytest.raises(ConfigError, match="pair and shapes"):
         compare_reports(*(json.loads(path.read_text()) for path in (a, other)))
 
@@ -144,4 +144,4 @@ def test_a_report_is_not_begun_where_it_cannot_be_written(tmp_path):
     """The message names the directory that is not there, before anything is measured."""
     done = CliRunner().invoke(main, ["bench", "roundtrip", "--out", str(tmp_path / "none" / "report.json")])
     assert done.exit_code == 2
-    assert f"{tmp_path / 'none'} is no directory" in done.output
+    assert f"{tmp_path / 'none'} is not a directory" in done.output

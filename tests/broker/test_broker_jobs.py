@@ -78,9 +78,9 @@ def test_a_full_queue_refuses_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"priority": 1001}, "priority is 1001; it must be a whole number from -1000 to 1000"),
+        ({"priority": 1001}, "priority is 1001, but must be a whole number from -1000 to 1000"),
         ({"deadline_ms": -1}, "deadline_ms is -1"),
-        ({"label": "x" * 1001}, "(1001 characters); it must be text of at most 1000 characters"),
+        ({"label": "x" * 1001}, "(1001 characters), but must be text of at most 1000 characters"),
     ],
 )
 def test_options_out_of_bounds_are_refused(fields: dict[str, object], reason: str) -> None:

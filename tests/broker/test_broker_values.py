@@ -39,8 +39,8 @@ def raw(message: Message, **header: object) -> list[bytes]:
 @pytest.mark.parametrize(
     ("params", "reason"),
     [
-        ({"top_k": 2**63}, "top_k is 9223372036854775808; it must be 0 (off) or a number of tokens below 2**31"),
-        ({"repetition_penalty": 1e-40}, "repetition_penalty is 1e-40; it must be in [0.01, 100]"),
+        ({"top_k": 2**63}, "top_k is 9223372036854775808, but must be 0 (off) or a number of tokens below 2**31"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty is 1e-40, but must be in [0.01, 100]"),
         ({"tree": 5}, "unknown sampling parameter 'tree'"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_worker_is_told_what_is_out_of_bounds() -> None:
     desk = Desk()
     (refused,) = desk.take(desk.broker.from_front(EVIL, raw(hello, max_sessions=-1), desk.now), EVIL)
     assert isinstance(refused, Refused)
-    assert "hello.max_sessions is -1; it must be a whole number from 0" in refused.reason
+    assert "hello.max_sessions is -1, but must be a whole number from 0" in refused.reason
 
 
 def stored(misfit: str) -> StoredJob:

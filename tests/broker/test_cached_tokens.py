@@ -157,7 +157,7 @@ def test_a_verifier_of_before_is_told_nothing_new_and_takes_no_salt() -> None:
     assert all(message.by_owner == (to == b"new") for (to, _), message in told.items())
     assert told[b"new", 3].owner.endswith(" /ann")
     assert isinstance(refused, Failed)
-    assert (refused.code, "cache_salt: all are of an older version" in refused.reason) == ("no_verifier", True)
+    assert (refused.code, "cache_salt: all have an older version" in refused.reason) == ("no_verifier", True)
 
 
 @pytest.mark.parametrize("salt", ["", "s"])
@@ -185,7 +185,7 @@ def test_a_job_with_a_salt_waits_for_a_verifier_that_knows_it() -> None:
         desk.take(desk.broker.tick(desk.now))
     assert {to for to, message in desk.sent if isinstance(message, Open)} == {VERIFIER}
     (failed,) = desk.received(b"", Failed)
-    assert "that knows cache_salt was there for 5 s" in failed.reason
+    assert "that knows cache_salt was available for 5 s" in failed.reason
 
 
 def test_drafters_of_before_see_no_new_field_and_draft_for_nobody_s_own_texts() -> None:

@@ -35,7 +35,7 @@ def test_a_session_that_never_arrives_fails_its_job() -> None:
     for _ in range(1200):
         beat(desk, VERIFIER, deaf=VERIFIER)
     (failed,) = desk.received(ANN, Failed)
-    assert "given up after 3 failures" in failed.reason
+    assert "gave up after 3 failures" in failed.reason
     assert "never confirmed it" in failed.reason
     assert opens(desk)[VERIFIER] <= 100
     assert desk.broker.state.workers.get(VERIFIER).job_ids == set()

@@ -180,11 +180,14 @@ def others_goodput(*, flooded: bool, num_jobs: int = 4, seconds: float = 0.4) ->
     return (sum(after) - sum(before)) / seconds
 
 
+PROBES_SHARE = 0.05  # of so short a time, that the verifier spends on trying the flood's drafts
+
+
 def test_a_flood_costs_others_no_more_than_a_share():
     """Ten thousand drafts a second for one of four sessions take an eighth of the verifier's time, not all of it."""
     calm, flooded = others_goodput(flooded=False), others_goodput(flooded=True)
     share = DRAFTS_SHARE / 4 * (1 + BURST_S / 0.4)
-    assert flooded > (1 - share - 0.03) * calm
+    assert flooded > (1 - share - PROBES_SHARE) * calm
     assert flooded < 0.99 * calm, "the flood should have cost something, or nothing is tested"
 
 
@@ -225,7 +228,7 @@ def test_ten_times_overload_for_a_minute():
     refused = [one.failed for one in world.received.values() if one.failed]
     assert len(done) + len(refused) == arrivals_s * seconds
     assert {(one.code, one.reason) for one in refused} == {
-        ("busy", "the queue is full (50 jobs); try again when some have ended")
+        ("busy", "the queue is full (50 jobs); try again when some have finished")
     }
     assert all(one.token_ids == toy_text([5, 6, 1 + job_id % 40], 10) for job_id, one in done.items())
     assert len(done) > 0.9 * 8 / 0.0545 / 10 * seconds

@@ -168,7 +168,7 @@ def test_a_key_that_is_taken_off_the_list_may_nothing():
     assert passed_on(guarded.say("laptop", a_draft(mine))) == []
     assert guarded.say("laptop", Heartbeat(incarnation=1, state="ready")) == []
     (failed,) = guarded.received("alice", Follow(job_id=1))
-    assert (failed.code, failed.reason) == ("forbidden", "this key is not allowed any more")
+    assert (failed.code, failed.reason) == ("forbidden", "this key is no longer allowed")
 
 
 def test_a_role_is_not_taken_on_ones_word():
@@ -177,7 +177,7 @@ def test_a_role_is_not_taken_on_ones_word():
         (refused,) = guarded.received(who, Hello(role=role, name="x", incarnation=1, model=toy_info(), endpoint="x"))
         assert isinstance(refused, Refused)
         assert refused.fatal
-        assert f"the key {who} has the role {KEYS[who]}; this takes the role {role}" == refused.reason
+        assert f"the key {who} has the role {KEYS[who]}; expected the role {role}" == refused.reason
     assert guarded.broker.state.workers.all() == []
 
 

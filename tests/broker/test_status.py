@@ -80,7 +80,7 @@ def test_faults_are_there_with_their_reason():
         ("worker_failed", "v", "it reported an error"),
     ]
     assert ("job_failed", "1", "its weights are broken") in found
-    assert ("worker_lost", "v", "it was silent for too long") in found
+    assert ("worker_lost", "v", "it sent nothing for too long") in found
     assert ("given_back", "1", "no room") in found
 
 

@@ -100,8 +100,8 @@ def test_a_verifier_tells_of_its_own_tokenizer_only() -> None:
     ("served", "wanted", "said"),
     [
         ((), "smolm2", "no verifier of model 'smolm2' is registered with this broker; start one: "),
-        (("tiny",), "smolm2", "with this broker; served are tiny; start one: "),
-        (("tiny", "smollm2"), "smolm2", "; served are smollm2, tiny; did you mean 'smollm2'? Or start one: "),
+        (("tiny",), "smolm2", "with this broker; served: tiny; start one: "),
+        (("tiny", "smollm2"), "smolm2", "; served: smollm2, tiny; did you mean 'smollm2'? Or start one: "),
     ],
 )
 def test_who_asks_for_a_model_that_is_not_served_learns_what_is(served, wanted, said):

@@ -49,7 +49,7 @@ def test_a_job_whose_weights_are_gone_fails() -> None:
     wait(desk, 4)
     assert (job.transcript.finish, job.transcript.failure.code, job.transcript.token_ids) == ("error", "engine", [7])
     assert "of the model toy with the weights toy int" in job.transcript.failure.reason
-    assert "served are toy with 0123456789ab int" in job.transcript.failure.reason
+    assert "served: toy with 0123456789ab int" in job.transcript.failure.reason
 
 
 def test_a_job_whose_model_is_gone_fails() -> None:
@@ -60,7 +60,7 @@ def test_a_job_whose_model_is_gone_fails() -> None:
     wait(desk, WAIT_S + 2)
     assert (
         job.transcript.failure.reason
-        == "no verifier of the model toy was there for 600 s (weights_wait_seconds); none is served"
+        == "no verifier of the model toy was available for 600 s (weights_wait_seconds); none is served"
     )
 
 

@@ -223,7 +223,7 @@ class Schedule:
 
     def _check_failure(self, reason: str) -> None:
         """A job may be given up only where so many verifiers died, or seemed to."""
-        assert "verifiers died of it" in reason, reason
+        assert "verifiers crashed because of it" in reason, reason
         faults = self.world.faults
         num_dead = faults["verifier_killed"] + 2 * faults["all_verifiers_killed"]
         num_silent = faults["worker_frozen"] + faults["line_stalled"] + faults["verifier_drained"]

@@ -92,7 +92,7 @@ def test_a_command_changes_the_next_answer():
     assert session.client.asked[0][1] == {"temperature": 0.5}
     assert session.notes[0] == "temperature: 0.5"
     assert session.notes[1].endswith("88 tokens/s; seed 7)")
-    assert session.notes[2] == "specq: seed is 'x'; it must be a whole number, or none"
+    assert session.notes[2] == "specq: seed is 'x', but must be a whole number, or none"
 
 
 @pytest.fixture
@@ -175,12 +175,12 @@ def test_the_oldest_turns_go_with_a_note():
     session = Session(FakeClient(limit=40))
     session.talk("a" * 12, "b" * 12, "c" * 12, "/quit")
     assert session.turns == [("b" * 12, "Hello"), ("c" * 12, "Hello")]
-    assert session.notes[2] == "(the oldest turn dropped: toy takes 40 tokens in all)"
+    assert session.notes[2] == "(the oldest turn dropped: toy accepts 40 tokens in total)"
 
 
 def test_a_model_without_a_template_does_not_chat():
     session = Session(FakeClient())
     session.client.model.codec.has_chat_template = False
-    with pytest.raises(JobError, match="toy has no chat template: it does not chat"):
+    with pytest.raises(JobError, match="toy has no chat template, so it cannot chat"):
         session.chat.served()
     session.chat.close()

@@ -37,14 +37,14 @@ def test_parameters(line, shown, parameters, settings):
 @each(
     ("line", "said"),
     [
-        ("/temp warm", "temperature is 'warm'; it must be a number, or none"),
+        ("/temp warm", "temperature is 'warm', but must be a number, or none"),
         ("/temp 101", "temperature is 101"),
         ("/temp nan", "temperature is nan"),
-        ("/seed 1.5", "seed is '1.5'; it must be a whole number, or none"),
-        ("/mode fast", "mode is 'fast'; it must be one of async, sync, plain"),
+        ("/seed 1.5", "seed is '1.5', but must be a whole number, or none"),
+        ("/mode fast", "mode is 'fast', but must be one of async, sync, plain"),
         ("/max 0", "max_tokens is 0"),
-        ("/", "unknown command /; known are /help"),
-        ("/etc/passwd", "unknown command /etc/passwd; known are /help, /system, /reset, /temp, /seed"),
+        ("/", "unknown command /; known: /help"),
+        ("/etc/passwd", "unknown command /etc/passwd; known: /help, /system, /reset, /temp, /seed"),
     ],
 )
 def test_what_is_wrong_is_said_and_changes_nothing(line, said, settings):

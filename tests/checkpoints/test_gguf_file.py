@@ -69,7 +69,7 @@ def test_wherever_it_is_cut_it_is_refused(path, tmp_path):
     cut = tmp_path / "cut.gguf"
     for length in (*range(0, needed, 7), needed - 1):
         cut.write_bytes(data[:length])
-        with pytest.raises(ConfigError, match=r"cut\.gguf is (cut|no GGUF file)"):
+        with pytest.raises(ConfigError, match=r"cut\.gguf is (cut|not a GGUF file)"):
             read_gguf(cut)
     cut.write_bytes(data[:needed])
     assert read_gguf(cut).metadata["numbers"] == [3, 1, 2]
@@ -89,7 +89,7 @@ def test_whatever_a_byte_of_the_header_becomes_there_is_a_file_or_a_reason(path,
 @each(
     ("data", "said"),
     [
-        (b"", "is no GGUF file: it has 0 bytes"),
+        (b"", "is not a GGUF file: it has 0 bytes"),
         (b"<!DOCTYPE html><html>", "does not begin with GGUF"),
         (b"GGUF\1\0\0\0" + bytes(100), "has GGUF version 1"),
         (b"GGUF\0\0\0\3" + bytes(100), "another byte order"),
@@ -114,7 +114,7 @@ def test_texts_of_a_directory(tmp_path):
     assert read_text(tmp_path, "tokenizer.json") is None
     assert read_json(tmp_path, "config.json") == {"a": 1}
     assert read_json(tmp_path, "tokenizer.json") == {}
-    with pytest.raises(ConfigError, match=r"list\.json holds list; it must be a JSON object"):
+    with pytest.raises(ConfigError, match=r"list\.json holds list, but must be a JSON object"):
         read_json(tmp_path, "list.json")
     for broken in ("{", '{"a":' * 10_000):
         (tmp_path / "broken.json").write_text(broken)
@@ -130,5 +130,5 @@ def test_lists_in_lists_without_end_are_refused(tmp_path):
     path = tmp_path / "model.gguf"
     start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
     path.write_bytes(start + struct.pack("<IQ", 9, 1) * 100_000 + struct.pack("<IQ", 4, 0))
-    with pytest.raises(ConfigError, match="lists of its header are nested without end"):
+    with pytest.raises(ConfigError, match="lists in its header are nested too deeply"):
         read_gguf(path)

@@ -80,10 +80,10 @@ WRONG: dict[str, tuple[Callable[[list[Path], Path], object], str]] = {
         lambda parts, _: parts[1].unlink(),
         r"one of 3 parts of a model; missing beside it: m-00002-of-00003\.gguf",
     ),
-    "swapped": (lambda parts, _: swap(parts), r"m-00002-of-00003\.gguf says that it is part 3 of 3 .*, not 2 of 3"),
+    "swapped": (lambda parts, _: swap(parts), r"m-00002-of-00003\.gguf contains part 3 of 3 .*, not 2 of 3"),
     "one stands twice": (
         lambda parts, _: shutil.copy(parts[0], parts[2]),
-        r"m-00003-of-00003\.gguf says that it is part 1 of 3",
+        r"m-00003-of-00003\.gguf contains part 1 of 3",
     ),
     "renamed": (
         lambda parts, _: parts[0].rename(parts[0].with_name("model.gguf")),
@@ -95,7 +95,7 @@ WRONG: dict[str, tuple[Callable[[list[Path], Path], object], str]] = {
     ),
     "one of a larger model": (
         lambda parts, place: shutil.copy(place / "n-00003-of-00003.gguf", parts[2]),
-        r"(both have the tensor|is of a model of \d+ tensors)",
+        r"(both have the tensor|belongs to a model of \d+ tensors)",
     ),
 }
 
@@ -129,5 +129,5 @@ def test_the_suffix_counts_in_any_case_and_a_directory_is_no_file(source: Path, 
     shutil.copytree(source, tmp_path / "hf")
     shutil.copy(path, tmp_path / "hf")
     assert local_checkpoint(str(tmp_path / "hf")) == tmp_path / "hf", "weights of Hugging Face layout come first"
-    with pytest.raises(ConfigError, match=r"M\.GGUF is a GGUF file, which the vllm engine does not take"):
+    with pytest.raises(ConfigError, match=r"M\.GGUF is a GGUF file, which the vllm engine does not support"):
         resolve_directory(str(path), "the vllm engine")

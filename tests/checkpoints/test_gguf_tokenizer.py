@@ -116,13 +116,13 @@ def test_a_prompt_begins_and_ends_as_the_file_says(changes, before, after):
 
 
 REFUSED = {
-    "kind": ({"model": "llama"}, r"a\.gguf has a tokenizer of the kind 'llama'; supported is 'gpt2' .*not llama, t5"),
-    "rule": ({"pre": "tekken"}, r"by the rule 'tekken' \(tokenizer\.ggml\.pre\); supported are gpt-2, llama-bpe"),
+    "kind": ({"model": "llama"}, r"a\.gguf has a tokenizer of kind 'llama'; supported: 'gpt2' .*not llama, t5"),
+    "rule": ({"pre": "tekken"}, r"by the rule 'tekken' \(tokenizer\.ggml\.pre\); supported: gpt-2, llama-bpe"),
     "no rule": ({"pre": ""}, "by the rule ''"),
     "no tokens": ({"tokens": None}, r"no tokenizer\.ggml\.tokens"),
-    "other tokens": ({"tokens": [1, 2]}, r"no tokenizer\.ggml\.tokens, or not as a list of str"),
-    "too few kinds": ({"token_type": [1]}, "it has 360 tokens and 1 kinds of them"),
-    "a merge": ({"merges": ["a b c"]}, "merge 'a b c'; it must be two tokens"),
+    "other tokens": ({"tokens": [1, 2]}, r"no tokenizer\.ggml\.tokens that is a list of str"),
+    "too few kinds": ({"token_type": [1]}, "it has 360 tokens and 1 token types"),
+    "a merge": ({"merges": ["a b c"]}, "merge 'a b c'; expected two tokens"),
 }
 
 

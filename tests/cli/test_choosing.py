@@ -55,7 +55,7 @@ def test_the_user_chooses(outcome, typed, expected):
     done, said, status = outcome("--model", "tiny", typed=typed)
     assert done == expected
     assert status == 1
-    assert "the model 'tiny' is not served by the broker at tcp://127.0.0.1:5750; served are smollm2, mine" in said
+    assert "the broker at tcp://127.0.0.1:5750 does not serve the model 'tiny'; served models: smollm2, mine" in said
     assert ["Aborted" in said, "enough is known" in said] == [not expected, bool(expected)]
 
 
@@ -90,7 +90,7 @@ def test_nobody_is_asked_where_it_was_said(outcome, arguments, expected, at_term
 def test_a_name_that_no_model_could_have_is_refused_with_the_served_one_that_is_like_it(outcome):
     done, said, status = outcome("--model", "smolm2")
     assert (done, status) == ([], 2)
-    assert said.endswith("served are smollm2, mine; did you mean 'smollm2'?\n")
+    assert said.endswith("served models: smollm2, mine; did you mean 'smollm2'?\n")
 
 
 @each("served", [None, []])

@@ -86,18 +86,18 @@ def test_each_command_has_help(name):
 @each(
     ("arguments", "said"),
     [
-        (["broker", "--bind", "tcp://0.0.0.0:1"], "broker.bind is tcp://0.0.0.0:1, which others can reach"),
+        (["broker", "--bind", "tcp://0.0.0.0:1"], "broker.bind is tcp://0.0.0.0:1, which other machines can reach"),
         (["broker", "--config", "nowhere.toml"], "nowhere.toml"),
         (["worker", "--role", "draft", "--engine", "torch"], "unknown option of draft engine"),
-        (["worker", "--role", "draft", "--cores", "1-x"], "'1-x' is no list of CPU ids such as 0,2-3"),
-        (["worker", "--role", "draft", "--cores", "5-2"], "'5-2' is no list of CPU ids such as 0,2-3"),
+        (["worker", "--role", "draft", "--cores", "1-x"], "'1-x' is not a list of CPU ids; expected e.g. 0,2-3"),
+        (["worker", "--role", "draft", "--cores", "5-2"], "'5-2' is not a list of CPU ids; expected e.g. 0,2-3"),
         (["worker", "--role", "draft", "--cores", f"0-{10**12}"], "each at most 65535"),
         (["worker", "--role", "target", "--model", "./nowhere"], "there is no model directory nowhere"),
         (["worker"], "Missing option '--role'"),
-        (["up", "--targets", "0"], "up.targets is 0; it must be from 1"),
+        (["up", "--targets", "0"], "up.targets is 0, but must be from 1"),
         (["status", "--broker", "nonsense"], "client.broker is 'nonsense'"),
         (["status", "--keys", "nowhere/x"], "nor a key nowhere/x.secret"),
-        (["broker", "--keys", "."], "role broker; make one: specq keys . NAME --role broker"),
+        (["broker", "--keys", "."], "role broker; create one: specq keys . NAME --role broker"),
         (["keys", ".", "x"], "Missing option '--role'"),
         (["keys", ".", "x", "--role", "client", "--trusted"], "only drafters can be trusted"),
         (["nonsense"], "No such command 'nonsense'"),
@@ -119,7 +119,7 @@ def test_mistakes_are_one_clear_line(arguments, said):
         for (keys, said) in [
             ("none", "there is neither a directory of keys none nor a key none.secret"),
             ("file", "there is neither a directory of keys file nor a key file.secret"),
-            ("empty", "empty holds no secret key of the role"),
+            ("empty", "empty contains no secret key of the role"),
             ("bad", "bad/x.secret is not a valid key file"),
             ("bad/x", "bad/x.secret is not a valid key file"),
             ("folder", "cannot read the key folder/x.secret: Is a directory"),
@@ -259,7 +259,7 @@ def test_what_is_no_job_is_told_where_jobs_are_listed(command, job):
     """`specq jobs` shows the id of a prompt beside the job's number, and only the number names one."""
     result = _run(command, job)
     assert result.exit_code == 2
-    assert "is not the number of a job, which `specq jobs` shows first" in " ".join(result.stderr.split())
+    assert "is not a job number; `specq jobs` shows it in the first column" in " ".join(result.stderr.split())
 
 
 INTERRUPTED = """
@@ -318,7 +318,7 @@ def test_of_the_jobs_that_ended_the_newest_are_listed(monkeypatch, arguments, nu
 
 
 def test_without_the_repository_bench_says_what_there_is(tmp_path):
-    with pytest.raises(ConfigError, match=r"from a checkout of the repository.*specq doctor"):
+    with pytest.raises(ConfigError, match=r"needs a checkout of the repository.*specq doctor"):
         load_bench(tmp_path)
 
 

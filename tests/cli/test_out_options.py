@@ -61,14 +61,14 @@ def test_a_file_that_cannot_be_written_is_refused_first(command, tmp_path):
 
 @each("command", FILES)
 def test_a_file_in_a_directory_that_is_not_there_is_refused_first(command, tmp_path):
-    assert f"{tmp_path / 'none'} is no directory" in refusal(*command, str(tmp_path / "none" / "x"))
+    assert f"{tmp_path / 'none'} is not a directory" in refusal(*command, str(tmp_path / "none" / "x"))
 
 
 @each("command", FOLDERS)
 def test_a_directory_that_cannot_be_made_is_refused_first(command, tmp_path):
     (tmp_path / "file").write_text("")
     assert "is a file" in refusal(*command, str(tmp_path / "file"))
-    assert f"{tmp_path / 'file'} is no directory" in refusal(*command, str(tmp_path / "file" / "deeper" / "x"))
+    assert f"{tmp_path / 'file'} is not a directory" in refusal(*command, str(tmp_path / "file" / "deeper" / "x"))
 
 
 def test_a_full_disk_is_noticed_before(tmp_path, monkeypatch):
@@ -180,7 +180,7 @@ def test_ctrl_c_says_how_a_run_goes_on(tmp_path, monkeypatch, to_file):
     monkeypatch.setattr(submit, "run_lines", interrupted)
     outcome = CliRunner().invoke(main, ["submit", str(prompts), "--out", str(out) if to_file else "-"])
     assert outcome.exit_code == 1
-    how = f"; the same command again goes on with {out}" if to_file else ""
+    how = f"; run the same command again to continue {out}" if to_file else ""
     assert outcome.stderr == f"specq: stopped{how}\n"
 
 

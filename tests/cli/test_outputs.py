@@ -132,7 +132,7 @@ with unwritable_said():
     ("error", "said"),
     [
         (IsADirectoryError(errno.EISDIR, "Is a directory", "x/y"), "specq: x/y: Is a directory"),
-        (OSError(errno.ENOSPC, FULL), f"specq: a file cannot be read or written: {FULL} (at "),
+        (OSError(errno.ENOSPC, FULL), f"specq: cannot read or write a file: {FULL} (at "),
         (SafetensorError("Error while serializing: I/O error: Read-only file system (os error 30)"), "Read-only file"),
         (RuntimeError("[enforce fail at x.cc:7] . open file failed with strerror: Is a directory"), "Is a directory"),
     ],

@@ -17,7 +17,7 @@ from specq.cli.standard_input import read_all, read_piped
 from tests.each import each
 
 PATIENCE_S = 30.0  # less than a test may take
-SAID = "specq: nothing came on standard input within 0 s; going on without it"
+SAID = "specq: received no standard input within 0 s; continuing without it"
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def test_null_has_nothing(monkeypatch, mode):
 def test_who_asks_for_what_cannot_be_read_is_told(monkeypatch):
     with (
         stdin_of(monkeypatch, os.open(os.devnull, os.O_WRONLY)),
-        pytest.raises(click.UsageError, match="standard input cannot be read: Bad file descriptor"),
+        pytest.raises(click.UsageError, match="cannot read standard input: Bad file descriptor"),
     ):
         read_all()
 

@@ -75,19 +75,19 @@ def test_no_parameter_is_forgotten():
 @each(
     ("options", "reason"),
     [
-        (["--n", "0"], "n is 0; it must be a whole number in [1, 128]"),
+        (["--n", "0"], "n is 0, but must be a whole number in [1, 128]"),
         (["--threshold", "0.1"], "threshold is given with strategy deterministic"),
-        (["--mode", "fast"], "mode is 'fast'; it must be one of async, sync, plain"),
+        (["--mode", "fast"], "mode is 'fast', but must be one of async, sync, plain"),
         (["--mode", "plain", "--max-depth", "3"], "max_depth is given with mode plain"),
         (["--num-candidates", "2", "--tree", "[[0]]"], "tree and num_candidates"),
-        (["--tree", "[[0"], "'[[0' is not a list of paths such as [[0],[0,0],[1]]"),
+        (["--tree", "[[0"], "'[[0' is neither a list of paths such as [[0],[0,0],[1]]"),
         (["--tree", "[[99]]"], "non-empty paths of ranks in [0, 64)"),
-        (["--logit-bias", "42"], "'42' is not a token id and a bias such as 42=-1.5"),
+        (["--logit-bias", "42"], "'42' is not a token id with a bias; expected e.g. 42=-1.5"),
         (["--logit-bias", "42=nan"], "a bias in [-100, 100]"),
-        (["--stop-token-ids", "5,x"], "'5,x' is not a list of whole numbers such as 5,17"),
+        (["--stop-token-ids", "5,x"], "'5,x' is not a list of integers; expected e.g. 5,17"),
         (["--bad-words", " "], "bad_words"),
-        (["--frequency-penalty", "3"], "frequency_penalty is 3.0; it must be in [-2, 2]"),
-        (["--logprobs", "21"], "logprobs is 21; it must be in [-1, 20]"),
+        (["--frequency-penalty", "3"], "frequency_penalty is 3.0, but must be in [-2, 2]"),
+        (["--logprobs", "21"], "logprobs is 21, but must be in [-1, 20]"),
     ],
 )
 def test_bad_values(broker, tmp_path, options, reason):

@@ -117,12 +117,12 @@ def test_up_says_where_http_is_served(given):
 
     in_the_open = run("up", "--serve", "--bind", "tcp://*:9000")
     assert "give --api-keys and --tls-cert" in in_the_open.stderr
-    assert "`insecure = true` in [serve]" in in_the_open.stderr
+    assert "`insecure = true` under [serve]" in in_the_open.stderr
     values = {"--bind": "tcp://127.0.0.1:9000", "--api-keys": "a.toml", "--cors-origin": "https://a.example"}
     for flag, value in values.items():
         in_vain = run("up", flag, value)
         assert in_vain.exit_code == 2
-        assert f"{flag} says how HTTP is served, which needs --serve as well" in in_vain.stderr
+        assert f"{flag} is an option of the HTTP gateway; add --serve" in in_vain.stderr
     assert len(given) == 2
 
 

@@ -111,7 +111,7 @@ def test_one_that_fails_has_an_error(generate, broker):
     ("arguments", "reason"),
     [
         ({"prompt": ["a", "", "b"]}, "prompt 1: the prompt is empty"),
-        ({"prompt": ["a", 3]}, "prompt 1: prompt is 3; it must be a string"),
+        ({"prompt": ["a", 3]}, "prompt 1: prompt is 3, but must be a string"),
         ({"token_ids": [[5], [10**9]]}, "prompt 1: token id 1000000000"),
         ({"prompt": ["a", "b"], "temperature": -1}, "^temperature is -1"),
         ({"prompt": ["a"], "min_tokens": 100, "max_tokens": 100}, "^min_tokens is 100; fake has room"),
@@ -148,7 +148,7 @@ def test_all_are_stopped_if_the_broker_is_gone(connect, broker):
 def test_submit_takes_one(tmp_path, broker):
     with (
         Client(broker.address, cache_dir=tmp_path) as client,
-        pytest.raises(JobError, match=r"prompt is \['a'\]; it must be a string"),
+        pytest.raises(JobError, match=r"prompt is \['a'\], but must be a string"),
     ):
         client.submit(["a"])
 

@@ -179,7 +179,7 @@ def test_variables_reach_the_chat_template(client):
     [
         ({"prompt": "a", "chat_template_kwargs": {"a": 1}}, "without messages"),
         ({"messages": CHAT, "chat_template_kwargs": [1]}, "must be an object"),
-        ({"messages": CHAT, "chat_template_kwargs": {"messages": []}}, "given by themselves"),
+        ({"messages": CHAT, "chat_template_kwargs": {"messages": []}}, "give them as messages"),
         ({"prompt": "a", "tenant": "x" * 65}, "at most 64 characters"),
     ],
 )

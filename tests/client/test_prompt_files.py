@@ -53,9 +53,9 @@ def test_unknown_keys_are_refused(key, hint):
     """By name, with the nearest one that there is, if any, and all of them."""
     error = parse_line(4, json.dumps({"prompt": "a", key: 0.5}).encode()).error
     assert error.startswith(
-        f"line 4 has the unknown key {key!r}; {hint}known are prompt, messages, token_ids, chat_template_kwargs, "
+        f"line 4 has the unknown key {key!r}; {hint}known: prompt, messages, token_ids, chat_template_kwargs, "
     )
-    assert "temperature" in error.partition("known are")[2]
+    assert "temperature" in error.partition("known: ")[2]
 
 
 @each("bad", [{"prompt": "\ud800"}, {"prompt": "é", "id": 2**80}])

@@ -26,10 +26,10 @@ CHAT = [{"role": "user", "content": "Hi"}]
 @each(
     ("name", "hint"),
     [
-        ("max_token", "did you mean 'max_tokens'? known are"),
-        ("dead_line", "did you mean 'deadline'? known are"),
-        ("zzz", "known are"),
-        (f"{'x' * 9999}", "known are"),
+        ("max_token", "did you mean 'max_tokens'? known: "),
+        ("dead_line", "did you mean 'deadline'? known: "),
+        ("zzz", "known: "),
+        (f"{'x' * 9999}", "known: "),
     ],
 )
 def test_an_unknown_parameter_is_named_with_the_nearest(name, hint):
@@ -37,7 +37,7 @@ def test_an_unknown_parameter_is_named_with_the_nearest(name, hint):
     with pytest.raises(JobError) as refused:
         read_parameters({name: 3})
     assert str(refused.value).partition("; ")[2].startswith(hint)
-    assert {"mode", "priority", "explain"} <= set(str(refused.value).partition("known are ")[2].split(", "))
+    assert {"mode", "priority", "explain"} <= set(str(refused.value).partition("known: ")[2].split(", "))
 
 
 def hashed(seed: int) -> int:
@@ -73,13 +73,13 @@ def test_a_seed_of_any_sign_is_the_job_s_and_its_completions():
 
 @each("seed", [-(2**63) - 1, 2**64, 1.0, "1", True, [1]])
 def test_what_is_no_seed_of_64_bits(seed):
-    with pytest.raises(JobError, match=r"seed is .*; it must be a whole number from -2\*\*63 to 2\*\*64 - 1"):
+    with pytest.raises(JobError, match=r"seed is .*, but must be a whole number from -2\*\*63 to 2\*\*64 - 1"):
         read_parameters({"seed": seed})
 
 
 @each("salt", ["", 3, "x" * 1001, "\ud800", ["a"], True])
 def test_what_is_no_salt(salt):
-    with pytest.raises(JobError, match=r"cache_salt is .*; it must be text of 1 to 1000 characters"):
+    with pytest.raises(JobError, match=r"cache_salt is .*, but must be text of 1 to 1000 characters"):
         read_job_options({"cache_salt": salt})
 
 
@@ -141,7 +141,7 @@ def test_bad_prompts(source, reason):
         ({"top_k": 2**31}, "top_k"),
         (
             {"stop_token_ids": [5, 2**70]},
-            r"stop_token_ids is .*; it must be at most 16384 token ids from 0 to 2\*\*31 - 1",
+            r"stop_token_ids is .*, but must be at most 16384 token ids from 0 to 2\*\*31 - 1",
         ),
         ({"logit_bias": {INFO.vocab_size: 1.0}}, "logit_bias names token id"),
         ({"logit_bias": [[5, 1.0], [5, 2.0]]}, "5 more than once"),
@@ -327,5 +327,5 @@ def test_what_is_accepted_can_be_sent(values):
 
 def test_trace_is_true_or_false():
     assert [read_job_options(given).trace for given in ({}, {"trace": True}, {"trace": False})] == [False, True, False]
-    with pytest.raises(JobError, match="trace is 1; it must be true or false"):
+    with pytest.raises(JobError, match="trace is 1, but must be true or false"):
         read_job_options({"trace": 1})

@@ -115,7 +115,7 @@ def test_what_was_written_to_a_file_is_summed_up(broker, tmp_path):
     a_round = num_tokens / sum(result["stats"]["rounds"] for result in results)
     assert re.fullmatch(
         rf"specq: 3 results written to \S+/results\.jsonl: {num_tokens} tokens in \d+\.\d s, {a_round:.1f} "
-        r"tokens a round\n",
+        r"tokens per round\n",
         outcome.stderr,
     )
     outcome, _ = run(broker, tmp_path, GOOD + '{"prompt": ""}\n')

@@ -75,13 +75,13 @@ def test_a_key_at_both_places_is_refused(write):
 @each(
     ("options", "said"),
     [
-        (("seed",), "engine option 'seed' is not of the form name=value"),
-        (("=3",), "engine option '=3' is not of the form"),
+        (("seed",), "engine option 'seed' is not valid; expected name=value"),
+        (("=3",), "engine option '=3' is not valid"),
         (("a=1", "a=2"), "engine option a is given twice"),
-        ((3,), r"target.engine_options is \[3\]; it must be a table of options"),
-        (("seed=3",), "torch has no option seed; known are helper_cores"),
-        (("helper_core=3",), r"torch has no option helper_core; did you mean 'helper_cores'\? known are helper_cores"),
-        (('helper_cores="x"',), "torch.helper_cores is 'x'; it must be a list of CPU ids"),
+        ((3,), r"target.engine_options is \[3\], but must be a table of options"),
+        (("seed=3",), "torch has no option seed; known: helper_cores"),
+        (("helper_core=3",), r"torch has no option helper_core; did you mean 'helper_cores'\? known: helper_cores"),
+        (('helper_cores="x"',), "torch.helper_cores is 'x', but must be a list of CPU ids"),
     ],
 )
 def test_wrong_options_of_an_engine_are_named(options, said):
@@ -92,25 +92,25 @@ def test_wrong_options_of_an_engine_are_named(options, said):
 @each("value", ["1979-05-27", "[1, 07:32:00]", "{ x = 1979-05-27T07:32:00Z }"])
 def test_dates_are_refused_by_name(write, value):
     """TOML has them, and no engine takes any."""
-    said = r"\.toml: target\.vllm\.seed is or holds a date or time; .* a string, in quotes"
+    said = r"\.toml: target\.vllm\.seed contains a date or time.*; write it as a string, in quotes"
     with pytest.raises(ConfigError, match=said):
         load(write(f"[target.vllm]\nseed = {value}\n"))
 
 
 def test_who_has_no_options_of_its_own_is_named_and_a_section_of_no_engine(write):
     """Only the worker knows which engines there are."""
-    with pytest.raises(ConfigError, match="draft-model has no option activations; known are none"):
+    with pytest.raises(ConfigError, match="draft-model has no option activations; known: none"):
         own_options(DraftConfig(engine_options=("activations=int8",)), OwnOptions, DRAFTERS)
     target = load(write("[target.vlm]\nmax_model_len = 5\n")).target
-    said = r"unknown key target\.vlm; did you mean 'vllm'\? sections are known for torch, vllm"
+    said = r"unknown key target\.vlm; did you mean 'vllm'\? valid sections: torch, vllm"
     with pytest.raises(ConfigError, match=said):
         own_options(target, TorchOptions, ENGINES)
 
 
 def test_values_of_an_engines_options_are_checked():
     for name, value, said in (
-        ("max_model_len", "x", "'x'; it must be a whole number"),
-        ("gpu_memory_utilization", 1.5, "1.5; it must be from 0 to 1.0"),
+        ("max_model_len", "x", "'x', but must be a whole number"),
+        ("gpu_memory_utilization", 1.5, "1.5, but must be from 0 to 1.0"),
     ):
         with pytest.raises(ConfigError, match=f"vllm.{name} is {said}"):
             read_own(VllmOptions, {name: value})
@@ -121,7 +121,7 @@ def test_the_help_says_what_a_key_means_to_each_role():
     (chain,), (threads,) = ([p.help for p in worker.params if p.name == name] for name in ("chain", "threads"))
     defaults = {section.__name__: section().chain for section in (TargetConfig, DraftConfig)}
     assert defaults == {"TargetConfig": 8, "DraftConfig": 6}
-    assert "--role target: most levels" in chain
-    assert "[default: 8]; --role draft: levels drafted in one call" in chain
+    assert "--role target: Maximum tree levels" in chain
+    assert "[default: 8] --role draft: Tree levels to draft in one call" in chain
     assert chain.endswith("[default: 6]")
     assert "--role" not in threads

@@ -39,14 +39,14 @@ def test_a_file_may_have_the_old_name_of_a_key(write, monkeypatch, text, expecte
     with pytest.warns(FutureWarning, match=moved):
         assert load(path) == expected
     monkeypatch.setenv("SPECQ_CONFIG", str(path))
-    with pytest.warns(FutureWarning, match="the next version does not know the old name"):
+    with pytest.warns(FutureWarning, match="the next version does not accept the old name"):
         assert load() == expected
 
 
 def test_the_old_name_together_with_the_new_one_is_refused(write):
     with pytest.raises(ConfigError, match=r"target\.backup and target\.prompt_lookup are both given"):
         load(write("[target]\nbackup = 'none'\nprompt_lookup = 'none'"))
-    with pytest.raises(ConfigError, match="backup is the old name of prompt_lookup"):
+    with pytest.raises(ConfigError, match="remove backup, the old name of prompt_lookup"):
         override(TargetConfig(), backup="none", prompt_lookup="none")
 
 
@@ -100,7 +100,7 @@ def test_the_command_line_wins_over_a_file_whichever_name_each_has(write):
     both = override(target, engine_options=("tensor_parallel_size=2", "tensor_parallel=2"))
     with (
         pytest.warns(FutureWarning, match="is now"),
-        pytest.raises(ConfigError, match="are both given; tensor_parallel is the old name of tensor_parallel_size"),
+        pytest.raises(ConfigError, match="both given; remove tensor_parallel, the old name of tensor_parallel_size"),
     ):
         options_of(both)
 

@@ -19,7 +19,7 @@ from specq.runtime.usage import Usage, busy_s, others_cores
 from tests.each import each
 
 ROOT = Path(__file__).parents[2]
-QUIET = "the turns differ by more than drafts could change"
+QUIET = "the turns vary by more than the effect of drafts"
 
 
 @pytest.mark.slow
@@ -33,17 +33,17 @@ def test_demo(arguments, what_drafts):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
 
     assert done.returncode == 0, done.stderr
-    assert f"\nspecq, {what_drafts}" in done.stdout
+    assert f"\nspecq, drafts from {what_drafts}" in done.stdout
     starting = done.stdout.partition("\nspecq, ")[0].splitlines()
     assert "target-1: measuring steps" in starting
     assert sum(line.startswith("target-1: ready after ") for line in starting) >= 1
     assert "checked drafts accepted" in done.stdout
     assert "«corrected by the target»" in done.stdout
     assert done.stdout.count("«") > 1, "the target's corrections are marked"
-    assert "in all 6 runs of each prompt the token ids are the same" in done.stdout
+    assert "all 6 runs of each prompt have the same token ids" in done.stdout
     assert "times plain decoding" in done.stdout
     shown, following = done.stdout.splitlines()[-2:]
-    assert shown.startswith("shown: the same text as plain decoding")
+    assert shown.startswith("result: the same text as plain decoding")
     assert following.startswith("next: specq up --serve ")
 
 
@@ -81,11 +81,11 @@ def test_the_report_shows_the_range_of_the_turns_and_compares_texts(capsys):
     shown = capsys.readouterr().out
     assert re.search(r"^a +2 +10 +20 +31 +3.00 to 3.20 +1.50 to 1.60 +2.00 +50% +9 +[0-9a-f]{8}$", shown, re.MULTILINE)
     assert re.search(r"^all +4 +10 +20 +31 +3.00 to 3.20 +1.50 to 1.60$", shown, re.MULTILINE)
-    assert "specq: 2 draft workers" in shown
-    assert "in all 6 runs of each prompt the token ids are the same" in shown
+    assert "specq: drafts from 2 draft workers" in shown
+    assert "all 6 runs of each prompt have the same token ids" in shown
     assert shown.splitlines()[-3:] == [
-        "specq: 31 tokens/s, 3.00 to 3.20 times plain decoding (10), 1.50 to 1.60 times lookup alone (20)",
-        "shown: the same text as plain decoding, token for token, 3.00 to 3.20 times as fast",
+        "specq: 31 tokens/s, 3.00 to 3.20 times plain decoding (10), 1.50 to 1.60 times lookup only (20)",
+        "result: the same text as plain decoding, token for token. Speedup: 3.00 to 3.20",
         demo.NEXT,
     ]
 
@@ -97,11 +97,11 @@ def test_the_report_shows_the_range_of_the_turns_and_compares_texts(capsys):
 
 
 @each(("plain", "lookup", "specq", "said"), [
-        ((80, 80, 80), (90, 90, 90), (120, 128, 124), ", 1.50 to 1.60 times as fast"),
-        ((80, 80, 80), (90, 90, 90), (60, 64, 62), ", 0.75 to 0.80 times as fast: slower, here"),
+        ((80, 80, 80), (90, 90, 90), (120, 128, 124), ". Speedup: 1.50 to 1.60"),
+        ((80, 80, 80), (90, 90, 90), (60, 64, 62), ". Speedup: 0.75 to 0.80 (slower here)"),
         (
             (40, 40, 40), (90, 90, 90), (60, 64, 62),
-            ", 1.50 to 1.60 times as fast, and slower than by lookup alone: other drafts bring nothing here",
+            ". Speedup: 1.50 to 1.60. Lookup only is faster: other drafts bring no speedup here",
         ),
         ((81, 81, 81), (60, 60, 60), (54, 90, 60), "{}"),  # sometimes slower, sometimes faster
         ((40, 81, 60), (60, 60, 60), (60, 122, 90), "{}"),  # plain decoding itself varied by more
@@ -109,8 +109,8 @@ def test_the_report_shows_the_range_of_the_turns_and_compares_texts(capsys):
     ])  # fmt: skip
 def test_there_is_a_verdict_only_where_the_turns_agree(plain, lookup, specq, said):
     speed = Speed({"plain": [*plain], "lookup": [*lookup], "specq": [*specq]})
-    text = "shown: the same text as plain decoding, token for token"
-    unclear = "; whether sooner cannot be told: {}; run it again (specq demo)"
+    text = "result: the same text as plain decoding, token for token"
+    unclear = ". The speedup is unclear: {}. Run it again (specq demo)"
     busy = "this machine is too busy (other processes used 1.3 of its 2 cores during the turns)"
     for others, why in ((1.31, busy), (0.05, QUIET), (None, QUIET)):
         assert conclusion(speed, True, others, 2) == text + said.format(unclear.format(why))
@@ -120,8 +120,10 @@ def test_drafts_are_not_said_to_bring_nothing_by_a_busy_machine():
     """What others take hides what drafts bring; a machine that is nearly quiet is believed."""
     speed = Speed({"plain": [80, 80, 80], "lookup": [90, 90, 90], "specq": [79, 81, 83]})
     for others in (0.3, None):
-        assert conclusion(speed, True, others, 2).endswith("token for token, and as fast; drafts bring nothing here")
-    assert "whether sooner cannot be told: this machine is too busy" in conclusion(speed, True, 1.31, 2)
+        assert conclusion(speed, True, others, 2).endswith(
+            "token for token, at the same speed. Drafts bring no speedup here"
+        )
+    assert "The speedup is unclear: this machine is too busy" in conclusion(speed, True, 1.31, 2)
 
 
 def test_what_others_used_is_all_that_was_busy_but_ours():
@@ -169,7 +171,7 @@ class Ready:
         (1, "", "1 draft worker"),
         (2, "", "2 draft workers"),
         (2, "tiny", "draft model in the verifier and 2 draft workers"),
-        (0, "", "nothing but lookups"),
+        (0, "", "lookup only"),
     ],
 )
 def test_it_says_what_drafts(drafters, draft_model, said):
@@ -177,7 +179,7 @@ def test_it_says_what_drafts(drafters, draft_model, said):
     target = TargetConfig(model="tiny", draft_model=draft_model)
     config = Config(target=target, up=UpConfig(drafters=drafters))
     assert demo.drafting(config) == said
-    assert demo.drafting(demo.undrafted(config)) == "nothing but lookups"
+    assert demo.drafting(demo.undrafted(config)) == "lookup only"
     assert ("draft worker" in absent_sources(config)) is (drafters == 0)
     assert ("colocated" in absent_sources(config)) is (not draft_model)
     assert "lookahead" in absent_sources(config)

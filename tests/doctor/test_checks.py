@@ -114,11 +114,11 @@ def test_a_machine_that_is_busy_is_noted():
     assert [quiet(1.07, used, 2).status for used in (None, 0.1, 0.5, 2.0)] == [OK, OK, NOTE, NOTE]
     assert "other processes used 1.6 of 2 processors" in quiet(1.07, 1.62, 2).found
     assert "used 1.0 of 1 processor" in quiet(1.0, 1.0, 1).found
-    assert quiet(0.8, None, 2).found == "steps took 0.8 times as long in the runs as where they were timed alone before"
+    assert quiet(0.8, None, 2).found == "steps took 0.8 times as long in the runs as alone before"
     calm, busy = quiet(1.0, 0.0, 2, "1 broker"), quiet(1.0, 1.0, 2, "1 broker")
     assert (calm.status, busy.status) == (OK, NOTE)
-    assert "specq runs here already (1 broker)" in calm.found
-    assert "stop the specq that runs here" in busy.advice
+    assert "specq is already running here (1 broker)" in calm.found
+    assert "stop the specq that is running here" in busy.advice
 
 
 # --- other processes --------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_heads_that_do_not_fit_are_wrong_with_the_reason_of_the_start(tmp_path):
     eagle = partial(eagle_shape_of, layers=(0, 1, 2))
     wrong = {
         "hidden states of size 64": make_published(tmp_path / "a", 64, VOCAB),
-        "speak of 99 tokens": make_published(tmp_path / "b", HIDDEN, 99),
+        "output 99 tokens": make_published(tmp_path / "b", HIDDEN, 99),
         "trained for another tokenizer": make_heads(tmp_path / "c", HIDDEN, tokenizer=(VOCAB, "f" * 64)),
         "states of size 32": make_eagle(tmp_path / "d", eagle(32, VOCAB, 40)),
         "a vocabulary of 99 tokens": make_eagle(tmp_path / "e", eagle(HIDDEN, 99, 40)),
@@ -305,7 +305,7 @@ def test_the_kv_that_is_reckoned_with_is_what_an_engine_takes():
 def test_a_model_that_is_not_here_is_fetched_only_where_there_may_be_one():
     """`specq models pull` refuses a name without a slash that it does not know, so nobody is sent there with one."""
     for name, said in (
-        ("nope", "^'nope' is neither a name of `specq models` nor a path; a hub name has a slash"),
+        ("nope", "^'nope' is neither a name from `specq models` nor a path; a hub name has a slash"),
         ("no/pe", "^no/pe is not on this machine; fetch it: specq models pull no/pe"),
     ):
         with pytest.raises(ConfigError, match=said):

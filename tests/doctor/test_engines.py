@@ -29,7 +29,7 @@ OLD = "0.30.0, which was not tested; install a version that was tested (0.26.0 t
         (GOOD, OK, "vllm 0.32.0, which was tested with specq"),
         (replace(GOOD, version="0.32.0+cpu", num_gpus=0), OK, "0.32.0+cpu, which was tested"),
         (replace(GOOD, version="0.30.0"), NOTE, OLD),
-        (replace(GOOD, num_gpus=0), NOTE, "this machine has no GPU"),
+        (replace(GOOD, num_gpus=0), NOTE, "specq finds no GPU on this machine"),
         (replace(GOOD, lacks_architecture=True), NOTE, "does not list LlamaForCausalLM"),
         (replace(GOOD, num_wanted=2), OK, ""),
         (replace(GOOD, num_wanted=4), WRONG, "tensor_parallel_size is 4; this machine has 2"),
@@ -46,7 +46,7 @@ def test_the_vllm_that_is_chosen_is_looked_at(vllm, status, said):
 def test_what_keeps_it_from_starting_stands_before_what_may():
     check = engines.chosen_vllm(["a wrong model", "a package"], VllmReport(""))
     assert (check.status, check.found) == (WRONG, "vllm is not installed; it cannot start")
-    assert check.advice.startswith("(1) a wrong model; (2) a package; (3) this machine has no GPU")
+    assert check.advice.startswith("(1) a wrong model; (2) a package; (3) specq finds no GPU on this machine")
 
 
 def test_beside_another_engine_nothing_is_wrong_with_vllm():
@@ -87,7 +87,7 @@ def test_an_engine_that_cannot_start_is_wrong_as_up_says_it(ask):
     assert (status, checks["engine"]["status"]) == (1, WRONG)
     assert all(one in checks["engine"]["advice"] for one in said)
     started = "specq up --serve --engine vllm --engine-option model=x --model tiny"
-    assert advice[0] == f"Set right what is wrong above; then start it: {started}"
+    assert advice[0] == f"Fix the problems above, then start it: {started}"
     assert "vllm engine" not in checks
 
 
@@ -110,13 +110,13 @@ def test_the_engine_that_is_there_anyway_is_named_and_vllm_beside_it(ask):
     ("has_vllm", "engine", "said"),
     [
         (False, "torch", "install vllm and start from configs/vllm.toml"),
-        (True, "torch", "ask specq doctor --engine vllm"),
+        (True, "torch", "run specq doctor --engine vllm"),
         (True, "vllm", ""),
     ],
 )
 def test_on_a_gpu_the_other_engine_is_spoken_of(has_vllm, engine, said):
     here = Situation("", has_draft=True, num_bytes=1, num_cores=8, has_gpu=True, has_vllm=has_vllm, engine=engine)
-    found = [one for one in advise(here, []) if "torch engine was looked at" in one]
+    found = [one for one in advise(here, []) if "This report is for the torch engine" in one]
     assert len(found) == bool(said)
     assert all(said in one for one in found)
 
@@ -126,4 +126,4 @@ def test_a_gguf_file_is_not_for_it(tmp_path):
     path.write_bytes(b"GGUF\x03")
     (check,) = engines.look(Config(target=TargetConfig(model=str(path), engine="vllm")), None, {}, 1)
     assert check.status == WRONG
-    assert f"{path} is a GGUF file, which the vllm engine does not take" in check.advice
+    assert f"{path} is a GGUF file, which the vllm engine does not support" in check.advice

@@ -254,13 +254,13 @@ def test_the_best_method_is_named_with_its_command_and_only_where_it_changes():
 
 def test_a_gain_within_the_error_of_a_prediction_is_none():
     (said,) = advise(HERE, predicted(COLOCATED, 8, 1.2))
-    assert "nothing is predicted to bring more than 25%" in said
+    assert "no method is predicted to gain more than 25%" in said
     assert said.endswith("specq up --serve --drafters 0")
 
 
 def test_on_a_busy_machine_no_way_of_drafting_is_advised():
     (said,) = advise(HERE, predicted(WORKER, 1, 3.1), "other processes used 1.6 of 2 processors")
-    assert "cannot be said now" in said
+    assert "The best drafting method is unknown" in said
     assert "1.6 of 2 processors" in said
     assert "--drafters" not in said
     assert "specq up --serve" in said
@@ -268,7 +268,7 @@ def test_on_a_busy_machine_no_way_of_drafting_is_advised():
 
 def test_a_specq_that_runs_here_already_is_spoken_of():
     *_, said = advise(replace(HERE, runs_here="1 broker, 2 workers"), predicted(COLOCATED, 1, 2.0))
-    assert said.startswith("specq runs here already (1 broker, 2 workers")
+    assert said.startswith("specq is already running here (1 broker, 2 workers")
 
 
 @each(

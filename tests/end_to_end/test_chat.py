@@ -54,7 +54,7 @@ def test_an_open_pipe_that_nobody_writes_to_is_not_waited_for(broker, own_cache)
     with os.fdopen(read_end, "rb") as ours, os.fdopen(write_end, "wb"):
         done = chat("--broker", broker.address, "What is it?", stdin=ours)
     assert done.returncode == 0, done.stderr
-    assert "nothing came on standard input within 5 s; going on without it" in done.stderr
+    assert "received no standard input within 5 s; continuing without it" in done.stderr
     assert "What is it?" in _asked_of(broker)
 
 
@@ -78,7 +78,7 @@ def test_a_name_that_no_verifier_could_have_is_refused_at_once(spawn, asked, hin
     with FakeBroker(OtherModels("smollm2")) as broker:
         process = spawn("chat", "--broker", broker.address, "--model", asked, "hi")
         assert process.wait(PATIENCE_S) == 2
-    said = f"specq: the model {asked!r} is not served by the broker at {broker.address}; served are smollm2{hint}\n"
+    said = f"specq: the broker at {broker.address} does not serve the model {asked!r}; served models: smollm2{hint}\n"
     assert process.output.read_text() == said
 
 
@@ -88,7 +88,7 @@ def test_while_a_known_model_is_waited_for_it_is_said_what_is_served(spawn):
         process = spawn("chat", "--broker", broker.address, "--model", "tiny", "hi")
         waits = (
             f"specq: waiting for a verifier of model 'tiny' to register with the broker at {broker.address} "
-            "(served are smollm2), at most 600 s (--no-wait: fail instead)\n"
+            "(served models: smollm2), at most 600 s (--no-wait: fail instead)\n"
         )
         wait_until(lambda: waits in process.output.read_text(), PATIENCE_S)
         models.is_served = True
@@ -139,7 +139,7 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path):
     (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03")
     done = chat("--model", str(tmp_path / "cut.gguf"), "hello")
     assert done.returncode == 1
-    assert "cut.gguf is no GGUF file: it has 5 bytes" in done.stderr
+    assert "cut.gguf is not a GGUF file: it has 5 bytes" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -152,7 +152,7 @@ def test_a_conversation_in_a_terminal():
         assert "\x1b[3" not in terminal.wait_for("tokens/s")
         terminal.wait_for("> ")
         terminal.send("/mode plain\r/max 4000\r/nonsense\r")
-        terminal.wait_for("unknown command /nonsense; known are /help")
+        terminal.wait_for("unknown command /nonsense; known: /help")
         terminal.wait_for("> ")
         while True:  # until Ctrl-C comes before the end of an answer, which may be short
             terminal.send("1 2 3 4 5 6 7 8 9 10 11 12\r")

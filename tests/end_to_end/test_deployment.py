@@ -125,7 +125,7 @@ def test_without_a_draft_model_lookups_draft_and_that_is_said(drafters: int, mon
     config = Config(up=UpConfig(drafters=drafters))
     assert who_drafts(config, LAPTOP) == ("", 0)
     assert notes(config, LAPTOP) == [
-        "smollm2 has no draft model: no drafters; its verifier drafts what the text repeats"
+        "smollm2 has no draft model: no drafters start, and the verifier drafts from repeated text"
     ]
     none = Config(up=UpConfig(drafters=0))
     assert notes(none, LAPTOP) == []
@@ -140,7 +140,7 @@ def test_without_smollm2_tiny_is_served_and_that_is_said(monkeypatch: pytest.Mon
     chosen = placed(Config(), LAPTOP)
     assert (chosen.target.model, chosen.target.draft_model) == ("tiny", "tiny")
     assert notes(Config(), LAPTOP) == [
-        "smollm2 is not here (specq models pull smollm2); this runs on tiny, a toy that babbles"
+        "smollm2 is not on this machine (specq models pull smollm2); using the toy model tiny"
     ]
     asked = Config(target=TargetConfig(model="tiny"))
     assert notes(asked, LAPTOP) == []
@@ -233,7 +233,10 @@ def test_without_a_key_for_draft_workers_there_are_none_and_that_is_said(
 
     assert who_drafts(config, WORKSTATION) == (draft_model, 0)
     assert notes(config, WORKSTATION) == [
-        f"no draft workers: {keys} holds no secret key of the role draft; make one: specq keys {keys} NAME --role draft"
+        (
+            f"no draft workers: {keys} contains no secret key of the role draft; "
+            f"create one: specq keys {keys} NAME --role draft"
+        )
     ]
     assert notes(config, LAPTOP) == ([] if engine == "torch" else notes(config, WORKSTATION))
     asked = replace(config, up=UpConfig(drafters=1))

@@ -82,7 +82,7 @@ def test_a_broker_without_a_journal_ends_what_runs(
             return str(error)
         return ""
 
-    wait_until(lambda: "about to stop" in refusal())
+    wait_until(lambda: "is stopping" in refusal())
     assert short.result(PATIENCE_S).token_ids == toy_text(PROMPT, 20)
     with pytest.raises(JobError, match="it keeps no journal"):
         endless.result(PATIENCE_S)

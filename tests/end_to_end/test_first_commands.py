@@ -70,7 +70,7 @@ def test_from_a_wheel(wheel, spawn, free_address, tmp_path):
     assert submitted(inside, free_address, tmp_path) == {"sum": 4, "def": 8}
     bench = subprocess.run([*inside, "bench", "pair"], capture_output=True, text=True, timeout=60, check=False)
     assert bench.returncode == 2
-    assert "specq bench runs from a checkout of the repository" in bench.stderr
+    assert "specq bench needs a checkout of the repository" in bench.stderr
 
 
 PAGE = ROOT / "docs" / "security.md"

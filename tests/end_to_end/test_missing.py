@@ -51,7 +51,7 @@ def faults(gguf: Path, installed: set[str]):
 
     return [
         (draft(model="/none"), "there is no model directory /none"),
-        (target(model=str(gguf)), f"{gguf} is a GGUF file, which the vllm engine does not take"),
+        (target(model=str(gguf)), f"{gguf} is a GGUF file, which the vllm engine does not support"),
         (target(heads="smollm2"), "the vllm engine does not support heads"),
         (target(lookahead=True), "the vllm engine does not support lookahead"),
         (target(engine_options=("max_num_seqs=4",)), "engine option max_num_seqs is given by --max-sessions"),
@@ -92,7 +92,7 @@ def test_the_same_model_and_options_start_with_the_torch_engine(gguf, installed)
 def test_a_draft_model_that_its_proposer_does_not_take_is_named(gguf, installed):
     config = replace(TINY_WITH_VLLM, draft=DraftConfig(model=str(gguf), proposer="vllm"))
     (said,) = missing(placed(config, LAPTOP))
-    assert said.startswith(f"{gguf} is a GGUF file, which the vllm proposer does not take")
+    assert said.startswith(f"{gguf} is a GGUF file, which the vllm proposer does not support")
     assert missing(placed(replace(config, up=UpConfig(drafters=0)), LAPTOP)) == []
 
 

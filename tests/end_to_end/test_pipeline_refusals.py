@@ -34,7 +34,7 @@ def test_a_failed_job_tells_its_reason_again() -> None:
         ([], {}, "invalid", "empty"),
         ([500], {}, "invalid", "outside the vocabulary"),
         ([1], {"max_tokens": 5000}, "invalid", "exceed the 2000"),
-        ([1], {"strategy": "wishful"}, "invalid", "known are deterministic"),
+        ([1], {"strategy": "wishful"}, "invalid", "known: deterministic"),
     ],
 )
 def test_bad_jobs_are_refused(prompt: list[int], params: dict[str, int], code: str, reason: str) -> None:

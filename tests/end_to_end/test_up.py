@@ -62,9 +62,9 @@ def test_cores_and_threads_of_the_file_win():
 
 
 def test_addresses_that_cannot_serve_a_group():
-    with pytest.raises(ConfigError, match=r"broker\.bind .* give it a port"):
+    with pytest.raises(ConfigError, match=r"broker\.bind .* specq up needs a fixed port"):
         members(Config(broker=BrokerConfig(bind="tcp://127.0.0.1:*")))
-    with pytest.raises(ConfigError, match=r"target\.bind .* make its port"):
+    with pytest.raises(ConfigError, match=r"target\.bind .* several targets need port"):
         members(Config(target=TargetConfig(bind="tcp://127.0.0.1:1"), up=UpConfig(targets=2)))
 
 
@@ -76,7 +76,7 @@ SLIP = "there is no model 'smolm2'; did you mean 'smollm2'?"
     [
         (("up", "--model", "smolm2"), SLIP),
         (("up", "--model", "tiny", "--draft-model", "smolm2"), SLIP),
-        (("up", "--model", "./nosuch.gguf"), "there is no GGUF file nosuch.gguf; models with a name are: "),
+        (("up", "--model", "./nosuch.gguf"), "there is no GGUF file nosuch.gguf; named models: "),
         (("up", "--model", "tiny", "--heads", "foo"), "there is no directory of heads foo; "),
         (("chat", "--model", "smolm2", "hi"), SLIP),
     ],
@@ -144,7 +144,7 @@ def test_up_names_the_dead_and_fails(spawn, free_address, tmp_path):
     assert process.wait(60) == 1
     said = process.output.read_text()
     assert "target-1" in said
-    assert "cut.gguf is no GGUF file" in said
+    assert "cut.gguf is not a GGUF file" in said
     assert "ended with status 2; stopping the others" in said
 
 
@@ -158,7 +158,7 @@ def test_apply_cpu_sets_threads_and_refuses_missing_cores(monkeypatch):
     assert apply_cpu(available_cores()[:1]) == 1
     assert apply_cpu(threads=3) == 3
     assert os.environ["OMP_NUM_THREADS"] == "3"
-    with pytest.raises(ConfigError, match="core 4095 is not there"):
+    with pytest.raises(ConfigError, match="core 4095 is not available"):
         apply_cpu((4095,))
 
 
@@ -271,7 +271,7 @@ def test_up_says_what_it_does(spawn, free_address):
     process = spawn("up", "--drafters", "1", "--broker", free_address, "--model", "tiny")
     said = said_by(process, "Ctrl-C stops all").splitlines()
 
-    for name, second in (("target-1", "measuring steps"), ("draft-1", "drafting once, so that all is compiled")):
+    for name, second in (("target-1", "measuring steps"), ("draft-1", "warming up: compiling kernels")):
         steps = [line for line in said if line.startswith(f"{name}:")]
         assert steps[:2] == [f"{name}: loading tiny", f"{name}: {second}"]
     ready = [line.partition(":")[0] for line in said if ": ready after" in line]

@@ -113,7 +113,7 @@ def test_such_a_model_is_no_target_and_a_file_that_was_cut_off_or_is_missing_is_
         TorchEngine(str(directory), device="cpu")
     path = directory / WEIGHTS
     path.write_bytes(path.read_bytes()[:-100])
-    refused(directory, "may have been cut off")
+    refused(directory, "may be truncated")
     path.unlink()
     refused(directory, f"has no {WEIGHTS}")
 

@@ -57,7 +57,7 @@ def test_all_files_count_whatever_they_say(tmp_path: Path) -> None:
 def test_what_is_no_id_is_refused_with_its_file(tmp_path: Path, name: str) -> None:
     for value in (-1, 2**31, "2", True, 2.0, {}, [2, None], [[2]], [2, "x"]):
         write(tmp_path, **{name: {"eos_token_id": value}})
-        with pytest.raises(ConfigError, match=rf"{name}\.json: eos_token_id is .*; it must be a token's id"):
+        with pytest.raises(ConfigError, match=rf"{name}\.json: eos_token_id is .*, but must be a token's id"):
             end_tokens(tmp_path)
 
 

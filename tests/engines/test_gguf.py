@@ -199,11 +199,11 @@ def source(tmp_path_factory):
 REFUSED = {
     "architecture": (
         {"general.architecture": "gemma2"},
-        r"architecture 'gemma2'; supported in GGUF files are llama, qw",
+        r"architecture 'gemma2'; supported in GGUF files: llama, qw",
     ),
     "a key": ({"llama.attention.sliding_window": 512}, r"llama model with attention\.sliding_window = 512"),
     "experts": ({"llama.expert_count": 8}, r"expert_count = 8"),
-    "scaling": ({"llama.rope.scaling.type": "longrope"}, r"scaling\.type 'longrope' \(supported are none, linear"),
+    "scaling": ({"llama.rope.scaling.type": "longrope"}, r"scaling\.type 'longrope' \(supported: none, linear"),
     "a missing key": ({"llama.block_count": None}, r"lacks the key llama\.block_count"),
     "layers that differ": (
         {"llama.attention.head_count_kv": [1, 2]},
@@ -211,20 +211,23 @@ REFUSED = {
     ),
     "too many layers": ({"llama.block_count": 2}, r"not fit its own metadata: 2 layers .* tensors are of 1 layers"),
     "absurdly many layers": ({"llama.block_count": 2**31 - 1}, r"does not fit its own metadata: 2147483647 layers"),
-    "more than a size can be": ({"llama.context_length": 2**31}, r"context_length is 2147483648; it must be a whole"),
-    "half a layer": ({"llama.block_count": 0.5}, r"block_count is 0\.5; it must be a whole number"),
+    "more than a size can be": ({"llama.context_length": 2**31}, r"context_length is 2147483648, but must be a whole"),
+    "half a layer": ({"llama.block_count": 0.5}, r"block_count is 0\.5, but must be a whole number"),
     "heads that do not divide": (
         {"llama.attention.head_count": 3, "llama.attention.key_length": None},
         r"does not fit its own metadata: 1 layers of 3 heads, 2 of keys.*blk\.0\.attn_q\.weight of 128 rows",
     ),
-    "no heads of keys": ({"llama.attention.head_count_kv": 0}, r"head_count_kv, or it is no positive number"),
+    "no heads of keys": ({"llama.attention.head_count_kv": 0}, r"head_count_kv, or its value is not above 0"),
     "more heads than there are": ({"llama.attention.head_count_kv": 4}, r"4 of keys.*attn_k\.weight of 64 rows"),
-    "a width of no model": ({"llama.embedding_length": 66}, r"(?s)describes a model that transformers cannot make.*66"),
-    "no number": ({"llama.rope.freq_base": float("nan")}, r"freq_base, or it is no positive number"),
-    "a text for a number": ({"llama.rope.freq_base": "x"}, r"freq_base, or it is no positive number"),
+    "a width of no model": (
+        {"llama.embedding_length": 66},
+        r"(?s)describes a model that transformers cannot create.*66",
+    ),
+    "no number": ({"llama.rope.freq_base": float("nan")}, r"freq_base, or its value is not above 0"),
+    "a text for a number": ({"llama.rope.freq_base": "x"}, r"freq_base, or its value is not above 0"),
     "a list for a name": ({"tokenizer.ggml.pre": ["gpt-2"]}, r"splits words by the rule \['gpt-2'\]"),
     "other sizes": ({"llama.feed_forward_length": 128}, r"down_proj\.weight has the shape \(64, 96\), and should have"),
-    "tokenizer": ({"tokenizer.ggml.model": "llama"}, r"tokenizer of the kind 'llama'; supported is 'gpt2'"),
+    "tokenizer": ({"tokenizer.ggml.model": "llama"}, r"tokenizer of kind 'llama'; supported: 'gpt2'"),
 }
 
 
@@ -244,7 +247,7 @@ def test_a_tensor_that_llama_has_not_is_named_and_a_type_that_cannot_be_dequanti
     data = path.read_bytes() + bytes(4096)  # other types take more
     name = b"blk.0.attn_v.weight"
     at = data.index(name) + len(name) + 4 + 16  # after the number of dimensions and two of them
-    for number, said in ((Q.Q8_1, "Q8_1; supported are F32, F16, Q4_0"), (99, "99, which is not known")):
+    for number, said in ((Q.Q8_1, "Q8_1; supported: F32, F16, Q4_0"), (99, "99, which specq does not support")):
         path.write_bytes(data[:at] + bytes([number]) + data[at + 1 :])
         with pytest.raises(ConfigError, match=rf"blk\.0\.attn_v\.weight has the type {said}"):
             load(path)
@@ -260,7 +263,7 @@ def test_a_scale_that_is_not_finite_is_refused(scale, source, tmp_path):
 
 
 def test_vllm_takes_directories():
-    with pytest.raises(ConfigError, match=r"a\.gguf is a GGUF file, which the vllm engine does not take"):
+    with pytest.raises(ConfigError, match=r"a\.gguf is a GGUF file, which the vllm engine does not support"):
         resolve_directory("a.gguf", "the vllm engine")
 
 

@@ -152,7 +152,7 @@ def test_shared_blocks_in_use_are_never_evicted():
 def test_an_open_session_cannot_be_opened_and_a_closed_one_has_no_table():
     pool = KvPool(32)
     pool.open(1, tokens(1, 2))
-    with pytest.raises(EngineError, match="session 1 is open already"):
+    with pytest.raises(EngineError, match="session 1 is already open"):
         pool.open(1, tokens(1, 2))
     pool.close(1)
     pool.close(1)

@@ -63,7 +63,7 @@ def test_a_step_does_not_wait_for_ever_nor_for_a_host_that_is_gone(
     receiver = TokenReceiver(sender.addresses[0], patience_s)
     if is_host_gone:
         monkeypatch.setattr("specq.engines.vllm.late_tokens.os.getppid", lambda: 1 << 30)
-    with pytest.raises(EngineError, match="did not come"):
+    with pytest.raises(EngineError, match="did not arrive"):
         receiver.take(1)
     receiver.close()
 

@@ -65,7 +65,7 @@ def make_other(directory: Path, model_type: str, **settings) -> Path:
     ],
 )
 def test_architectures_that_would_be_wrong_are_refused(tmp_path, model_type, settings):
-    with pytest.raises(ConfigError, match="supported are llama, opt, qwen2, qwen3"):
+    with pytest.raises(ConfigError, match="supported: llama, opt, qwen2, qwen3"):
         TorchEngine(str(make_other(tmp_path, model_type, **settings)), device="cpu")
 
 
@@ -83,7 +83,7 @@ def test_others_with_plain_attention_work(tmp_path, model_type, settings):
 
 @pytest.mark.parametrize("device", ["figs", "cuda:99", "meta", "cpu:x", ""])
 def test_a_device_that_is_not_there_is_named(llama, device):
-    with pytest.raises(ConfigError, match=f"device is '{device}'; torch has here .*cpu, or give auto"):
+    with pytest.raises(ConfigError, match=f"device is '{device}'; available to torch: .*cpu, or give auto"):
         TorchEngine(str(llama), device=device)
 
 
@@ -111,7 +111,7 @@ MISSING = r"model\.layers\.3\.input_layernorm\.weight is missing \(9 are\)"
         *(("hidden_size", 41, NO_MODEL), ("head_dim", -1, NO_MODEL), ("hidden_act", "x", NO_MODEL)),
         ("num_hidden_layers", 4, MISSING),
         *(
-            (name, size, rf"config\.json: {name} is {re.escape(repr(size))}; it must be an integer of at least 1")
+            (name, size, rf"config\.json: {name} is {re.escape(repr(size))}, but must be an integer of at least 1")
             for name, size in product(SIZES, [0, -1, "x", 2.5])
         ),
     ],

@@ -85,5 +85,5 @@ def test_a_recording_that_failed_is_left(fake: Torch, *, is_left_open: bool) -> 
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):
             assert replays.run("a", work).tolist() == [1, 1]
-    assert [entry["event"] for entry in logs] == ["work_not_recorded"]
+    assert [entry["event"] for entry in logs] == ["cuda_graph_capture_failed"]
     assert (fake.stream, fake.is_recording, len(fake.graphs)) == ("usual", False, 1)

@@ -50,7 +50,7 @@ def test_options_that_vllm_does_not_take_are_named(directory, options, message):
 @pytest.mark.usefixtures("own_environment")
 def test_a_device_that_vllm_was_not_built_for_is_named(directory, vllm_device):
     other = {"cpu": "cuda:0", "cuda": "cpu"}[vllm_device]
-    with pytest.raises(ConfigError, match=f"--device {other}: the vLLM that is installed runs on {vllm_device}"):
+    with pytest.raises(ConfigError, match=f"--device {other}: the installed vLLM runs on {vllm_device}"):
         VllmEngine(str(directory), device=other)
 
 

@@ -59,7 +59,7 @@ def test_an_untested_version_is_warned_of():
     with structlog.testing.capture_logs() as logs:
         versions.warn_if_untested("0.99.1")
     (entry,) = logs
-    assert (entry["event"], entry["log_level"], entry["version"]) == ("vllm_untested", "warning", "0.99.1")
+    assert (entry["event"], entry["log_level"], entry["version"]) == ("untested_vllm_detected", "warning", "0.99.1")
     assert "0.32.0" in entry["tested"]
 
 
@@ -88,7 +88,7 @@ def test_a_device_counts_on_where_the_runner_is_one_that_is_known(others, can_co
     """Where it is not, that is said; where rows depend on something else, there is nothing to say."""
     with structlog.testing.capture_logs() as logs:
         assert versions.can_count(make_runner(**others)) == can_count
-    assert [entry["event"] for entry in logs] == ["vllm_counts_anew"] * is_said
+    assert [entry["event"] for entry in logs] == ["vllm_fast_path_disabled"] * is_said
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ class Ignoring(Changed):
 
 def test_an_engine_that_takes_no_draft_is_refused(directory):
     engine = Ignoring(TorchEngine(str(directory), device="cpu", kv_slots=256), as_it_is)
-    with pytest.raises(EngineError, match="right drafts are rejected"):
+    with pytest.raises(EngineError, match="correct drafts are rejected"):
         check_drafts(engine, 64)
 
 
@@ -103,7 +103,7 @@ def test_an_untested_version_starts_if_it_passes_and_is_refused_if_not(directory
     monkeypatch.setattr(versions, "TESTED", ("0.1.0",))
     with structlog.testing.capture_logs() as logs:
         VllmEngine(str(directory), kv_slots=512, **vllm_arguments(vllm_device)).shutdown()
-    assert "vllm_untested" in [entry["event"] for entry in logs]
+    assert "untested_vllm_detected" in [entry["event"] for entry in logs]
 
     def fail(*_arguments: Any) -> None:
         raise EngineError("with drafts, token 3 is 1 and not 2")

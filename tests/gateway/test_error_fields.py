@@ -113,7 +113,7 @@ def test_a_parameter_of_several_prompts_is_no_fault_of_one_of_them(http):
     response = http.post("/v1/completions", json={"prompt": ["a", "b"], "temperature": 1000})
     of_prompt = http.post("/v1/completions", json={"prompt": [[5], [5, NO_SUCH]]})
 
-    assert response.json()["error"]["message"] == "temperature is 1000.0; it must be in [0, 100]"
+    assert response.json()["error"]["message"] == "temperature is 1000.0, but must be in [0, 100]"
     assert of_prompt.json()["error"]["message"].startswith(f"prompt 1: token id {NO_SUCH} is outside the vocabulary")
 
 

@@ -136,7 +136,7 @@ def test_a_role_that_there_is_not_is_named(role):
     for read, field, roles in cases:
         with pytest.raises(ApiError) as refused:
             read({field: said})
-        assert str(refused.value) == f"{field}[1].role is {role!r}; it must be one of {roles}"
+        assert str(refused.value) == f"{field}[1].role is {role!r}, but must be one of {roles}"
         assert (refused.value.status, refused.value.param, refused.value.code) == (400, field, "invalid_value")
 
 
@@ -154,7 +154,7 @@ def test_each_role_may_say_something_and_an_empty_text(role):
         ({"role": "function", "name": "f", "content": None}, 'has no "content"'),
         ({"role": "assistant"}, 'has neither "content" nor "tool_calls"'),
         ({"role": "assistant", "content": None, "tool_calls": []}, 'has neither "content" nor "tool_calls"'),
-        ({"role": "user", "content": []}, ".content is an empty list; it must have at least one part"),
+        ({"role": "user", "content": []}, ".content is an empty list, but must have at least one part"),
     ],
 )
 def test_a_message_without_content_is_refused(message, reason):
@@ -182,12 +182,12 @@ def test_an_assistant_may_have_said_nothing():
 def test_an_empty_prompt_is_refused(prompt, name):
     with pytest.raises(ApiError) as refused:
         completion_call.read({"prompt": prompt})
-    assert str(refused.value) == f"{name} is empty; it must have at least one token"
+    assert str(refused.value) == f"{name} is empty, but must have at least one token"
     assert (refused.value.status, refused.value.param) == (400, "prompt")
 
 
 def test_an_empty_part_of_the_input_is_refused():
-    with pytest.raises(ApiError, match=r"input\[0\]\.content is an empty list; it must have at least one part"):
+    with pytest.raises(ApiError, match=r"input\[0\]\.content is an empty list, but must have at least one part"):
         responses_call.read({"input": [{"role": "user", "content": []}]})
 
 
@@ -218,7 +218,7 @@ def test_tools_that_the_model_may_call_are_refused(choice):
     [
         ({}, "either prompt or messages"),
         ({"prompt": "a", **CHAT}, "either prompt or messages"),
-        ({"prompt": 3}, "prompt is a number; it must be a string"),
+        ({"prompt": 3}, "prompt is a number, but must be a string"),
         ({"prompt": "a", "chat_template": "x"}, "the model's own"),
         ({"prompt": "a", "add_special_tokens": 1}, "true or false"),
     ],
@@ -292,7 +292,7 @@ def test_what_a_model_thought_is_left_out_of_the_conversation():
 
 
 def test_an_empty_input_is_said_to_be_empty():
-    with pytest.raises(ApiError, match="input is empty; it must have at least one message"):
+    with pytest.raises(ApiError, match="input is empty, but must have at least one message"):
         responses_call.read({"input": []})
 
 

@@ -104,7 +104,7 @@ def test_a_file_holds_no_key(keys):
     assert key not in keys.read_text()
     assert keys.stat().st_mode & 0o077 == 0
     assert ApiKeys(keys).caller(key).name == "alice"
-    with pytest.raises(ConfigError, match="has a key of alice already"):
+    with pytest.raises(ConfigError, match="already has a key of alice"):
         make_key(keys, "alice")
 
 
@@ -216,9 +216,9 @@ def test_no_foreign_page_may_read_or_ask(http):
         ({"bind": "tcp://0.0.0.0:8000"}, "give --api-keys and --tls-cert"),
         ({"bind": "tcp://0.0.0.0:8000", "api_keys": "x"}, "give --tls-cert"),
         ({"bind": "tcp://10.0.0.1:8000", "tls_cert": "x", "tls_key": "y"}, "give --api-keys"),
-        ({"tls_cert": "x"}, "go together"),
-        ({"bind": "ipc:///tmp/x"}, "HTTP takes tcp"),
-        ({"bind": "127.0.0.1:8000"}, "must be tcp://HOST:PORT"),
+        ({"tls_cert": "x"}, "must be set together"),
+        ({"bind": "ipc:///tmp/x"}, "expected tcp"),
+        ({"bind": "127.0.0.1:8000"}, "expected tcp://HOST:PORT"),
     ],
 )
 def test_addresses_that_are_refused(options, said):

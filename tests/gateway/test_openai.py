@@ -155,7 +155,7 @@ def test_a_salt_and_any_seed_at_every_endpoint(api, broker):
     assert [one.usage.prompt_tokens_details.cached_tokens for one in (chat, plain)] == [2, 2]
     assert response.usage.input_tokens_details.cached_tokens == 2
     for salt in ("", 3, "x" * 1001):
-        with pytest.raises(openai.BadRequestError, match=r"cache_salt is .* it must be text of 1 to 1000"):
+        with pytest.raises(openai.BadRequestError, match=r"cache_salt is .* must be text of 1 to 1000"):
             api.completions.create(model="fake", prompt="Hi", extra_body={"cache_salt": salt})
 
 

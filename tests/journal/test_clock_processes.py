@@ -132,5 +132,5 @@ def test_a_journal_has_one_owner_whatever_the_clock_says(clocked: Clocked) -> No
         assert [line["job_id"] for line in desk.list_jobs()] == [1]
     clocked.broker.send_signal(signal.SIGCONT)
     assert clocked.broker.wait(PATIENCE_S) == 1
-    assert "belongs to another broker now" in said(clocked.broker)
+    assert "now belongs to another broker" in said(clocked.broker)
     assert third.poll() is None

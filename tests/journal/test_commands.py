@@ -96,7 +96,7 @@ def test_jobs_are_listed_fetched_and_stopped(deployment: Deployment) -> None:
     early = deployment.run("results", 13, 12, 12)
     (line,) = map(json.loads, early.stdout.splitlines())
     assert (early.exit_code, line["id"], line["error"]) == (1, "q12", None)
-    assert "job 13 still runs" in early.stderr
+    assert "job 13 is still running" in early.stderr
     assert line["token_ids"] == toy_text([*PROMPT, 12], 8)
     assert line["text"] == CODEC.decode(line["token_ids"])
     assert line["prompt"] == CODEC.decode([*PROMPT, 12], skip_special=False)
@@ -107,7 +107,7 @@ def test_jobs_are_listed_fetched_and_stopped(deployment: Deployment) -> None:
     stopped = deployment.run("cancel", 13, 11, 99)
     assert stopped.exit_code == 1
     assert "there is no job 99" in stopped.stderr
-    assert "11 had ended before, with 8 tokens (length)" in stopped.stdout
+    assert "11 ended earlier, with 8 tokens (length)" in stopped.stdout
     assert "13 cancelled with" in stopped.stdout
     assert deployment.states() == {13: "cancelled", 12: "finished", 11: "finished"}
 
@@ -134,7 +134,7 @@ def test_a_job_that_misses_its_deadline_fails(deployment: Deployment) -> None:
     """With what it has by then, and the reason; the deadline holds across a restart."""
     early = deployment.run("results")
     assert (early.exit_code, early.stdout) == (2, "")
-    assert "no job has ended yet" in early.stderr
+    assert "no job has finished yet" in early.stderr
     deployment.submit(7, max_tokens=ENDLESS, deadline_ms=1500)
     deployment.restart()
     (found,) = deployment.desk.fetch([7], wait=True)
@@ -151,8 +151,8 @@ def test_a_job_that_misses_its_deadline_fails(deployment: Deployment) -> None:
 @each(
     ("arguments", "said"),
     [
-        (["results", "3", "--all"], "give the ids of jobs, or --all"),
-        (["results", "none"], "'none' is not the number of a job"),
+        (["results", "3", "--all"], "JOB and --all exclude each other"),
+        (["results", "none"], "'none' is not a job number"),
         (["cancel"], "Missing argument 'JOB...'"),
         (["cancel", "-1"], "No such option"),
     ],
@@ -282,9 +282,9 @@ def test_detached_jobs_are_fetched_later(deployment: Deployment, prompts: Path) 
 @each(
     ("options", "said"),
     [
-        (["--detach", "--out", "x.jsonl"], "--detach prints ids"),
-        (["--deadline", "0"], "deadline is 0.0; it must be a number of seconds above 0"),
-        (["--priority", "1001"], "priority is 1001; it must be a whole number from -1000 to 1000"),
+        (["--detach", "--out", "x.jsonl"], "--detach excludes --out and --stream"),
+        (["--deadline", "0"], "deadline is 0.0, but must be a number of seconds above 0"),
+        (["--priority", "1001"], "priority is 1001, but must be a whole number from -1000 to 1000"),
     ],
 )
 def test_job_options_that_cannot_be(tmp_path: Path, options: list[str], said: str) -> None:

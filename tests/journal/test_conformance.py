@@ -19,9 +19,7 @@ def test_every_kind_is_tested() -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=f"unknown kind of journal 'papyrus'; known are {', '.join(sorted(JOURNALS))}"
-    ):
+    with pytest.raises(ConfigError, match=f"unknown kind of journal 'papyrus'; known: {', '.join(sorted(JOURNALS))}"):
         open_journal("papyrus://nile/delta", Opening())
 
 

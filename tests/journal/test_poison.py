@@ -72,7 +72,7 @@ def check(innocent: list[Job], poison: Job) -> None:
     assert [job.result(PATIENCE_S).token_ids for job in innocent] == [
         toy_text([*PROMPT, i], LENGTH) for i in range(1, 4)
     ]
-    with pytest.raises(JobError, match=r"\d verifiers died of it, 2 of them with nothing else to do") as raised:
+    with pytest.raises(JobError, match=r"\d verifiers crashed because of it, 2 of them with only this job") as raised:
         poison.result(PATIENCE_S)
     assert raised.value.code == "engine"
 
@@ -85,7 +85,7 @@ def test_up_lives_through_it(house: House) -> None:
     assert house.client.generate(token_ids=[9], max_tokens=5).token_ids == toy_text([9], 5)
     assert up.poll() is None
     said = up.output.read_text()
-    assert said.count(f"ended with status {STATUS}; starting it again in") == 4
+    assert said.count(f"ended with status {STATUS}; restarting it in") == 4
     assert "(4 of 5)" in said
 
 
@@ -119,7 +119,7 @@ def test_a_step_that_raises_costs_no_process(house: House) -> None:
     house.wait_ready()
     innocent = [client.submit(token_ids=[*PROMPT, i], max_tokens=LENGTH) for i in (1, 2, 3)]
     raising = client.submit(token_ids=[5, RAISES], max_tokens=LENGTH)
-    with pytest.raises(JobError, match=r"given up after 3 failures; .* could not be computed: ValueError: magic"):
+    with pytest.raises(JobError, match=r"gave up after 3 failures; .* could not be computed: ValueError: magic"):
         raising.result(PATIENCE_S)
     texts = [job.result(PATIENCE_S).token_ids for job in innocent]
     assert texts == [toy_text([*PROMPT, i], LENGTH) for i in (1, 2, 3)]

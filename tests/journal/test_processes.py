@@ -140,7 +140,7 @@ def test_a_frozen_broker_finds_that_it_lost(
         assert other.status()["jobs"] == {"waiting": 1, "running": 0, "finished": 0}
         first.send_signal(signal.SIGCONT)
         assert first.wait(PATIENCE_S) == 1
-        assert "belongs to another broker now" in said(first)
+        assert "now belongs to another broker" in said(first)
         assert other.status()["jobs"]["waiting"] == 1
     assert second.poll() is None
 

@@ -198,7 +198,7 @@ def make_unreadable_job(path: Path) -> None:
     ("make", "reason"),
     [
         (make_alien, "another program"),
-        (make_newer, f"version is 99; this specq knows versions up to {len(STEPS)}"),
+        (make_newer, f"version is 99; this specq reads versions up to {len(STEPS)}"),
         (lambda path: path.write_bytes(b"x" * 5000), "not a database"),
         (lambda path: path.mkdir(), "cannot use the journal"),
         (make_unreadable_job, "job 1 cannot be read"),

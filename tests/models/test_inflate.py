@@ -98,7 +98,7 @@ def run(*arguments: str) -> Any:
 def test_an_unknown_size_is_named(tmp_path):
     result = run("--out", str(tmp_path), "--target-shape", "width=3")
     assert result.exit_code == 2
-    assert "'width' is no size of a shape; known are hidden, layers" in result.output
+    assert "'width' is not a size of a shape; known: hidden, layers" in result.output
     assert "unknown shape 'x'" in run("--out", str(tmp_path), "--target", "x").output
 
 
@@ -193,7 +193,7 @@ def test_a_number_of_places_that_cannot_be_is_refused(small, tmp_path):
     said = json.loads((small / "config.json").read_text())
     for wrong in (0, 17, "4", True):
         (tmp_path / "draft" / "config.json").write_text(json.dumps(said | {"num_places": wrong}))
-        with pytest.raises(ConfigError, match=r"num_places is .*; it must be a whole number from 1 to 16"):
+        with pytest.raises(ConfigError, match=r"num_places is .*, but must be a whole number from 1 to 16"):
             Contexts(str(tmp_path / "draft"), device="cpu", kv_slots=64)
 
 

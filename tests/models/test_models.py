@@ -53,7 +53,7 @@ def test_bundled_heads_are_known_by_the_name_of_their_target():
 
 @each("name", ["nowhere", "tiny", "./nowhere", "a/b"])
 def test_heads_that_are_not_there_are_named_with_those_that_are(name):
-    with pytest.raises(ConfigError, match=f"no directory of heads {Path(name)};.*heads with a name are for: smollm2"):
+    with pytest.raises(ConfigError, match=f"no directory of heads {Path(name)};.*named heads exist for: smollm2"):
         resolve_model(name, HEADS)
 
 

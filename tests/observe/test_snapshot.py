@@ -78,7 +78,7 @@ def test_what_drafters_count_is_not_shown_as_verifiers_work():
 
     found = {one.title: one.rows for one in sections(snapshot, View())}
 
-    assert found["step split"] == (("v", "75%", "25%"),) * 2
+    assert found["step time by phase"] == (("v", "75%", "25%"),) * 2
     assert found["drafts by source"] == (("draft worker", "20", "10", "50%", ""),)
 
 
@@ -98,12 +98,12 @@ def test_what_verifiers_count_is_shown_since_the_report_before():
     found = {one.title: one.rows for one in sections(Snapshot(both[1], both[0]), View())}
     anew = {one.title: one.rows for one in sections(Snapshot(both[0] | {"time_s": 3.0}, both[1]), View())}
 
-    assert found["step split"] == (("v", "75%", "25%"),)
+    assert found["step time by phase"] == (("v", "75%", "25%"),)
     assert found["drafts by source"] == (
         ("lookup", "4", "4", "100%", ""),
         ("draft worker", "20", "10", "50%", ""),
     )
-    assert anew["step split"] == (("v", "50%", "50%"),)
+    assert anew["step time by phase"] == (("v", "50%", "50%"),)
 
 
 @each(
@@ -143,20 +143,24 @@ CHOICES = {"colocated": [1, 41.2], "none": [0, 28], "suffix": [0, 20]}
 def in_use(width: int = 0, **metrics: object) -> list[str]:
     """Return the lines of a verifier, and of a drafter that says the same, in the section of what is in use."""
     workers = (worker(metrics=metrics), worker("d", "draft", metrics=metrics))
-    lines = plain(Snapshot(report(workers=workers)), View(), width).split("choice of drafts\n")[1:]
+    lines = plain(Snapshot(report(workers=workers)), View(), width).split("drafting in use\n")[1:]
     return [line for part in lines for line in part.split("\n\n")[0].splitlines()[1:]]
 
 
 @each(
     ("reason", "other", "said"),
     [
-        ("probe_won", Choice(), "; since a probe won"),
-        ("probe_lost", Choice(frozenset({REMOTE, SUFFIX})), "; a probe of drafts by draft worker + lookup lost"),
-        ("probe", Choice(), "; it is being tried"),
+        ("probe_won", Choice(), " (in use since a trial was faster)"),
+        (
+            "probe_lost",
+            Choice(frozenset({REMOTE, SUFFIX})),
+            " (a trial of drafts from draft worker + lookup was slower)",
+        ),
+        ("probe", Choice(), " (it is in a trial)"),
         (
             "drafts_fell",
             Choice(frozenset({COLOCATED}), True),
-            "; since drafts by draft model in the verifier, unread fell behind",
+            " (in use since drafts from draft model in the verifier, unread became slower)",
         ),
     ],
 )
@@ -167,7 +171,7 @@ def test_what_a_verifier_uses_and_why_is_said_in_a_sentence(reason, other, said)
 
     assert all(line.startswith("v ") for line in lines)
     assert " ".join(line[1:].strip() for line in lines) == (
-        f"drafts by draft model in the verifier: 41.2 tokens/s expected, plain decoding 28.0{said}"
+        f"drafts from draft model in the verifier: 41.2 tokens/s expected, plain decoding 28.0{said}"
     )
 
 

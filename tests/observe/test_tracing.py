@@ -151,11 +151,9 @@ def test_a_timeline_says_what_happened_when_and_where(trace):
 
     assert 'job 7 "q1" on tiny, ended: stop' in text
     assert "v +-0.250 ms" in text
-    assert "v: was lost, and with it what it had not sent; 3 earlier events are forgotten" in text
-    assert (
-        "1.000  v        round from 4: +3 tokens, 2 of 4 drafts; wait 0.01, plan 0.02, forward 3.00, commit 0.04 ms"
-        in text
-    )
+    assert "v: was lost, with the events that it had not sent; 3 earlier events are forgotten" in text
+    assert "1.000  v        round from 4: +3 tokens, 2 of 4 drafts accepted; wait 0.01, plan 0.02, forward" in text
+    assert "accepted; wait 0.01, plan 0.02, forward 3.00, commit 0.04 ms\n" in text
     assert "lookup: 0 of 1 accepted" in text
     assert "d?[2J: 2 of 4 accepted" in text
     assert "something new: what x" in text
@@ -178,16 +176,16 @@ def test_every_kind_of_event_has_words():
 @each(
     ("reason", "when", "why"),
     [
-        ("probe", "still", "it is being tried"),
-        ("probe_won", "from here on", "a probe won"),
-        ("probe_lost", "still", "a probe of it lost"),
-        ("drafts_fell", "from here on", "it fell behind"),
+        ("probe", "still", "it is in a trial"),
+        ("probe_won", "from now on", "a trial was faster"),
+        ("probe_lost", "still", "a trial of it was slower"),
+        ("drafts_fell", "from now on", "it became slower"),
     ],
 )
 def test_a_decision_is_said_in_a_sentence(clock, tracer, reason, when, why):
     decision = DraftDecision(9, 4, reason, Choice(), 28.0, Choice(frozenset({SUFFIX})), 30.5)
     assert decided(clock, tracer, decision.numbers()) == (
-        f"plain decoding {when}, with 4 sessions: 28.0 tokens/s expected, drafts by lookup 30.5 ({why})"
+        f"plain decoding {when}, with 4 sessions: 28.0 tokens/s expected, drafts from lookup 30.5 ({why})"
     )
 
 
@@ -199,7 +197,7 @@ def test_every_reason_has_words():
 def test_a_choice_keeps_its_sources_on_its_way(clock, tracer, choice):
     """Whatever rates are foreseen."""
     said = decided(clock, tracer, DraftDecision(9, 1, "probe_won", choice, 1e300, Choice(), 0.0).numbers())
-    assert said.startswith(f"{drafts_by(str(choice))} from here on, with 1 session: ")
+    assert said.startswith(f"{drafts_by(str(choice))} from now on, with 1 session: ")
 
 
 @each("values", [(9, 1, 0, 1, 0, 1), (9, *(-1,) * 5), (2**31 - 1,) * 6])

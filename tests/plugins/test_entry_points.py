@@ -35,7 +35,7 @@ def test_names_of_other_packages_can_be_resolved():
 def test_an_unknown_name_lists_all_known(table):
     with pytest.raises(ConfigError, match=f"unknown {table.kind} 'nobody'") as caught:
         table.resolve("nobody")
-    known = str(caught.value).partition("known are ")[2].split(", ")
+    known = str(caught.value).partition("known: ")[2].split(", ")
     assert sorted([*table, "cautious" if table is STRATEGIES else "counting"]) == known == sorted(table.names())
 
 
@@ -45,7 +45,7 @@ def test_an_engine_of_another_package_has_a_section_of_its_own(tmp_path):
     path.write_text("[target]\nengine = 'counting'\n[target.counting]\nstride = 7\n", "utf-8")
     spec = ENGINES.resolve("counting")
     assert own_options(load(path).target, spec.options, ENGINES.names()).arguments() == {"stride": 7}
-    with pytest.raises(ConfigError, match=r"counting\.stride is 0; it must be from 1 to 100"):
+    with pytest.raises(ConfigError, match=r"counting\.stride is 0, but must be from 1 to 100"):
         read_own(spec.options, {"stride": 0})
 
 

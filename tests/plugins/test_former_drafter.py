@@ -126,7 +126,7 @@ def test_one_that_knows_no_owners_drafts_the_same():
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (None, "NoneType is no drafter: its `info` must be a specq.protocol.ModelInfo"),
+        (None, "NoneType is not a drafter: its `info` must be a specq.protocol.ModelInfo"),
         (SimpleNamespace(info=None), "its `info` must be"),
         (SimpleNamespace(info=Before().info, open=print, close=print, commit=print), "it has no `expand`"),
     ],

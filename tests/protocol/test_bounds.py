@@ -232,7 +232,7 @@ def test_too_many_nodes_are_refused() -> None:
 
 @each(("name", "value"), [(name, value) for cls, name, value in CASES if cls is Verdict])
 def test_the_broker_holds_verdicts_to_the_same_bounds(name: str, value: Any) -> None:
-    with pytest.raises(ProtocolError, match=rf"verdict\..*{name}|a header of"):
+    with pytest.raises(ProtocolError, match=rf"verdict\..*{name}|header has"):
         read_commit(frames_of(Verdict, **{name: value}))
 
 
@@ -298,11 +298,11 @@ def test_values_that_only_look_like_numbers_are_refused(values: dict[str, Any]) 
 @each(
     ("values", "said"),
     [
-        ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
-        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
-        ({"ignore_eos": 1}, "ignore_eos is 1; it must be true or false"),
-        ({"stop": [1]}, "it must be a text, or a list of texts"),
-        ({"logit_bias": [1]}, "it must be an object of numbers by token id, or a list of such pairs"),
+        ({"seed": 1.5}, "seed is 1.5, but must be a whole number"),
+        ({"temperature": "hot"}, "temperature is 'hot', but must be a number"),
+        ({"ignore_eos": 1}, "ignore_eos is 1, but must be true or false"),
+        ({"stop": [1]}, "must be a text, or a list of texts"),
+        ({"logit_bias": [1]}, "must be an object of numbers by token id, or a list of such pairs"),
     ],
 )
 def test_a_wrong_type_is_named_in_words(values, said):

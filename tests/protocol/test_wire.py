@@ -150,7 +150,7 @@ def _header(**changes: object) -> list[bytes]:
         (_header(type="nonsense"), "unknown message type"),
         (_header(surprise=1), "no field 'surprise'"),
         ([b"short", _header()[1]], "8-byte key"),
-        ([bytes(8), b"x" * 100_000], "header of 100000 bytes"),
+        ([bytes(8), b"x" * 100_000], "header has 100000 bytes"),
         ([*_header(), b"extra"], "has 0 arrays"),
         (_header(type="cancel", job_id=1), "no field 'job_id'"),
         (_header(type="failed", code="x"), "lacks 'reason'"),

@@ -50,9 +50,9 @@ def test_files_are_read_and_checked(tmp_path):
         path.write_text(json.dumps(values))
         assert read_measured(path) == Measured(acceptance=0.5)
     for text, message in (
-        ("{", "is no JSON"),
-        ("[]", "holds no JSON object"),
-        ('{"step": 1}', r"measured.json: unknown key measured.step; did you mean 'step_ms'\? known are step_ms"),
+        ("{", "is not valid JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"step": 1}', r"measured.json: unknown key measured.step; did you mean 'step_ms'\? known: step_ms"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):

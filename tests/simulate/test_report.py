@@ -120,4 +120,4 @@ def test_measured_figures_win(config, tmp_path):
 def test_what_is_wrong_is_one_line_and_status_2(config):
     result = invoke(config, "--set", "network.rtt=5")
     assert result.exit_code == 2
-    assert result.stderr.startswith("specq: unknown key network.rtt; did you mean 'rtt_ms'? known are rtt_ms")
+    assert result.stderr.startswith("specq: unknown key network.rtt; did you mean 'rtt_ms'? known: rtt_ms")

@@ -99,7 +99,7 @@ def test_a_chat_shows_where_its_tokens_come_from(browser, url):
     assert len(classes) > 1
     shapes = [sample.value_of_css_property("border-bottom-style") for sample in page.all("#legend .token")]
     assert len(set(shapes)) == len(shapes)
-    assert "tokens a round" in page.one("#figures").text
+    assert "tokens per round" in page.one("#figures").text
     assert len(page.all("#figures svg")) == 2
     rejected = page.all(".answer .has-rejected")
     assert rejected

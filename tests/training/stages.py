@@ -112,9 +112,9 @@ class Waits(TorchDispatchMode):
 
 # Rollouts from which nothing can be learned, and why; who: what needs an answer of so many tokens at `least`.
 USELESS = [
-    ([([5, 6], [])], "hold no answers; there is nothing to learn from"),
+    ([([5, 6], [])], "contain no answers to train on"),
     ([([5, 6], [7, 8])], "the longest answer among the rollouts has 2 tokens; {who} need {least}"),
-    ([([5, 6], [7, 8, 5000])], "the rollouts have the token 5000, and .* 4096 tokens; they are of another target"),
+    ([([5, 6], [7, 8, 5000])], "the rollouts have token 5000, but .* 4096 tokens; they are for another target"),
 ]
 
 
@@ -150,11 +150,11 @@ def check_it_goes_on(run: Run, places: Places, stage: str, other: str) -> None:
 
     A broken file of it is named.
     """
-    assert "goes on after step" in run(places, stage).output
+    assert "continuing after step" in run(places, stage).output
     longer = run(places, "--seconds=2.5", stage)
-    assert "step " in longer.output.split("goes on after step")[1]
-    assert "goes on" not in run(places, other, stage).output
+    assert "step " in longer.output.split("continuing after step")[1]
+    assert "continuing after" not in run(places, other, stage).output
     state = places["work"] / "training.pt"
     state.write_bytes(state.read_bytes()[:1000])
-    assert "training.pt cannot be read; delete it to begin anew" in refusal(run(places, stage))
+    assert "training.pt cannot be read; delete it to start over" in refusal(run(places, stage))
     state.unlink()

@@ -87,7 +87,7 @@ def test_a_broken_file_of_rollouts_is_named(tmp_path):
 
 def test_a_target_elsewhere_is_refused(places):
     """What looks like a hub name is not fetched."""
-    assert "there is no some/model" in refusal(run(places, "--target=some/model", "rollouts"))
+    assert "some/model does not exist" in refusal(run(places, "--target=some/model", "rollouts"))
 
 
 def test_what_is_written_says_what_was_trained(tmp_path, target):

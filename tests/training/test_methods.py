@@ -14,8 +14,8 @@ CORPUS = "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one su
 NO_ROLLOUTS, NO_DRAFT = "run the stage 'rollouts'", "run the stage 'draft'"
 STAGES = {  # of each method: those in which something is missing, and what
     "draft": {"rollouts": CORPUS, "draft": NO_ROLLOUTS, "evaluate": NO_DRAFT},
-    "eagle3": {"rollouts": CORPUS, "head": NO_ROLLOUTS, "evaluate": "there is no directory"},
-    "medusa": {"rollouts": CORPUS, "heads": NO_ROLLOUTS, "evaluate": "there is no directory"},
+    "eagle3": {"rollouts": CORPUS, "head": NO_ROLLOUTS, "evaluate": "does not exist"},
+    "medusa": {"rollouts": CORPUS, "heads": NO_ROLLOUTS, "evaluate": "does not exist"},
     "parallel": {"rollouts": CORPUS, "draft": NO_ROLLOUTS, "evaluate": "there is no parallel draft model in"},
 }
 LEARNERS = {  # the stage that learns, an option, who learns from an answer of how many tokens at least

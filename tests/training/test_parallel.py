@@ -252,4 +252,4 @@ def test_models_that_it_cannot_start_from_are_refused(tmp_path, kind, match):
 def test_a_target_without_a_draft_model_needs_one_named(tmp_path):
     options = [f"--target={TARGET}", *OPTIONS, f"--work={tmp_path}"]
     result = CliRunner().invoke(main, ["train", "parallel", *options, "draft"])
-    assert "name the one to start from by --draft" in refusal(result)
+    assert "name one to start from with --draft" in refusal(result)

@@ -135,7 +135,7 @@ def test_a_run_whose_file_was_spoilt_says_so_in_one_line(left, tmp_path):
     network, path = torch.nn.Linear(2, 2), tmp_path / "training.pt"
     path.write_bytes(left)
 
-    with pytest.raises(ConfigError, match=r"cannot be read; delete it to begin anew: .") as refused:
+    with pytest.raises(ConfigError, match=r"cannot be read; delete it to start over: .") as refused:
         TrainingRun(network, [], path, "figs").resume(torch.device("cpu"))
 
     assert "\n" not in str(refused.value)

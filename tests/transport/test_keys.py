@@ -41,7 +41,7 @@ def test_files_are_their_owners_alone(folder, tmp_path):
 
 def test_nothing_is_overwritten(folder):
     before = (folder / "laptop.secret").read_text()
-    with pytest.raises(ConfigError, match=r"laptop\.secret is there already; choose another name"):
+    with pytest.raises(ConfigError, match=r"laptop\.secret already exists; choose another name"):
         make_keys(folder, "laptop", ("client",))
     assert (folder / "laptop.secret").read_text() == before
 
@@ -62,7 +62,7 @@ def test_the_role_chooses_the_key(folder):
         own_keys(str(folder), "draft")
     assert own_keys(str(folder / "phone"), "draft").name == "phone"
     assert curve_to_broker("", "draft") is None
-    with pytest.raises(ConfigError, match=r"neither a directory of keys .*/none nor a key .*; to make one: specq keys"):
+    with pytest.raises(ConfigError, match=r"neither a directory of keys .*/none nor a key .*; to create one: "):
         own_keys(str(folder / "none"), "client")
 
 
@@ -95,7 +95,7 @@ def _lines(path, *changes):
     ("spoil", "said"),
     [
         (lambda d: (d / "laptop.secret").chmod(0o640), "chmod 600"),
-        (lambda d: (d / "laptop.secret").unlink(), "make one: specq keys"),
+        (lambda d: (d / "laptop.secret").unlink(), "create one: specq keys"),
         (lambda d: (d / "laptop.secret").write_text("secret_key = ["), "is not valid TOML"),
         (lambda d: _lines(d / "laptop.secret", ("secret_key", "sekret_key")), "a key has roles"),
         (lambda d: _lines(d / "laptop.secret", ('["draft"]', '["drafter"]')), "of broker, target, draft, client"),

@@ -124,9 +124,9 @@ def test_what_is_wrong_with_an_address_is_said():
     with socket.create_server((V4, 0)) as server:
         taken = f"tcp://{V4}:{server.getsockname()[1]}"
         said = {
-            taken: "Address already in use; is another",
+            taken: "Address already in use; another",
             "tcp://192.0.2.77:*": "192.0.2.77 is not an address of this machine",
-            "tcp://no-such-host.invalid:*": "the name no-such-host.invalid is not known here",
+            "tcp://no-such-host.invalid:*": "the name no-such-host.invalid is unknown on this machine",
         }
         if has_ipv6():
             said |= {
@@ -139,7 +139,7 @@ def test_what_is_wrong_with_an_address_is_said():
             with pytest.raises(ConfigError, match=reason):
                 listener(address, 1)
     assert why_unreachable(taken) == "nothing listens there"
-    assert why_unreachable("tcp://no-such-host.invalid:1") == "the name no-such-host.invalid is not known here"
+    assert why_unreachable("tcp://no-such-host.invalid:1") == "the name no-such-host.invalid is unknown on this machine"
     assert why_unreachable("ipc:///nowhere") == ""
-    assert "ports below 1024 are for root" in why_not_bound(parse_address("tcp://127.0.0.1:80"), errno.EACCES, "")
+    assert "ports below 1024 need root" in why_not_bound(parse_address("tcp://127.0.0.1:80"), errno.EACCES, "")
     assert why_not_bound(parse_address("ipc:///x"), errno.ENOENT, "") == "No such file or directory"

@@ -32,7 +32,7 @@ def test_a_peer_that_comes_back_under_its_identity_is_heard():
 def test_an_address_that_is_taken_is_named_once_and_the_way_out_too():
     with zmq.Context() as context:
         router, address = bind_router(context, "tcp://127.0.0.1:*")
-        said = f"cannot bind {address}: Address already in use; is another broker or worker using it? --bind gives"
+        said = f"cannot bind {address}: Address already in use; another broker or worker may use it; choose"
         try:
             with pytest.raises(ConfigError) as refused:
                 bind_router(context, address)

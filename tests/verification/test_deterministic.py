@@ -40,7 +40,7 @@ def test_of_equal_siblings_the_first_counts(count):
 
 def test_an_unknown_strategy_lists_the_known():
     step = SessionStep(1, 0, np.array([0], np.int32), SamplingParams(strategy="nonsense"))
-    with pytest.raises(ConfigError, match=r"'nonsense'; known are .*deterministic"):
+    with pytest.raises(ConfigError, match=r"'nonsense'; known: .*deterministic"):
         judge([step], torch.zeros(1, 4))
 
 

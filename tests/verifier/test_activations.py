@@ -501,7 +501,7 @@ def test_a_drafter_that_leaves_or_asks_for_other_layers_costs_nobody_else_the_st
                 verifier.handle(replace(other, tap_layers=()), 0.0)
     assert places == list(range(1, len(places) + 1))
     assert len(places) >= 55
-    assert [one for one in logs if one["event"] == "activations_not_kept"] == []
+    assert [one for one in logs if one["event"] == "activation_store_failed"] == []
     kept = verifier.sources.mailbox.feeds._feeds
     assert 1 not in kept if leaves else len(kept[1].kept) <= 3
 

@@ -472,6 +472,6 @@ def test_a_device_in_error_is_told_from_a_session_at_fault(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     check_alive(torch.device("cpu"))
     with pytest.raises(
-        EngineLostError, match=r"the device cuda:0 is in error, .*: CUDA error: device-side assert triggered$"
+        EngineLostError, match=r"the device cuda:0 failed, .*: CUDA error: device-side assert triggered$"
     ):
         check_alive(torch.device("cuda:0"))

@@ -98,6 +98,32 @@ def test_drafts_are_verified_unread_where_that_is_faster(unread_s: float, is_unr
     assert driven.policy.is_unread is is_unread
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_reading_is_chosen_by_seconds_alone(seed: int) -> None:
+    """The tokens of both ways are the same, so the noise of the tokens does not change the choice."""
+    source = replace(GOOD, name=COLOCATED, may_be_unread=True, is_told=True)
+    driven = Driven([source], unread_s=0.0005, noise=0.01, seed=seed)
+    driven.run(400)
+    driven.run(1500)
+    changes = [one for one in driven.policy.decisions if one.step > 400 and one.reason != "probe"]
+    assert driven.policy.used == Choice(frozenset({COLOCATED}), is_unread=True)
+    assert all(one.used == driven.policy.used for one in changes), [one.shown() for one in changes]
+
+
+def test_prompts_that_leave_no_room_for_drafts_say_nothing_of_them() -> None:
+    """As when many jobs begin together. The drafts stay in use."""
+    driven = Driven([GOOD])
+    driven.run(300, 32)
+    used, tokens = driven.policy.used, driven.policy.forecast.foresee(driven.policy.used, 32).tokens
+    none = {"good": Judged(32, NO_NODES, NO_NODES, NO_NODES)}
+    for _ in range(8):
+        step = driven.made_step(32)
+        driven.policy.learn(step._replace(rows=StepRows(512, 0, 480, 40_000), judged=none, num_tokens=32))
+    assert used == only("good")
+    assert driven.policy.used == used
+    assert driven.policy.forecast.foresee(used, 32).tokens == pytest.approx(tokens, rel=0.005)
+
+
 # --- changes
 # ------------------------------------------------------------------------------------------------------------
 

@@ -294,7 +294,7 @@ def test_scratch_rows_are_left_out_where_there_is_no_room() -> None:
     assert max(serving.verifier.engine.num_rows) <= 4
 
 
-@pytest.mark.parametrize(("limit", "said"), [("num_tap_layers", "gives none"), ("takes_scratch", "does not take")])
+@pytest.mark.parametrize(("limit", "said"), [("num_tap_layers", "gives none"), ("takes_scratch", "does not support")])
 def test_what_the_engine_does_not_give_is_refused_at_start(limit: str, said: str) -> None:
     """With the source's name and the engine's."""
     engine = ToyEngine()

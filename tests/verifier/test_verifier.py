@@ -133,7 +133,7 @@ def test_an_older_epoch_changes_nothing() -> None:
         (chain([1], scores=[0.5]), "not a log-probability"),
         (chain([1], scores=[float("nan")]), "not a log-probability"),
         (chain([1, 2], parent_ids=np.array([1, 0], np.int32)), "parent does not come before"),
-        (Release(session_id=7, epoch=1), "takes no release"),
+        (Release(session_id=7, epoch=1), "does not accept release"),
     ],
 )
 def test_malformed_messages_are_refused(draft: Draft, reason: str) -> None:

@@ -1,6 +1,7 @@
-"""What the broker does with jobs: taken in, committed, sent to their readers.
+"""The broker's work on jobs: admission, committed tokens, delivery to readers.
 
-intake       what clients ask, and how jobs end; delivery: what they receive
-verdicts     what becomes of a verdict: its tokens, what drafters receive of it, its record
-reports      what is said of jobs and of the broker: lists, traces, the state
+- `intake`: requests of clients, and the end of jobs.
+- `delivery`: what clients receive.
+- `verdicts`: commits the tokens of a verdict, forwards it to drafters, and records it.
+- `reports`: lists of jobs, traces, and the broker's state.
 """

@@ -1,7 +1,7 @@
-"""What the readers of jobs receive: that a job is taken, its tokens, its end.
+"""What the readers of jobs receive: acceptance of the job, its tokens, its end.
 
-Rules: a reader is sent what the journal has, and each token once: what it did not take is sent again from its position,
-at the next tick. Whatever jobs of one client have new tokens at the same time, these go as one message.
+Rules: a reader receives only what the journal holds, and each token once. Tokens of a message that it did not take are
+sent again at the next tick. New tokens of several jobs of one client go in one message.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from specq.broker.state.memory import BrokerState, Send
 from specq.broker.state.peers import JobReader
 from specq.protocol import Accepted, JobTokens, Tokens, decode, type_of
 
-Span = tuple[BrokerJob, int, int]  # a job, and the generated tokens that a client lacks of it: from which to which
+Span = tuple[BrokerJob, int, int]  # a job, and the range of generated tokens that a client lacks: start, end
 
 
 class Delivery:
-    """Sends the readers of jobs what the journal has and they lack."""
+    """Sends the readers of jobs the tokens that the journal holds and they lack."""
 
     def __init__(self, state: BrokerState) -> None:
         self.state = state
         self._changed: dict[int, BrokerJob] = {}  # since the last `flush`
 
     def note(self, job: BrokerJob) -> None:
-        """Note that there is more of a job to send: `flush` does so."""
+        """Note that a job has more to send. `flush` sends it."""
         self._changed[job.job_id] = job
 
     def flush(self) -> None:
-        """Bring all who follow the jobs that were noted up to date."""
+        """Send all readers of the noted jobs what they lack."""
         if self._changed:
             self.update(list(self._changed.values()))
 
     def update(self, jobs: Sequence[BrokerJob]) -> None:
-        """Bring all who follow these jobs up to date."""
+        """Send all readers of the given jobs what they lack."""
         together: defaultdict[bytes, list[Span]] = defaultdict(list)
         for job in jobs:
             self._changed.pop(job.job_id, None)
@@ -58,14 +58,14 @@ class Delivery:
             self._send(client, spans)
 
     def _send(self, client: bytes, spans: Sequence[Span]) -> None:
-        """Send a client tokens of jobs that go on."""
+        """Send a client tokens of running jobs."""
         self.state.outbox.send_front(client, spans[0][0].delta(spans[0][1]) if len(spans) == 1 else tokens_of(spans))
         for job, _, _ in spans:
             if job.trace is not None:
                 self._trace(job)
 
     def _update(self, job: BrokerJob, client: bytes, reader: JobReader) -> None:
-        """Bring one client up to date on one job; of a failed job the tokens come first, then why it failed."""
+        """Send one client what it lacks of one job. For a failed job: first its tokens, then the reason."""
         if not reader.greeted:
             self.state.outbox.send_front(
                 client, job.info(self.state.clock.journal_time) if reader.info else Accepted(job_id=job.job_id)
@@ -86,13 +86,13 @@ class Delivery:
             trace.add_often(self.state.clock.now, "delivered", job.durable.num_tokens)
 
     def update_again(self, jobs: Sequence[BrokerJob]) -> None:
-        """Send what clients did not take before."""
+        """Send again what clients did not take."""
         for job in jobs:
             job.readers.next_tick()
         self.update(jobs)
 
     def note_undelivered(self, effect: Send) -> None:
-        """Note that a client did not take a message; the tokens in it are sent again from there."""
+        """Note that a client did not take a message. Its tokens are sent again from their position."""
         if type_of(effect.frames) not in (Tokens, JobTokens):
             return
         message = decode(effect.frames)
@@ -102,7 +102,7 @@ class Delivery:
 
 
 def tokens_of(spans: Sequence[Span]) -> JobTokens:
-    """Return the message with these tokens."""
+    """Return one message with the tokens of the spans."""
     tokens = chain.from_iterable([job.transcript.token_ids[start:end] for job, start, end in spans])
     origins = b"".join([job.transcript.origins[start:end] for job, start, end in spans])
     return JobTokens(

@@ -1,8 +1,11 @@
-"""The broker's side towards clients: jobs come in and end. How tokens go out: `specq.broker.jobs.delivery`.
+"""The broker's side towards clients: how jobs enter and end. `specq.broker.jobs.delivery` sends the tokens.
 
-Rules: submitting twice is harmless. The same id with the same content attaches to the job, and what the client lacks is
-sent again; the same id with other content is refused. What a client receives of a job is in the journal before. A key
-may have as many jobs as there is room left for others, which is half of the queue for one, a third each for two.
+Rules:
+- Submitting twice is harmless. The same id with the same content attaches to the job. The client receives what it
+  lacks. The same id with other content is refused.
+- The journal holds a job's data before a client receives it.
+- A key may hold at most as many jobs as there are free places. That is half of the queue for one key, a third each for
+  two.
 """
 
 from __future__ import annotations
@@ -28,22 +31,22 @@ from specq.verification import reason_against
 log = structlog.get_logger(__name__)
 
 MAX_TOKENS = 32_000_000  # that all jobs together have or may generate
-MAX_RECORDS = 100_000  # that may wait for the journal before new jobs are refused
+MAX_RECORDS = 100_000  # waiting for the journal, before new jobs are refused
 MAX_ASKING = 64  # messages about one job that wait for the journal's answer
 Ask = Callable[..., None]
 
 
 class Intake:
-    """Handlers of client messages, and the ends of jobs."""
+    """Handles the messages of clients, and ends jobs."""
 
     def __init__(self, state: BrokerState, placement: Placement, delivery: Delivery) -> None:
         self.state, self.placement, self.delivery = state, placement, delivery
-        self._asked: dict[int, list[tuple[Ask, bytes, Any]]] = {}  # job -> what waits for the journal's answer
+        self._asked: dict[int, list[tuple[Ask, bytes, Any]]] = {}  # job id -> requests waiting for the journal
 
     # --- jobs come in -----------------------------------------------------------------------------------------------
 
     def submit(self, client: bytes, message: Submit) -> None:
-        """Take a job, or attach the client to the one that it is."""
+        """Take a job, or attach the client to the existing job of that id."""
         self._with_job(self._submit, client, message)
 
     def _submit(self, client: bytes, message: Submit, known: BrokerJob | None) -> None:
@@ -59,7 +62,7 @@ class Intake:
             self.placement.place_waiting()
 
     def _take(self, client: bytes, message: Submit) -> BrokerJob:
-        """Make a job of a message."""
+        """Make a job from a message."""
         now = self.state.clock.journal_time
         self.state.counts["jobs"] += 1
         deadline = now + message.deadline_ms / 1000 if message.deadline_ms else 0.0
@@ -79,9 +82,9 @@ class Intake:
         self.delivery.update([job])
 
     def _refusal(self, client: bytes, message: Submit, known: BrokerJob | None) -> tuple[str, str]:
-        """Return (code, reason) against a job; the reason is "" if there is none."""
+        """Return (code, reason) against a job. The reason is "" if the job is accepted."""
         if known is not None and not self._owns(client, known):
-            return "forbidden", f"job {message.job_id} is another client's; take another id"
+            return "forbidden", f"job {message.job_id} belongs to another client; use another id"
         if known is not None:
             is_same = known.request.has_content(message)
             return "conflict", "" if is_same else f"job {message.job_id} exists with other content"
@@ -96,15 +99,15 @@ class Intake:
         return "invalid", str(too_large(message) or "") or misfit(message, verifiers[0].model) or refused
 
     def _unserved(self, message: Submit, verifiers: list[Worker]) -> str:
-        """Return why none of its model's verifiers can take a job, or ""."""
+        """Return why no verifier of its model can take a job, or ""."""
         if not verifiers:
             return no_verifier(message.model, self.state.workers.served_models())
         if message.cache_salt and not any(verifier.knows_owners for verifier in verifiers):
-            return f"no verifier of {verifiers[0].model.name} here knows cache_salt: all are of an older version"
+            return f"no verifier of {verifiers[0].model.name} here supports cache_salt: all have an older version"
         return ""
 
     def _bucket(self, client: bytes, tenant: str) -> str | None:
-        """Return whose share of the queue a job takes; None: nobody's in particular."""
+        """Return the bucket whose share of the queue a job uses. None: no bucket applies."""
         roles = self.state.roles
         return bucket(roles.peer(client), tenant) if tenant else roles.owner(client)
 
@@ -123,7 +126,7 @@ class Intake:
         self._attach(job, client, message)
 
     def cancel(self, client: bytes, message: Cancel) -> None:
-        """Stop a job; what is committed stays."""
+        """Stop a job. Its committed tokens stay."""
         if message.job_id in self._asked:
             if len(self._asked[message.job_id]) < MAX_ASKING:
                 self._asked[message.job_id].append((self._cancel, client, message))
@@ -141,7 +144,7 @@ class Intake:
     # --- what only the journal knows ----------------------------------------------------------------------------------
 
     def _with_job(self, act: Ask, client: bytes, message: Submit | Follow) -> None:
-        """Act on the job that a message names; the journal is asked for one that is not in memory."""
+        """Act on the job that a message names. If it is not in memory, ask the journal first."""
         job_id = message.job_id
         job = self.state.jobs.get(job_id)
         if job is not None or not self.state.ledger.has_journal:
@@ -152,11 +155,11 @@ class Intake:
             if job_id not in self._asked:
                 self.state.outbox.add(Find(job_id))
             waiting = self._asked.setdefault(job_id, [])
-            if len(waiting) < MAX_ASKING:  # else it asks again
+            if len(waiting) < MAX_ASKING:  # else the client asks again
                 waiting.append((act, client, message))
 
     def found(self, job_id: int, stored: StoredJob | JournalBusyError | None) -> None:
-        """Take the journal's answer on a job, and act on what waited for it."""
+        """Take the journal's answer on a job, and handle the requests that waited for it."""
         waiting = self._asked.pop(job_id, [])
         if isinstance(stored, JournalBusyError):
             for _, client, _ in waiting:
@@ -173,7 +176,7 @@ class Intake:
     # --- the end of a job ---------------------------------------------------------------------------------------------
 
     def finish(self, job: BrokerJob) -> None:
-        """Free the job's workers, keep its result, send its clients the end."""
+        """Free the job's workers, keep its result, and send its clients the end."""
         self.state.counts["finished_" + job.transcript.finish] += 1
         self.state.end_trace(job)
         job.transcript.ended_at = self.state.clock.journal_time
@@ -185,7 +188,7 @@ class Intake:
         self.placement.place_waiting()
 
     def fail(self, job: BrokerJob, code: str, reason: str) -> None:
-        """End a job with a stated failure."""
+        """End a job as failed, with a reason."""
         reason = clipped(reason)
         log.warning("job_failed", job=job.job_id, code=code, reason=reason)
         request, now = job.request, self.state.clock.now
@@ -202,7 +205,7 @@ class Intake:
             self.fail(job, "deadline", f"the deadline passed with {done} generated")
 
     def drop_unregistered(self, reason: str) -> None:
-        """Refuse after all the jobs that the journal cannot take."""
+        """Refuse the jobs that the journal cannot take, although they were accepted before."""
         for job in [job for job in self.state.jobs.active.values() if not job.durable.is_registered]:
             self.placement.release(job)
             self.state.jobs.drop(job)
@@ -228,31 +231,31 @@ def misfit(message: Submit, model: ModelInfo) -> str:
     if len(prompt) + message.params.max_tokens > model.max_length:
         return (
             f"a prompt of {len(prompt)} tokens and max_tokens {message.params.max_tokens} exceed the "
-            f"{model.max_length} tokens that {model.name} takes"
+            f"{model.max_length} tokens that {model.name} accepts"
         )
     return ""
 
 
 def overload(state: BrokerState, bucket: str | None) -> str:
-    """Return why no job in this bucket (None: of nobody in particular) can be taken now, or ""."""
+    """Return why the broker cannot take a job in this bucket now, or "". None: no bucket applies."""
     if reason := state.closing or state.ledger.trouble:
-        return f"no new jobs now: {reason}"
+        return f"no new jobs at the moment: {reason}"
     return _full_queue(state, bucket) or _slow_journal(state.ledger)
 
 
 def _full_queue(state: BrokerState, bucket: str | None) -> str:
     num_jobs, most = len(state.jobs.active), state.settings.max_jobs
     if num_jobs >= most:
-        return f"the queue is full ({most} jobs); try again when some have ended"
+        return f"the queue is full ({most} jobs); try again when some have finished"
     if state.jobs.num_tokens >= MAX_TOKENS:
-        return f"the queue is full ({MAX_TOKENS} tokens of prompts and texts); try again when some jobs have ended"
+        return f"the queue is full ({MAX_TOKENS} tokens of prompts and texts); try again when some jobs have finished"
     if bucket and state.jobs.held[bucket] >= most - num_jobs:
         room = f"no room for more than {state.jobs.held[bucket]} jobs of one key now"
-        return f"the queue has {room}; try again when some have ended"
+        return f"the queue has {room}; try again when some have finished"
     return ""
 
 
 def _slow_journal(ledger: Ledger) -> str:
     if ledger.sequence - ledger.settled > MAX_RECORDS:
         return "the journal is behind; try again in a moment"
-    return f"{ledger.full}; try again when some have ended" if ledger.full else ""
+    return f"{ledger.full}; try again when some have finished" if ledger.full else ""

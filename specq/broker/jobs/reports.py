@@ -1,10 +1,14 @@
-"""What the broker says of itself: lists of jobs (`specq jobs`), traces and clocks (`specq trace`), and its state
-(`specq status`, `specq top`, the gateway's metrics), as JSON-able values.
+"""The broker's reports as JSON-able values: job lists, traces, clocks, and its state.
 
-Rules: counters only grow while the broker runs; who wants rates takes two reports and their `time_s`. However many
-workers and sessions there are, a report stays far below the size of a frame: sessions are the busiest that were asked
-for, the text of each is cut. A job is shown only to those who may know of it. Jobs that wait and run are listed from
-memory, those that ended from the journal.
+`specq jobs` reads the lists. `specq trace` reads traces and clocks. `specq status`, `specq top` and the gateway's
+metrics read the state.
+
+Rules:
+- Counters only grow while the broker runs. For a rate, take two reports and their `time_s`.
+- For any number of workers and sessions, a report stays far below the maximum frame size. It lists only the requested
+  number of busiest sessions, with clipped texts.
+- A job is shown only to peers that may know it.
+- Waiting and running jobs are listed from memory, ended ones from the journal.
 """
 
 from __future__ import annotations
@@ -39,13 +43,13 @@ from specq.protocol import (
 
 MOST_LINES = 10_000
 _ENDED = {"stop": "finished", "length": "finished", "cancelled": "cancelled", "error": "failed"}
-MOST_METRICS = 128  # workers whose metrics are shown: a report has room for so many
+MOST_METRICS = 128  # workers whose metrics are shown: this keeps the report small
 MOST_SESSIONS = 1000
 MOST_SHOWN = 60  # characters of a label, name or tenant in the list of sessions
 
 
 class ListedJob(NamedTuple):
-    """A job: `state` is waiting, running, finished, failed or cancelled; age_s: since it was submitted."""
+    """A job in a list. `state` is waiting, running, finished, failed or cancelled. `age_s`: since it was submitted."""
 
     job_id: int
     label: str
@@ -58,7 +62,7 @@ class ListedJob(NamedTuple):
 
 
 class StatusReports:
-    """Handlers of what peers ask about the broker and its jobs, and of the events that they trace."""
+    """Handles requests about the broker and its jobs, and trace events."""
 
     def __init__(self, state: BrokerState) -> None:
         self.state = state
@@ -69,10 +73,10 @@ class StatusReports:
         self.state.outbox.send_front(client, status_of(status_report(self.state, client, message.sessions)))
 
     def list_jobs(self, client: bytes, message: ListJobs) -> None:
-        """Answer with a list; if there is a journal, after it has answered."""
+        """Answer with a list. With a journal, the answer waits for the journal's."""
         limit, skip = min(max(message.limit, 0), MOST_LINES), max(message.skip, 0)
         if self.state.ledger.has_journal:
-            if client not in self._asked:  # else it is being answered
+            if client not in self._asked:  # else an answer is on its way
                 self._asked.add(client)
                 self.state.outbox.add(FindFinished(client, limit, skip, self.state.roles.owner(client)))
             return
@@ -80,7 +84,10 @@ class StatusReports:
         self._answer(client, skip, [summary_of(job) for job in finished[skip : skip + limit]])
 
     def listed(self, client: bytes, skip: int, found: list[JobSummary] | JournalBusyError) -> None:
-        """Answer with a list of what the journal found; if it cannot be read, of what is in memory."""
+        """Answer with a list of active jobs and of the ended jobs that the journal found.
+
+        If the journal cannot be read, list only the jobs in memory.
+        """
         self._asked.discard(client)
         if not self.state.roles.is_client(client):
             return
@@ -108,13 +115,13 @@ class StatusReports:
         self.state.outbox.send_front(identity, Clock(echo_us=message.sent_us, clock_us=clock_us))
 
     def take_events(self, identity: bytes, message: TraceEvents) -> None:
-        """Take in what another process noted of a job."""
+        """Store what another process noted about a job."""
         trace_events.check(message)
         if not self.state.traces.take(identity, message):
             self.state.counts["late_traces"] += 1
 
     def get_trace(self, client: bytes, message: GetTrace) -> None:
-        """Answer with a job's trace, or why there is none."""
+        """Answer with a job's trace, or with the reason why there is none."""
         job = self._traced(client, message.job_id)
         if job is None:
             which = f"of job {message.job_id}" if message.job_id else "of any job of yours"
@@ -126,14 +133,14 @@ class StatusReports:
         self.state.outbox.send_front(client, answer)
 
     def _traced(self, client: bytes, job_id: int) -> TracedJob | None:
-        """Return the job that somebody may know of; without an id, the last one."""
+        """Return the job if the client may see it. Without an id, return the newest such job."""
         found = self.state.traces.find(job_id)
         jobs = self.state.traces.newest_first() if not job_id else [found] if found is not None else []
         return next((job for job in jobs if self.state.roles.sees(client, job.owner)), None)
 
 
 def summary_of(job: BrokerJob) -> JobSummary:
-    """Return the summary of a job in memory, as the journal gives it of the others."""
+    """Return the summary of a job in memory, in the same form as the journal's."""
     request, transcript = job.request, job.transcript
     return JobSummary(
         job.job_id,
@@ -149,10 +156,10 @@ def summary_of(job: BrokerJob) -> JobSummary:
 
 
 def status_report(state: BrokerState, asker: bytes = b"", num_sessions: int = 0) -> dict[str, Any]:
-    """Return models, workers, jobs and counters; times in seconds. Of the sessions: the `num_sessions` busiest that the
-    asker may know of.
+    """Return models, workers, jobs and counters. Times are in seconds.
 
-    Of more than MOST_METRICS workers, the first verifiers have `metrics`, then the first drafters.
+    It lists the `num_sessions` busiest sessions that the asker may see. At most MOST_METRICS workers have `metrics`:
+    verifiers first, then drafters.
     """
     now, workers = state.clock.now, state.workers.all()
     shown = {worker.identity for worker in [*state.workers.verifiers(), *state.workers.drafters()][:MOST_METRICS]}
@@ -184,7 +191,7 @@ def status_report(state: BrokerState, asker: bytes = b"", num_sessions: int = 0)
 
 
 def _loads(jobs: Iterable[BrokerJob]) -> dict[str, dict[str, int]]:
-    """Return how many jobs of each model wait, and how many run."""
+    """Return the number of waiting and of running jobs for each model."""
     counts = Counter((job.request.model, bool(job.session.verifier)) for job in jobs)
     return {model: {"waiting": counts[model, False], "running": counts[model, True]} for model, _ in counts}
 
@@ -210,7 +217,7 @@ def _worker(worker: Worker, now: float, has_metrics: bool) -> dict[str, Any]:
 
 
 def _sessions(state: BrokerState, asker: bytes, most: int) -> dict[str, Any]:
-    """Return the busiest of the jobs that wait or run: those that run, by tokens a second since they were submitted."""
+    """Return the busiest active jobs: running ones first, by tokens a second since submission."""
     seen = [job for job in state.jobs.active.values() if state.roles.sees(asker, job.request.owner)]
     now = state.clock.journal_time
     busiest = heapq.nlargest(

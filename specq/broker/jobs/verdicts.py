@@ -1,15 +1,17 @@
-"""Verdicts into jobs: to the session's drafters at once, then into the transcript and towards the journal.
+"""Verdicts into jobs: to the session's drafters at once, then into the transcript and to the journal.
 
-Verdicts are what the broker handles most. Those of a step come as one message of arrays. Of one that comes alone only
-the header is checked as a whole: see `decode_scalars`. Of its arrays the broker reads four: 60% of the time of a whole
-`decode`. What is read is checked as strictly; the rest is the drafters' to read.
+Verdicts are the broker's most frequent messages. The verdicts of a step arrive as one message of arrays. For a verdict
+that arrives alone, only the header is checked as a whole (`decode_scalars`). The broker then reads four of its arrays.
+That takes 60% of the time of a whole `decode`. The four arrays are checked as strictly as there. The drafters read the
+rest.
 
-Drafters receive verdicts at once and as they are, as a rule. But while the verifier is so busy that it would verify
-hardly any draft, a drafter that receives every verdict only takes processor time and memory bandwidth from it. Then
-verdicts are held back, and several go as one: less often the longer that lasts, and at once as rarely as can be where
-drafters are asked to be silent. A synchronous drafter receives each, since its round waits for it.
+Drafters usually receive verdicts at once and unchanged. But a busy verifier verifies hardly any draft. A drafter that
+then receives every verdict only takes processor time and memory bandwidth from it. In that case the broker holds
+verdicts back and sends several as one. It sends less often the longer this lasts. If the verifier asks drafters to be
+silent, the broker uses the lowest rate at once. A synchronous drafter receives each verdict, since its round waits for
+it.
 
-Once the journal has it, a verdict's text goes to the clients: see `specq.broker.core.Broker.journaled`.
+When the journal holds a verdict's tokens, the clients receive them: see `specq.broker.core.Broker.journaled`.
 """
 
 from __future__ import annotations
@@ -53,15 +55,15 @@ _ORIGINS = array_frame(Verdict, "origins")
 _are_tokens = cast("Callable[[bytes], object]", TOKEN_IDS.is_plain)
 _are_origins = cast("Callable[[bytes], object]", ORIGIN_BYTES.is_plain)
 _PLAIN = bytes([ORIGIN_CODES[PLAIN]])
-_PER_SESSION, _PER_TOKEN, _PER_NODE, _PER_SEEN = 36, 5, 6, 4  # bytes that the arrays of a step have for each
+_PER_SESSION, _PER_TOKEN, _PER_NODE, _PER_SEEN = 36, 5, 6, 4  # bytes in a step's arrays for each
 _NO_STATS: dict[str, Any] = {}
-BUSY = 850  # thousandths: a `min_accept_prob` that hardly any node reaches
-SILENT = 1000  # above it no node is likely enough
+BUSY = 850  # thousandths: hardly any node reaches this `min_accept_prob`
+SILENT = 1000  # above it, no node is likely enough
 MOST_HELD = 32  # verdicts that go as one
 
 
 class Added(NamedTuple):
-    """A verdict that added to a job all its tokens but for the first `known`."""
+    """A verdict that added tokens to a job: all of its tokens except the first `known`."""
 
     job: BrokerJob
     commit: Commit
@@ -69,14 +71,16 @@ class Added(NamedTuple):
 
 
 class VerdictHandler:
-    """The handler of verdicts, the most frequent messages."""
+    """Handles verdicts, the most frequent messages."""
 
     def __init__(self, state: BrokerState, placement: Placement, intake: Intake, delivery: Delivery) -> None:
         self.state, self.placement, self.intake, self.delivery = state, placement, intake, delivery
 
     def take_all(self, verifier: bytes, frames: Sequence[bytes]) -> None:
-        """Take the verdicts of a step, each as if it had come alone; raises ProtocolError, with none of them taken, if
-        the message is malformed."""
+        """Take each verdict of a step as if it had arrived alone.
+
+        Raises ProtocolError if the message is malformed. Then none of its verdicts is taken.
+        """
         step = cast("Verdicts", decode(frames))
         step.check()
         relayed, added = StepRelay(step, frames), list[Added]()
@@ -95,14 +99,14 @@ class VerdictHandler:
         self._journal(added)
 
     def take(self, verifier: bytes, frames: Sequence[bytes]) -> None:
-        """Commit a verdict, and pass it to the session's drafters, the journal and the clients."""
+        """Commit a verdict, and forward it to the session's drafters, the journal and the clients."""
         commit = read_commit(frames)
         job = self._job_of(verifier, commit)
         if job is None:
             return
         transcript = job.transcript
         verdict = cast("Verdict", decode(frames)) if job.has_details else None
-        if commit.cached_tokens:  # nobody else reads that, and older drafters would refuse it
+        if commit.cached_tokens:  # only the broker reads that, and older drafters would refuse it
             frames = encode(replace(cast("Verdict", decode(frames)), cached_tokens=0))
         is_misfit = verdict is not None and not fits_logprobs(verdict, transcript.logprobs.num_top)
         known = self._commit(verifier, job, commit, is_misfit=is_misfit)
@@ -121,13 +125,13 @@ class VerdictHandler:
             self._journal([Added(job, commit, known)])
 
     def _hear(self, verifier: bytes, min_accept_prob: int) -> None:
-        """Take in what a verifier asks of drafters."""
+        """Note whether a verifier asks drafters to be silent."""
         worker, wants_silence = self.state.workers.get(verifier), min_accept_prob > SILENT
         if worker is not None and worker.wants_silence != wants_silence:
             self.placement.drafter_assignment.hear(worker, wants_silence=wants_silence)
 
     def _job_of(self, verifier: bytes, commit: Commit) -> BrokerJob | None:
-        """Return the job that a verdict is on; None, and that is counted, if that is not this verifier's any more."""
+        """Return the job of a verdict. If the job is not at this verifier any more, count that and return None."""
         job = self.state.jobs.active.get(commit.session_id)
         if job is not None and job.session.is_at(verifier, commit.epoch):
             return job
@@ -135,7 +139,7 @@ class VerdictHandler:
         return None
 
     def _commit(self, verifier: bytes, job: BrokerJob, commit: Commit, *, is_misfit: bool) -> int:
-        """Append to a job what a verdict adds; return how many of its tokens were known, -1 if it does not fit."""
+        """Append the verdict's new tokens to a job. Return how many were known, or -1 if it does not fit."""
         known = -1 if is_misfit else job.transcript.commit(commit)
         if known < 0:
             self.state.counts["misfit_verdicts"] += 1
@@ -152,7 +156,7 @@ class VerdictHandler:
         return known
 
     def _journal(self, added: Sequence[Added]) -> None:
-        """Journal what verdicts added to jobs; without a journal, the clients may receive it now."""
+        """Journal the tokens that verdicts added to jobs. Without a journal, the clients may receive them now."""
         for job, commit, known in added:
             if job.is_cleared:
                 self.placement.clear(job)
@@ -164,7 +168,10 @@ class VerdictHandler:
 
 
 def read_commit(frames: Sequence[bytes]) -> Commit:
-    """Take a verdict's frames apart; raises ProtocolError for a malformed one."""
+    """Decode a verdict's frames.
+
+    Raises ProtocolError for malformed frames.
+    """
     header = decode_scalars(frames, Verdict)
     tokens = frames[_TOKENS] if len(frames) > _TOKENS else b""
     nodes = frames[_NODES] if len(frames) > _NODES else b""
@@ -196,7 +203,7 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
 
 
 def commits_of(step: Verdicts) -> Iterator[Commit]:
-    """Yield the verdicts of a step; its arrays must fit together."""
+    """Yield the verdicts of a step. Its arrays must fit together."""
     tokens, raw, origins = step.token_ids.tolist(), step.token_ids.tobytes(), step.origins.tobytes()
     ends, node_ends = ends_of_parts(step.num_tokens), ends_of_parts(step.num_nodes)
     accepted = ends_of_parts(step.mask)[node_ends]
@@ -215,16 +222,18 @@ def commits_of(step: Verdicts) -> Iterator[Commit]:
 
 
 def fits_logprobs(verdict: Verdict, num_top: int) -> bool:
-    """Return whether a verdict has the log-probabilities that its job asked for, of each token and of `num_top` others;
-    -1: none, and what there is does no harm. The journal stores them as a row a token."""
+    """Return whether a verdict has the log-probabilities that its job asked for.
+
+    These are one for each token, and those of `num_top` alternatives. With -1 the job asked for none, and extra values
+    do no harm. The journal stores one row per token.
+    """
     count = len(verdict.token_ids)
     top = {len(verdict.top_ids), len(verdict.top_logprobs)}
     return num_top < 0 or (len(verdict.logprobs) == count and top == {num_top * count})
 
 
 def relay(job: BrokerJob, commit: Commit, frames: Sequence[bytes]) -> list[Send]:
-    """Return what is sent of a verdict that came alone and that the job has just taken in; nothing if it is held
-    back."""
+    """Return the messages to drafters for a verdict that arrived alone and was committed. Empty if it is held back."""
     lanes = job.drafters.lanes.values()
     if not lanes:
         return []
@@ -236,17 +245,19 @@ def relay(job: BrokerJob, commit: Commit, frames: Sequence[bytes]) -> list[Send]
 
 
 class StepRelay:
-    """What is sent of the verdicts of a step: to each drafter one message, with those of its sessions. Those that were
-    held back go as verdicts of their own."""
+    """The messages to drafters for a step: one to each drafter, with the verdicts of its sessions.
+
+    Verdicts that were held back go as separate messages.
+    """
 
     def __init__(self, step: Verdicts, frames: Sequence[bytes]) -> None:
-        """`frames`: the step's, as they came."""
+        """Begin with no verdicts. `frames` are the step's original frames."""
         self._step, self._frames = step, frames
         self._places: defaultdict[bytes, list[int]] = defaultdict(list)
         self._merged: list[Send] = []
 
     def add(self, place: int, job: BrokerJob, commit: Commit) -> None:
-        """Pass on the verdict at this place of the step, which the job has just taken in."""
+        """Forward the verdict at this place of the step, which was just committed."""
         lanes = job.drafters.lanes
         if not lanes:
             return
@@ -258,7 +269,7 @@ class StepRelay:
             self._merged += _to_all(lanes.values(), merged)
 
     def sends(self) -> list[Send]:
-        """Return what is sent. A drafter of all the sessions receives the message as it came."""
+        """Return the messages. A drafter of all the sessions receives the original frames."""
         size = self._step.session_ids.size
         at_once = [
             Send("front", drafter, list(self._frames) if len(places) == size else encode(self._step.take(places)))
@@ -276,7 +287,7 @@ def _is_busy(job: BrokerJob, commit: Commit) -> bool:
 
 
 def _held(job: BrokerJob, commit: Commit) -> Frames | None:
-    """Hold a verdict back; return those that are held by now as one if it is time, else None."""
+    """Hold a verdict back. When it is time, return all held verdicts as one, else None."""
     held, is_busy = job.drafters.held, _is_busy(job, commit)
     if held.since < 0:
         held.since = commit.base_len

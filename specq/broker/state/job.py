@@ -1,20 +1,20 @@
-"""Jobs: what was asked for, what is committed so far, and who works on it, each in a part of its own.
+"""Jobs: the request, the committed tokens, and the workers, each in a part of its own.
 
-    request     what was asked for                     JobRequest
-    session     the verifier that holds it             JobSession
-    durable     what the journal holds of it           Durable; state/ledger.py: as records, and back
-    transcript  prompt and committed tokens, the end   state/transcript.py
-    stats       what is counted                        state/transcript.py
-    readers     the clients that follow it             state/peers.py
-    drafters    those who draft for it                 state/peers.py
-    explanation what became of drafts, if asked for    specq.protocol.explanation
-    crashes     of verifiers that held it              specq.broker.workers.policy
-    trace       what happened to it                    state/traces.py
-    state       where it stands                        state/lifecycle.py
+- `request` (JobRequest): what the client asked for.
+- `session` (JobSession): the verifier that holds the job.
+- `durable` (Durable): what the journal holds. `state/ledger.py` converts jobs to records and back.
+- `transcript` (`state/transcript.py`): prompt, committed tokens, end.
+- `stats` (`state/transcript.py`): counts.
+- `readers` (`state/peers.py`): the clients that follow the job.
+- `drafters` (`state/peers.py`): the drafters of the job.
+- `explanation` (`specq.protocol.explanation`): the fate of draft nodes, if the client asked for it.
+- `crashes` (`specq.broker.workers.policy`): crashes of verifiers that held the job.
+- `trace` (`state/traces.py`): what happened to the job.
+- `state` (`state/lifecycle.py`): the current state.
 
-Rule: the transcript is the truth, once the journal holds it. A client sees a token only after that, and a job can go on
-from it on any verifier that has the same weights. Jobs that ended are kept for a while, so that a client that was away
-can fetch them; the journal has those that are forgotten here.
+Rule: the transcript is the truth once the journal holds it. A client sees a token only after that. Any verifier with
+the same weights can continue a job from its transcript. Ended jobs stay in memory for a while. An absent client can
+still fetch them. The journal keeps the jobs that the broker has forgotten.
 """
 
 from __future__ import annotations
@@ -33,30 +33,31 @@ from specq.broker.state.transcript import JobStats, Transcript
 from specq.journal import NO_CRASHES, Crashes
 from specq.protocol import Explanation, Int32Array, JobInfo, SamplingParams, Speculation, Submit, Tokens
 
-PREFIX_LENGTHS = (16, 64, 256, 1024)  # tokens of prompts, at which they are compared
-QUARANTINE_CRASHES = 2  # verifiers that crashed while they held a job, from which on it runs alone
-CLEARED_AFTER = 16  # tokens beyond those that it had at the last crash, after which it no longer does
+PREFIX_LENGTHS = (16, 64, 256, 1024)  # numbers of prompt tokens at which prompts are compared
+QUARANTINE_CRASHES = 2  # a job runs alone after this number of crashes of verifiers that held it
+CLEARED_AFTER = 16  # new tokens since the last crash, after which the job runs alone no more
 
 
 @dataclass(slots=True)
 class Durable:
-    """The journal has the job (`is_registered`), its first `num_tokens` generated tokens, its end (`has_ended`)."""
+    """What the journal holds: the job (`is_registered`), its first `num_tokens` tokens, its end (`has_ended`)."""
 
     is_registered: bool = False
     num_tokens: int = 0
     has_ended: bool = False
 
     def note(self, num_tokens: int, *, ended: bool) -> None:
-        """Note that the journal holds the job, with its first `num_tokens` generated tokens and perhaps its end."""
+        """Note that the journal holds the job with its first `num_tokens` generated tokens, and perhaps its end."""
         self.is_registered, self.has_ended = True, self.has_ended or ended
         self.num_tokens = max(self.num_tokens, num_tokens)
 
 
 @dataclass(slots=True)
 class Unconfirmed:
-    """The `Open`s of a job that this verifier's heartbeats do not confirm: see `specq.broker.workers.presence`.
+    """The `Open`s of a job that its verifier's heartbeats do not confirm: see `specq.broker.workers.presence`.
 
-    num_opens  how many were sent in a row; since: when the first heartbeat came that lacked the session
+    - `num_opens`: number sent in a row.
+    - `since`: time of the first heartbeat that lacked the session.
     """
 
     verifier: bytes = b""
@@ -65,15 +66,15 @@ class Unconfirmed:
 
 
 class JobSession:
-    """Where a job is placed. Times in seconds of the broker's clock.
+    """Where a job is placed. Times are in seconds of the broker's clock.
 
-    verifier      the one that holds the session; b"": none does
-    weights       that the tokens come from; "": none were promised yet
-    incarnation   of the verifier that holds it, as the journal has it; 0: none
-    was_placed    a verifier has held it at some time
-    num_failures  verifiers that gave it back
-    avoided       verifiers that never confirmed it
-    moved_at      when it went from one verifier to another
+    - `verifier`: identity of the verifier that holds the session. b"": none.
+    - `weights`: the weights that the tokens come from. "": not decided yet.
+    - `incarnation`: of the verifier that holds it, as in the journal. 0: none.
+    - `was_placed`: a verifier has held the job at some time.
+    - `num_failures`: number of times that a verifier gave it back.
+    - `avoided`: verifiers that never confirmed it.
+    - `moved_at`: when it last moved between verifiers.
     """
 
     __slots__ = (
@@ -96,14 +97,16 @@ class JobSession:
         self.mark = HeartbeatMark()
 
     def is_at(self, verifier: bytes, epoch: int) -> bool:
-        """Is this verifier's session of this epoch the one that counts?"""
+        """Return whether this is the current session: this verifier and this epoch."""
         return self.verifier == verifier and self.epoch == epoch
 
 
 def sharers(owner: str, tenant: str, cache_salt: str) -> str:
-    """Return whose sessions a job shares KV of prefixes and earlier texts with, as `Open.owner` has it: no two (owner,
-    tenant, salt) give the same, since no owner's name begins with a plus. A salt is a secret of who chose it, so it
-    goes no further."""
+    """Return the group of jobs that may share KV of prefixes and earlier texts, as in `Open.owner`.
+
+    Different (owner, tenant, salt) give different results, since an owner's name never begins with a plus. A salt is
+    the client's secret, so only a digest leaves the broker.
+    """
     name = bucket(owner, tenant)
     if not cache_salt:
         return name
@@ -112,13 +115,13 @@ def sharers(owner: str, tenant: str, cache_salt: str) -> str:
 
 
 def bucket(owner: str, tenant: str) -> str:
-    """Return in whose name a job takes its turns and its share of the queue; no owner has a slash in its name."""
+    """Return the name under which a job takes turns and uses the queue. An owner's name has no slash."""
     return f"{owner}/{tenant}" if tenant else owner
 
 
 @dataclass(frozen=True, eq=False)
 class JobRequest:
-    """A `Submit` that names its model, whose it is, and when it came; times are the journal's, deadline 0: none."""
+    """A `Submit` with a model's name, the job's owner, and its arrival. Times are the journal's. `deadline` 0: none."""
 
     submit: Submit
     owner: str = ""
@@ -155,12 +158,14 @@ class JobRequest:
 
     @property
     def max_length(self) -> int:
-        """Return the tokens that the job may have in the end, the prompt included."""
+        """Return the maximum number of tokens of the finished job, prompt included."""
         return self.prompt_len + self.params.max_tokens
 
     def prefix_keys(self, sharers: str) -> tuple[int, ...]:
-        """Return hashes of the prompt's beginnings, which prompts of the same `sharers` that begin alike share: see
-        `specq.broker.workers.policy`."""
+        """Return hashes of the prompt's prefixes. Equal prefixes of the same `sharers` have equal hashes.
+
+        `specq.broker.workers.policy` uses them.
+        """
         return tuple(hash((sharers, of_prompt)) for of_prompt in self._prefix_hashes)
 
     @cached_property
@@ -169,7 +174,7 @@ class JobRequest:
         return tuple(hash(self.prompt_ids[:length].tobytes()) for length in [*lengths, self.prompt_len])
 
     def has_content(self, message: Submit) -> bool:
-        """Does the message ask for the same, under the same label? One without a model does not care which it is."""
+        """Return whether the message has the same content and label. A message without a model matches any model."""
         mine, submit = self.submit, message
         if submit.digest:
             return submit.digest == mine.digest and message.model in ("", self.model)
@@ -178,9 +183,14 @@ class JobRequest:
 
 
 class Requirements(NamedTuple):
-    """What a job needs of a verifier: a model by name, once it has tokens the weights that they came from, and whether
-    it must be `alone` there; `avoided`: verifiers that it goes to only where there are no others; `apart`: the verifier
-    keeps the texts of different owners apart."""
+    """What a job needs from a verifier.
+
+    - `model`: name of the model.
+    - `weights`: the weights that its tokens came from, once there are tokens.
+    - `alone`: the verifier must not run other jobs.
+    - `avoided`: verifiers to use only as a last choice.
+    - `apart`: the verifier must keep the texts of different owners apart.
+    """
 
     model: str
     weights: str
@@ -212,12 +222,12 @@ class BrokerJob:
         return self._state
 
     def note(self, event: JobEvent) -> None:
-        """Change the state as the table says: the only place that does."""
+        """Change the state by the table. No other code changes it."""
         self._state = after(self._state, event)
 
     @property
     def has_details(self) -> bool:
-        """Do its verdicts and tokens say more than tokens and their origins?"""
+        """Return whether its verdicts and tokens carry more than tokens and their origins."""
         return self.explanation is not None or self.transcript.logprobs.num_top >= 0
 
     @property
@@ -228,16 +238,16 @@ class BrokerJob:
 
     @property
     def is_quarantined(self) -> bool:
-        """May it be what crashes verifiers? See `specq.broker.workers.policy`."""
+        """Return whether the job may be the cause of verifier crashes: see `specq.broker.workers.policy`."""
         return self.crashes.total >= QUARANTINE_CRASHES
 
     @property
     def is_cleared(self) -> bool:
-        """Is it past what would have crashed the verifier, if it is in quarantine?"""
+        """Return whether a job in quarantine is past the point that may have crashed the verifier."""
         return self.is_quarantined and self.transcript.num_tokens >= self.crashes.length + CLEARED_AFTER
 
     def info(self, now: float) -> JobInfo:
-        """Return what the job is at this time of the journal."""
+        """Return a description of the job at this time of the journal."""
         request = self.request
         return JobInfo(
             job_id=self.job_id,
@@ -250,7 +260,7 @@ class BrokerJob:
         )
 
     def delta(self, have: int) -> Tokens:
-        """Return what a client that has `have` generated tokens lacks of those in the journal."""
+        """Return the journaled tokens that a client with `have` generated tokens lacks."""
         transcript, end = self.transcript, self.durable.num_tokens
         have = min(have, end)
         top = (end - have) * max(transcript.logprobs.num_top, 0)

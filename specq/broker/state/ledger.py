@@ -1,8 +1,8 @@
-"""Jobs as the journal's records, and which of these the journal holds.
+"""Jobs as the journal's records, and which records the journal holds.
 
-Each record that goes to the journal has a sequence number; `Ledger.settle` takes the number up to which all are there,
-and returns the jobs that clients may now receive more of. Without a journal every record counts as there at once.
-`restored` makes a job of all its records.
+Each record has a sequence number. `Ledger.settle` takes the number up to which the journal holds all records. It
+returns the jobs whose clients may now receive more. Without a journal, every record counts as held at once. `restored`
+makes a job from all its records.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from specq.protocol import Failed, num_drafted
 
 
 class Ledger:
-    """The records that are on their way to the journal, in order.
+    """The records on their way to the journal, in order.
 
-    trouble  why the journal cannot be written now, or ""
-    full     why the journal has no room for new jobs, or ""
-    num_groups, write_s   groups of records that were written so far, and the seconds that it took
+    - `trouble`: why the journal cannot be written now, or "".
+    - `full`: why the journal has no space for new jobs, or "".
+    - `num_groups`: groups of records written so far.
+    - `write_s`: seconds spent writing them.
     """
 
     def __init__(self, *, has_journal: bool) -> None:
@@ -32,10 +33,10 @@ class Ledger:
         self.num_groups, self.write_s = 0, 0.0
         self._marks: deque[tuple[int, BrokerJob, int, bool]] = (
             deque()
-        )  # sequence, job, tokens it has by then, has it ended
+        )  # sequence, job, its number of tokens at that time, whether it has ended
 
     def mark(self, job: BrokerJob, *, ended: bool = False) -> int:
-        """Return the sequence number for a record of this job as it is now; 0 if it need not go anywhere."""
+        """Return the sequence number for a record of the job's present state. 0: without a journal."""
         if not self.has_journal:
             job.durable.note(job.transcript.num_tokens, ended=ended)
             return 0
@@ -44,7 +45,7 @@ class Ledger:
         return self.sequence
 
     def settle(self, sequence: int) -> list[BrokerJob]:
-        """Note that the journal holds all records up to this one; return the jobs that it concerns."""
+        """Note that the journal holds all records up to this one, and return the jobs concerned."""
         marks, concerned = self._marks, dict[int, BrokerJob]()
         while marks and marks[0][0] <= sequence:
             _, job, num_tokens, ended = marks.popleft()
@@ -61,17 +62,17 @@ def taken_record(job: BrokerJob) -> JobTaken:
 
 
 def bound_record(job: BrokerJob) -> JobBound:
-    """Return the record of where the job is, and of the weights that its text comes from."""
+    """Return the record of the job's verifier, and of the weights that its tokens come from."""
     return JobBound(job.job_id, job.session.weights, job.session.incarnation)
 
 
 def crashed_record(job: BrokerJob) -> JobCrashed:
-    """Return the record of the verifiers that crashed while they held the job."""
+    """Return the record of verifier crashes that count against the job."""
     return JobCrashed(job.job_id, job.crashes)
 
 
 def added_record(job: BrokerJob, commit: Commit, known: int) -> TokensAdded:
-    """Return the record of what a verdict added beyond the tokens that were known."""
+    """Return the record of the new tokens of a verdict."""
     transcript = job.transcript
     base_len = commit.base_len - transcript.prompt_len + known
     logprobs = pack(transcript.logprobs, base_len) if transcript.logprobs.num_top >= 0 else b""
@@ -97,7 +98,7 @@ def ended_record(job: BrokerJob) -> JobEnded:
 
 
 def restored(stored: StoredJob) -> BrokerJob:
-    """Return a job as the journal has it."""
+    """Make a job from the journal's data."""
     job = BrokerJob(JobRequest(stored.submit, stored.owner, stored.submitted, stored.deadline))
     _restore_text(job, stored)
     job.session.weights, job.session.incarnation = stored.weights, stored.placed

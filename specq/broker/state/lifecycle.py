@@ -1,11 +1,11 @@
-"""The states of a job, and which event leads from which to which.
+"""The states of a job, and the events that lead from one to another.
 
-A job that was submitted waits in the queue until a verifier has room, runs there, and ends once. When its verifier is
-lost, leaves, or gives it back, it waits again and goes on from its transcript elsewhere. One that a verifier held when
-an earlier broker stopped is absent: it waits for that verifier to come back before anything else.
+A submitted job waits in the queue until a verifier has space. It runs there, and ends once. If its verifier is lost,
+leaves, or gives it back, the job waits again. It then continues from its transcript elsewhere. If a verifier held the
+job when an earlier broker stopped, the job is absent. It then waits for that verifier to come back first.
 
-Rule: `BrokerJob.note` is the only place that changes a state; an event that the table does not have is a bug, and
-raises. The diagram in docs/reference/protocol.md is drawn from this table.
+Rule: only `BrokerJob.note` changes a state. An event that the table does not have is a bug, and raises. The diagram in
+docs/reference/protocol.md is drawn from this table.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """The state of a job."""
 
-    NEW = "new"  # made, and in no table yet
-    ABSENT = "absent"  # read from the journal; the verifier that held it may come back
+    NEW = "new"  # made, not in a table yet
+    ABSENT = "absent"  # read from the journal; its former verifier may come back
     WAITING = "waiting"  # in the queue
     RUNNING = "running"  # a verifier holds its session
-    GIVEN_UP = "given up"  # no verifier can go on with it; it fails before the broker handles the next message
+    GIVEN_UP = "given up"  # no verifier can continue it; it fails before the broker handles the next message
     ENDED = "ended"  # it has a finish reason
-    DROPPED = "dropped"  # the journal never had it, and will not
+    DROPPED = "dropped"  # the journal does not hold it and will not
 
 
 class JobEvent(StrEnum):
-    """What happens to a job."""
+    """An event in a job's life."""
 
     QUEUED = "queued"  # it waits for a verifier: submitted, read from the journal, or taken from a verifier
-    READ_PLACED = "read, placed"  # read from the journal, which says that a verifier held it
-    READ_ENDED = "read, ended"  # read from the journal with its end
+    READ_PLACED = "read, placed"  # read from the journal, which names a verifier for it
+    READ_ENDED = "read, ended"  # read from the journal, with its end
     OPENED = "opened"  # its session was opened at a verifier, or opened anew
-    GAVE_UP = "gave up"  # too many verifiers failed at it, or died of it
+    GAVE_UP = "gave up"  # too many verifiers failed on it or crashed
     FINISHED = "finished"  # complete, stopped, cancelled, failed
     REFUSED = "refused"  # the journal cannot take it
 
@@ -61,14 +61,17 @@ TRANSITIONS: Mapping[JobState, Ways] = {
 
 
 def after(state: JobState, event: JobEvent) -> JobState:
-    """Return the state that an event leads to; AssertionError for one that cannot happen in this state."""
+    """Return the state after an event.
+
+    Raises AssertionError if the event cannot happen in this state.
+    """
     following = TRANSITIONS[state].get(event)
     assert following is not None, f"a job that is {state} cannot be {event}"
     return following
 
 
 def diagram() -> str:
-    """Return the table as a diagram in Mermaid's language."""
+    """Return the table as a Mermaid diagram."""
     lines = [
         f"    {_id(state)} --> {_id(following)}: {event}"
         for state, ways in TRANSITIONS.items()

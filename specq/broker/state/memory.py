@@ -1,6 +1,6 @@
-"""What the components of the broker share (`BrokerState`), and the effects that they want done.
+"""The state that the broker's components share (`BrokerState`), and the effects that they request.
 
-Rule: whatever works on the state imports it; the state imports nothing of that.
+Rule: components import the state. The state imports no component.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from specq.broker.state.transcript import RoundCounts
 from specq.journal import Record
 from specq.protocol import Frames, Message, encode
 
-MAX_REASON = 2000  # characters; a reason may quote a value as long as the message in which it came
+MAX_REASON = 2000  # characters; a reason may quote a value as long as its whole message
 MOST_FAULTS, MOST_OF_ONE = 32, 8
 MOST_CHARACTERS = 300
 QUIET_BEATS = 3  # heartbeats without a message
-GRACE_S = 3.0  # for verifiers to come back; meanwhile no client is refused because there is none
+GRACE_S = 3.0  # time for verifiers to come back; until then their absence is not a reason to refuse clients
 
 
 class Send(NamedTuple):
-    """Frames for a peer: over the ROUTER ("front"), or over the DEALER to a verifier ("back")."""
+    """Frames for a peer: "front" uses the ROUTER, "back" the DEALER to a verifier."""
 
     link: str
     to: bytes
@@ -49,21 +49,23 @@ class Disconnect(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Journal a record; `Broker.journaled` takes its sequence number once it is there."""
+    """Write a record to the journal. `Broker.journaled` takes its sequence number once the journal holds it."""
 
     sequence: int
     record: Record
 
 
 class Find(NamedTuple):
-    """Look for a job in the journal; `Broker.found` takes the answer."""
+    """Find a job in the journal. `Broker.found` takes the answer."""
 
     job_id: int
 
 
 class FindFinished(NamedTuple):
-    """Look for the last `limit` jobs of an owner (None: of all) that ended, but for the last `skip`; `Broker.listed`
-    takes the answer."""
+    """Find the last `limit` ended jobs of an owner, after skipping the newest `skip`. None: of all owners.
+
+    `Broker.listed` takes the answer.
+    """
 
     client: bytes
     limit: int
@@ -75,7 +77,7 @@ Effect = Send | Connect | Disconnect | Write | Find | FindFinished
 
 
 class Outbox:
-    """The effects of the message or tick that is being handled, in their order."""
+    """The effects of the current message or tick, in order."""
 
     def __init__(self) -> None:
         self._effects: list[Effect] = []
@@ -92,25 +94,28 @@ class Outbox:
         self._effects.extend(effects)
 
     def take(self) -> list[Effect]:
-        """Return what was added since the last call."""
+        """Return the effects added since the last call."""
         effects, self._effects = self._effects, []
         return effects
 
 
 def clipped(reason: str) -> str:
-    """Return a reason that fits into a message."""
+    """Shorten a reason so that it fits into a message."""
     return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} ..."
 
 
 class FaultLog:
-    """The last faults, the newest first."""
+    """The latest faults, newest first."""
 
     def __init__(self) -> None:
         self._faults: deque[dict[str, Any]] = deque(maxlen=MOST_FAULTS)
 
     def note(self, kind: str, who: str, reason: str, now: float, *, by: str = "", owner: str | None = None) -> None:
-        """Note a fault; `who`: the worker or job. by: whose key's, or socket's, doing it is; "": nobody's. owner: of
-        the job; None: it is no job's."""
+        """Note a fault of a worker or job (`who`).
+
+        - `by`: the key or socket that caused it. "": unknown.
+        - `owner`: owner of the job. None: the fault does not belong to a job.
+        """
         last = self._faults[0] if self._faults else {}
         reason = "".join(one if one.isprintable() else " " for one in reason[:MOST_CHARACTERS])
         if (kind, who, reason) == (last.get("kind"), last.get("who"), last.get("reason")):
@@ -121,13 +126,13 @@ class FaultLog:
         self._faults.appendleft(fault)
 
     def _make_room(self, by: str) -> None:
-        """Forget the oldest fault of one who has as many as one may."""
+        """Forget the oldest fault of a key or socket that has reached its limit."""
         own = [place for place, fault in enumerate(self._faults) if by and fault["by"] == by]
         if len(own) >= MOST_OF_ONE:
             del self._faults[own[-1]]
 
     def report(self, now: float, may_see: Callable[[str], bool]) -> list[dict[str, Any]]:
-        """Return the faults that somebody may see, as JSON-able values."""
+        """Return the faults that a peer may see, as JSON-able values."""
         return [
             {"age_s": round(now - fault["at"], 1)} | {name: fault[name] for name in ("kind", "who", "reason", "count")}
             for fault in self._faults
@@ -136,10 +141,10 @@ class FaultLog:
 
 
 class BrokerSettings(NamedTuple):
-    """What the broker was started with.
+    """The broker's start options.
 
-    liveness_s  how long a worker may be silent
-    traced_at_once  jobs that are traced in all processes though they did not ask for it
+    - `liveness_s`: how long a worker may be silent, in seconds.
+    - `traced_at_once`: number of jobs traced in all processes without having asked for it.
     """
 
     heartbeat_ms: int
@@ -150,17 +155,16 @@ class BrokerSettings(NamedTuple):
 
     @property
     def quiet_s(self) -> float:
-        """Return how long a worker may send nothing before it is sent nothing that it can do without."""
+        """Return how long a worker may be silent before the broker stops sending it optional messages, in seconds."""
         return QUIET_BEATS * self.heartbeat_ms / 1000
 
 
 @dataclass(slots=True)
 class BrokerClock:
-    """The time of the message or tick that is being handled, in seconds of the caller's clock.
+    """The time of the current message or tick, in seconds of the caller's clock.
 
-    offset       the journal's time (`specq.journal.interface`) = the caller's time + this
-    grace_until  until then verifiers may come back that were there before: before a restart of the broker, or before
-                 they crashed
+    - `offset`: the journal's time (`specq.journal.interface`) is the caller's time plus this.
+    - `grace_until`: until then, verifiers from before a broker restart or before a crash may come back.
     """
 
     offset: float = 0.0
@@ -174,29 +178,33 @@ class BrokerClock:
 
     @property
     def in_grace(self) -> bool:
-        """Was the broker started again, or a verifier lost, so recently that it may be about to come back?"""
+        """Return whether a missing verifier may come back, shortly after a broker restart or a lost verifier."""
         return self.now < self.grace_until
 
     def allow(self, seconds: float) -> None:
-        """Let verifiers come back for this long."""
+        """Give verifiers this many seconds to come back."""
         self.grace_until = max(self.grace_until, self.now + seconds)
 
 
 class BrokerState:
     """The broker's memory, in parts.
 
-    settings, clock what the broker was started with; the time of the message or tick that is being handled
-    jobs, workers   all jobs, and whose turn it is; the registered workers
-    ledger          which records of jobs the journal holds
-    roles, limits   what each key may do, and how much
-    counts          what happened how often, for `specq status`; rounds: what was counted of rounds, by model
-    faults, traces  what went wrong last, for `specq top`; what happened to jobs, for `specq trace`
-    outbox          effects, which components put there and the broker's process carries out
-    closing         why no new jobs are taken any more, or ""
+    - `settings`: the broker's start options.
+    - `clock`: the time of the current message or tick.
+    - `jobs`: all jobs, and which one is next.
+    - `workers`: the registered workers.
+    - `ledger`: which records of jobs the journal holds.
+    - `roles`, `limits`: what each key may do, and how much.
+    - `counts`: event counts, for `specq status`.
+    - `rounds`: counts of rounds, by model.
+    - `faults`: the latest faults, for `specq top`.
+    - `traces`: what happened to jobs, for `specq trace`.
+    - `outbox`: effects. Components add them and the broker's process carries them out.
+    - `closing`: why the broker accepts no new jobs, or "".
     """
 
     def __init__(self, settings: BrokerSettings, clock: BrokerClock, ledger: Ledger, roles: Roles, epoch: int) -> None:
-        """`epoch`: all that the broker uses lie above it."""
+        """All epochs that the broker uses are above `epoch`."""
         self.settings, self.clock = settings, clock
         self.workers, self.jobs, self.ledger = WorkerRegistry(), Jobs(), ledger
         self.roles, self.limits = roles, Limits()
@@ -208,22 +216,22 @@ class BrokerState:
         self._epoch = epoch
 
     def next_epoch(self) -> int:
-        """Return an epoch above all that were used before."""
+        """Return an epoch above all earlier ones."""
         self._epoch += 1
         return self._epoch
 
     def sharers(self, request: JobRequest) -> str:
-        """Return whose sessions a job shares KV and texts with; without keys and salts, all share."""
+        """Return the group that shares KV and texts with a job. Without keys and salts, all jobs share."""
         return sharers(self.roles.seen_by(request.owner), request.submit.tenant, request.submit.cache_salt)
 
     def record(self, record: Record, job: BrokerJob, *, ended: bool = False) -> None:
-        """Journal a record of a job, which is as the record says."""
+        """Write a record of a job to the journal. The job must be in the state that the record describes."""
         sequence = self.ledger.mark(job, ended=ended)
         if sequence:
             self.outbox.add(Write(sequence, record))
 
     def begin_trace(self, job: BrokerJob, event: str = "submitted") -> None:
-        """Begin to trace a new job, or one that a broker before this one had taken."""
+        """Begin to trace a job: a new one, or one from an earlier broker."""
         request = job.request
         trace = job.trace = self.traces.trace_of(job.job_id, was_asked=request.submit.trace)
         trace.note(event, self.clock.now, prompt_tokens=request.prompt_len, tokens=job.transcript.num_tokens)

@@ -1,4 +1,4 @@
-"""The peers of one job beside its verifier: the clients that follow it, and the drafters that draft for it."""
+"""The other peers of one job beside its verifier: clients that follow it, and drafters."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from specq.broker.state.rights import NOBODY, Bucket, Shown
 from specq.protocol import LEAST_OWN_LANE
 
 MAX_READERS = 8  # clients that follow one job
-MAX_MISSED = 40  # ticks in a row at which a reader takes nothing, before the job is no longer sent to it
+MAX_MISSED = 40  # ticks in a row without a message taken by a reader, before it is dropped
 
 
 @dataclass(slots=True)
 class JobReader:
     """One client that follows a job.
 
-    sent        generated tokens that it was sent
-    shown       the key that it came with
-    info        it asks what the job is
-    greeted     it knows that the job is taken
-    missed      it did not take the last message: until the next tick nothing is sent to it
-    num_missed  ticks in a row before which that happened
+    - `sent`: number of generated tokens sent to it.
+    - `shown`: the key that it came with.
+    - `info`: it asks for a description of the job.
+    - `greeted`: it knows that the broker has accepted the job.
+    - `missed`: it did not take the last message. The broker sends it no more until the next tick.
+    - `num_missed`: number of ticks in a row before which that happened.
     """
 
     sent: int
@@ -33,7 +33,7 @@ class JobReader:
 
 
 class Readers:
-    """The readers of one job, `by_client`; the one that came first is the first."""
+    """The readers of one job, `by_client`, in order of arrival."""
 
     __slots__ = ("by_client",)
 
@@ -41,7 +41,7 @@ class Readers:
         self.by_client: dict[bytes, JobReader] = {}
 
     def attach(self, client: bytes, have: int, shown: Shown = NOBODY, *, info: bool = False) -> None:
-        """Let a client follow the job; of too many, the one that came first no longer does."""
+        """Let a client follow the job. If there are too many, drop the first."""
         self.by_client.pop(client, None)
         self.by_client[client] = JobReader(have, shown, info)
         if len(self.by_client) > MAX_READERS:
@@ -52,14 +52,16 @@ class Readers:
         self.by_client = {client: reader for client, reader in self.by_client.items() if is_allowed(reader)}
 
     def note_undelivered(self, client: bytes, base_len: int) -> None:
-        """Note that a client did not take tokens: they are sent again at the next tick, from the same position on."""
+        """Note that a client did not take tokens. They are sent again at the next tick, from the same position."""
         reader = self.by_client.get(client)
         if reader is not None:
             reader.sent, reader.missed = min(reader.sent, base_len), True
 
     def next_tick(self) -> None:
-        """Allow that each is sent again what it did not take; drop one that has taken nothing for long, it may attach
-        again."""
+        """Allow each reader to receive again what it did not take.
+
+        A reader that has not taken a message for long is dropped. It may attach again.
+        """
         for client, reader in list(self.by_client.items()):
             reader.num_missed = reader.num_missed + 1 if reader.missed else 0
             reader.missed = False
@@ -69,10 +71,10 @@ class Readers:
 
 @dataclass(slots=True)
 class HeartbeatMark:
-    """What a worker's last heartbeat said of a session.
+    """The state of a session in its worker's last heartbeat.
 
-    length      the committed length at that time, as the broker had it; -1: no heartbeat has listed the session yet
-    is_missing  the heartbeat lacked it
+    - `length`: the broker's committed length at that time. -1: no heartbeat has listed the session yet.
+    - `is_missing`: the heartbeat lacked the session.
     """
 
     length: int = -1
@@ -85,8 +87,11 @@ class HeartbeatMark:
 
 @dataclass(slots=True)
 class DrafterLane:
-    """A drafter's place at a job; `budget`: what it may still send, see `specq.broker.gate` (None: all).
-    `is_fed`: whether hidden states for it have passed since its last heartbeat."""
+    """A drafter's place at a job.
+
+    - `budget`: what it may still send, see `specq.broker.gate`. None: not used yet.
+    - `is_fed`: the broker has forwarded hidden states to it since its last heartbeat.
+    """
 
     drafter: bytes
     mark: HeartbeatMark
@@ -98,8 +103,10 @@ class DrafterLane:
 class HeldVerdicts:
     """Verdicts that drafters have not received yet: see `specq.broker.jobs.verdicts`.
 
-    since   the committed length at which they begin, -1 if there are none; count: how many; most: how many go as one
-    asked   `min_accept_prob` of the newest verdict, held back or not
+    - `since`: the committed length at which they begin. -1: none are held.
+    - `count`: number of held verdicts.
+    - `most`: number of verdicts that go as one.
+    - `asked`: `min_accept_prob` of the newest verdict, held back or not.
     """
 
     since: int = -1
@@ -109,7 +116,7 @@ class HeldVerdicts:
 
 
 class Drafters:
-    """The drafters of one job. A drafter that is added again gets a new lane, since it drafts from a new beginning."""
+    """The drafters of one job. A drafter that is added again gets a new lane, since it drafts from a new start."""
 
     __slots__ = ("_next_lane", "held", "lanes")
 
@@ -125,11 +132,11 @@ class Drafters:
         return [lane.drafter for lane in self.lanes.values()]
 
     def lane_of(self, drafter: bytes) -> DrafterLane | None:
-        """Return the lane of a drafter; None if it has none."""
+        """Return the lane of a drafter, or None."""
         return next((lane for lane in self.lanes.values() if lane.drafter == drafter), None)
 
     def add(self, drafter: bytes, length: int) -> int:
-        """Give a drafter a lane, from a committed length on; return its number."""
+        """Give a drafter a lane from a committed length on, and return the lane's number."""
         self.drop(drafter)
         number, self._next_lane = self._next_lane, (self._next_lane + 1) % LEAST_OWN_LANE
         self.lanes[number] = DrafterLane(drafter, HeartbeatMark(length))

@@ -1,15 +1,15 @@
 """What each peer of the broker may do, and how many requests it may make.
 
-Roles, where keys are on: each message is held against the roles of the key it came with. The socket says whose key it
-was (`who`, the key's name); what a peer says of itself does not count. A job belongs to the key that submitted it;
-other keys learn nothing of it, not even that it exists. A key that is taken off the list (`Grant`s by name, which may
-change at any time) may do nothing from then on, and receives nothing more: see `specq.broker.gate.Revocation`. Without
-keys everyone may do everything.
+Roles, with keys: the broker checks each message against the roles of the key that it came with. The socket knows the
+key (`who`, the key's name). What a peer claims about itself does not count. A job belongs to the key that submitted it.
+Other keys get no information about it, not even that it exists. The grants, by name, may change at any time. A removed
+key loses all rights, and receives no more messages: see `specq.broker.gate.Revocation`. Without keys, every peer may do
+everything.
 
-Requests of a peer (a key, or a socket where there are no keys): a number a second, which bytes count towards, those of
-the answers included, and those of headers most, since these take the time: a header of 60 KB is 20 ms of decoding. A
-report of the broker's state also costs a look at each job. What is dropped the peer asks again by itself: all requests
-may be repeated.
+Rates: each peer may make a number of requests a second. A peer is a key, or a socket without keys. Bytes count too,
+those of answers included. Bytes of headers count most, since decoding a header of 60 KB takes 20 ms. A report of the
+broker's state also costs a look at each job. A peer repeats a dropped request by itself, and every request is safe to
+repeat.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from specq.protocol import (
 )
 from specq.transport import Grant
 
-REVOKED = "this key is not allowed any more"
+REVOKED = "this key is no longer allowed"
 MAX_SOCKETS = 65_536  # sockets whose keys are remembered
 _CLIENT, _WORKER = frozenset({"client"}), frozenset({"target", "draft"})
 MAY: dict[type[Message], frozenset[str]] = {
@@ -55,16 +55,16 @@ MAY: dict[type[Message], frozenset[str]] = {
     Heartbeat: _WORKER,
     Draft: frozenset({"draft"}),
 }
-MAX_PEERS = 4096  # whose requests are counted; beyond, the one that has been silent for longest starts anew
+MAX_PEERS = 4096  # peers with counted requests; beyond it, the longest silent peer starts anew
 REQUESTS_S, REQUESTS_BURST = 2000.0, 8000.0
-REQUEST_BYTES = 8192  # that count as a request
-HEADER_BYTES = 256  # of a header beyond SMALL_HEADER, likewise
+REQUEST_BYTES = 8192  # bytes that count as one request
+HEADER_BYTES = 256  # header bytes beyond SMALL_HEADER that count as one request
 SMALL_HEADER = 1024
-STATUS_JOBS, LISTED_JOBS = 2000, 500  # that a report looks at, likewise; where it lists sessions
+STATUS_JOBS, LISTED_JOBS = 2000, 500  # jobs in a report that count as one request; the second if it lists sessions
 
 
 class Shown(NamedTuple):
-    """The key that a socket has shown: its name, and the public key that had this name at the time."""
+    """The key that a socket has shown: its name, and the public key of that name at the time."""
 
     name: str = ""
     public_key: bytes = b""
@@ -74,66 +74,66 @@ NOBODY = Shown()
 
 
 class Roles:
-    """The keys that are allowed, and whose the sockets are."""
+    """The allowed keys, and the keys of the sockets."""
 
     def __init__(self, grants: Mapping[str, Grant] | None = None) -> None:
         self._grants = grants
         self._names: OrderedDict[bytes, Shown] = OrderedDict()
-        self._seen: dict[str, Grant] = {}  # the grants as of the last look
+        self._seen: dict[str, Grant] = {}  # the grants at the last check
 
     def refusal(self, identity: bytes, who: str, kind: type[Message], role: str = "") -> str:
-        """Return why this key may not send such a message, or ""; `role` is the one that a worker says it has."""
+        """Return why this key may not send such a message, or "". `role`: as a worker claims."""
         if self._grants is None:
             return ""
         grant = self._grants.get(who)
         self._note(identity, Shown(who, grant.public_key) if grant is not None else NOBODY)
         if grant is None:
             return REVOKED
-        self._seen.setdefault(who, grant)  # it may come and go between two looks
+        self._seen.setdefault(who, grant)  # it may come and go between two checks
         allowed = MAY.get(kind, frozenset())
         wanted = allowed & {role} if role else allowed
         if wanted.isdisjoint(grant.roles):
             its = " and ".join(grant.roles)
-            return f"the key {who} has the role {its}; this takes the role {' or '.join(sorted(wanted)) or 'of nobody'}"
+            return f"the key {who} has the role {its}; expected the role {' or '.join(sorted(wanted)) or 'of nobody'}"
         return ""
 
     def _note(self, identity: bytes, shown: Shown) -> None:
-        """Remember whose socket this is: libzmq lets nobody else have its identity while it is connected."""
+        """Remember the key of a socket. Libzmq gives a connected identity to no other socket."""
         if self._names.get(identity) != shown:
             self._names[identity] = shown
             if len(self._names) > MAX_SOCKETS:
                 self._names.popitem(last=False)
 
     def peer(self, identity: bytes) -> str:
-        """Return what limits and shares go by: the key's name, or where there are no keys the socket."""
+        """Return the name that limits and shares use: the key's name, or the socket's without keys."""
         return identity.hex() if self._grants is None else self.shown(identity).name
 
     def owns(self, identity: bytes, owner: str) -> bool:
-        """May this peer know of a job of this owner?"""
+        """Return whether this peer may know of a job of this owner."""
         return self._grants is None or (bool(owner) and self.shown(identity).name == owner)
 
     def owner(self, identity: bytes) -> str | None:
-        """Return whose jobs this peer may know of; None: all."""
+        """Return the owner whose jobs this peer may know. None: all."""
         return None if self._grants is None else self.shown(identity).name
 
     def seen_by(self, owner: str) -> str:
-        """Return who may know of a job of this owner; "": everyone."""
+        """Return who may know of a job of this owner. "": every peer."""
         return "" if self._grants is None else owner
 
     def sees(self, identity: bytes, owner: str) -> bool:
-        """May this peer look at a job of this owner? Whoever has the broker's own key may look at all."""
+        """Return whether this peer may look at a job of this owner. The broker's own key may look at all."""
         grant = self._grant(self.shown(identity))
         return self.owns(identity, owner) or (grant is not None and "broker" in grant.roles)
 
     def trusts(self, shown: Shown) -> bool:
-        """Is what a drafter with this key says its tokens were drawn from to be believed?"""
+        """Return whether the draft distributions of a drafter with this key are trusted."""
         if self._grants is None:
             return True
         grant = self._grant(shown)
         return grant is not None and grant.trusted
 
     def refused_priority(self, identity: bytes, priority: int) -> str:
-        """Return why this peer's job may not have such a priority, or ""; without keys, it may have any."""
+        """Return why this peer's job may not have this priority, or "". Without keys, any priority is allowed."""
         grant = self._grant(self.shown(identity))
         if grant is None or priority <= grant.max_priority:
             return ""
@@ -142,7 +142,7 @@ class Roles:
         return f"priority is {priority}; {most} ({where})"
 
     def refused_tenant(self, identity: bytes, tenant: str) -> str:
-        """Return why this peer may not submit jobs for a tenant, or ""; without keys, it may."""
+        """Return why this peer may not submit jobs for a tenant, or "". Without keys, it may."""
         grant = self._grant(self.shown(identity))
         if not tenant or grant is None or grant.tenants:
             return ""
@@ -150,7 +150,7 @@ class Roles:
         return f"the key {grant.name} may not submit for tenants ({where})"
 
     def public_key(self, identity: bytes) -> bytes:
-        """Return the public key of a peer; b"" of a stranger."""
+        """Return the public key of a peer, or b"" if it is unknown."""
         grant = self._grant(self.shown(identity))
         return grant.public_key if grant is not None else b""
 
@@ -161,37 +161,37 @@ class Roles:
     # --- keys that are taken away -----------------------------------------------------------------------------------
 
     def have_changed(self) -> bool:
-        """Are the grants others than at the last call? The first call finds them changed."""
+        """Return whether the grants have changed since the last call. The first call returns True."""
         if self._grants is None or self._grants == self._seen:
             return False
         self._seen = dict(self._grants)
         return True
 
     def stands(self, shown: Shown, role: str) -> bool:
-        """Is this key still on the list, under this name and with this role?"""
+        """Return whether this key is still on the list, under this name and with this role."""
         if self._grants is None:
             return True
         grant = self._grant(shown)
         return grant is not None and role in grant.roles
 
     def is_client(self, identity: bytes) -> bool:
-        """May the key that this socket has shown still be a client's?"""
+        """Return whether the key of this socket still has the role of a client."""
         return self.stands(self.shown(identity), "client")
 
     def may_own(self, owner: str) -> bool:
-        """May the key of this name have jobs? One that was put in another's place has that one's."""
+        """Return whether the key of this name may have jobs. A key that replaces another keeps its jobs."""
         return self._grants is None or (owner in self._grants and "client" in self._grants[owner].roles)
 
     def _grant(self, shown: Shown) -> Grant | None:
-        """Return what a key may do now; None if it is not the one of that name any more."""
+        """Return the current grant of a key, or None if another key has its name now."""
         grant = (self._grants or {}).get(shown.name)
         return grant if grant is not None and grant.public_key == shown.public_key else None
 
 
 def forbidden(message: Message, reason: str) -> Message | None:
-    """Return the answer to a peer whose key may not send this; None: nothing."""
+    """Return the answer to a peer whose key may not send this message, or None."""
     if isinstance(message, Hello):
-        # A key that is gone may come back; a wrong role stays wrong.
+        # A removed key may come back. A wrong role stays wrong.
         return Refused(reason=reason, fatal=reason != REVOKED)
     if isinstance(message, Submit | Follow | Cancel):
         return Failed(job_id=message.job_id, code="forbidden", reason=reason)
@@ -203,7 +203,7 @@ def forbidden(message: Message, reason: str) -> Message | None:
 
 
 class Bucket:
-    """A token bucket, full at first: `rate` flows in each second, `burst` is what it holds."""
+    """A token bucket, full at first. `rate` is added each second, up to `burst`."""
 
     __slots__ = ("_at", "_level")
 
@@ -211,15 +211,17 @@ class Bucket:
         self._level, self._at = burst, now
 
     def take(self, cost: float, rate: float, burst: float, now: float) -> bool:
-        """Take out what something costs, at most all that it can hold; False if there is not enough."""
+        """Take the cost, but no more than the bucket can hold. Return False if there is not enough."""
         self._fill(rate, burst, now)
         is_enough = self._level >= cost or self._level >= burst
         self._level -= cost if is_enough else 0.0
         return is_enough
 
     def spend(self, cost: float, rate: float, burst: float, now: float) -> bool:
-        """Take out what something costs, however much; False if nothing is left. So the answer does not depend on the
-        cost."""
+        """Take the whole cost. Return False if the bucket was already empty.
+
+        The answer does not depend on the cost.
+        """
         self._fill(rate, burst, now)
         if self._level <= 0:
             return False
@@ -232,18 +234,18 @@ class Bucket:
             self._at = now
 
     def charge(self, cost: float) -> None:
-        """Take out what was spent, also beyond what there is."""
+        """Take the cost, even beyond the present level."""
         self._level -= cost
 
 
 class Limits:
-    """The buckets of all peers' requests; those of lanes are in `job.drafters`."""
+    """The request buckets of all peers. Those of lanes are in `job.drafters`."""
 
     def __init__(self) -> None:
         self._peers: OrderedDict[str, Bucket] = OrderedDict()
 
     def admit_request(self, peer: str, num_bytes: int, now: float, *, num_header_bytes: int = 0) -> bool:
-        """Return whether this peer may ask for something now, in this number of bytes, headers included."""
+        """Return whether this peer may send a request of `num_bytes` bytes now, headers included."""
         bucket = self._peers.get(peer)
         if bucket is None:
             bucket = self._peers[peer] = Bucket(REQUESTS_BURST, now)
@@ -254,13 +256,13 @@ class Limits:
         return bucket.take(cost, REQUESTS_S, REQUESTS_BURST, now)
 
     def charge_answer(self, peer: str, num_bytes: int) -> None:
-        """Count what a peer was answered."""
+        """Charge a peer for the bytes of its answers."""
         bucket = self._peers.get(peer)
         if bucket is not None:
             bucket.charge(num_bytes / REQUEST_BYTES)
 
     def charge_status(self, peer: str, num_jobs: int, *, lists_sessions: bool) -> None:
-        """Count that a peer was shown the state of a broker that has so many jobs."""
+        """Charge a peer for a report of the state of a broker with `num_jobs` jobs."""
         bucket = self._peers.get(peer)
         if bucket is not None:
             bucket.charge(num_jobs / (LISTED_JOBS if lists_sessions else STATUS_JOBS))

@@ -1,15 +1,16 @@
-"""All jobs whose transcript the broker keeps in memory, and whose turn it is among those that wait.
+"""All jobs whose transcript is in memory, and which waiting job is next.
 
-Higher priorities go first, the clients of one priority in turn, and none waits for ever. Turns are by deficit round
-robin (Shreedhar and Varghese 1995), with tokens as the cost and the smallest quantum, so that a client with thousands
-of jobs waits behind one with a few. A client without waiting jobs keeps no credit. A job that comes back, since its
-verifier was lost or the broker restarted, goes first and costs nothing: it was paid for.
+Higher priorities go first. The clients of one priority take turns, and no client waits without end. Turns follow
+deficit round robin (Shreedhar and Varghese 1995). Tokens are the cost, and the quantum is the smallest possible. So a
+client with thousands of jobs waits behind one with a few. A client without waiting jobs keeps no credit. A job that
+comes back goes first and is free, since it was paid for. It comes back when its verifier is lost or the broker
+restarts.
 
-A job that has waited for `AGED_S` since it was submitted is aged: while there are such jobs, every second one that is
-placed is the oldest of them, whatever the priorities. So a higher priority still has half of all places at least, and a
-lower one is never starved.
+A job is aged when it has waited for `AGED_S` seconds since its submission. While there are aged jobs, every second
+place goes to the oldest one, at any priority. So a higher priority keeps at least half of all places. A lower one never
+starves.
 
-Rule: a job whose model has no room holds up no other.
+Rule: a job whose model has no space delays no other job.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from typing import TypeVar
 from specq.broker.state.job import BrokerJob, Requirements
 from specq.broker.state.lifecycle import JobEvent
 
-AGED_S = 300.0  # seconds since its submission after which a job is placed in spite of higher priorities
+AGED_S = 300.0  # seconds since submission after which a job is placed in spite of higher priorities
 Place = TypeVar("Place")
 KEEP_FINISHED = 1000
-KEEP_TOKENS = 4_000_000  # prompts included, of jobs that ended
+KEEP_TOKENS = 4_000_000  # prompts included, of ended jobs
 
 
 class _Line:
-    """The jobs of one client and priority, oldest first for each set of requirements."""
+    """The jobs of one client and priority. For each set of requirements, the oldest is first."""
 
     def __init__(self) -> None:
         self.credit = 0
         self.jobs: dict[Requirements, OrderedDict[int, tuple[tuple[bool, int], BrokerJob]]] = {}
 
     def head(self, able: Callable[[Requirements], bool]) -> BrokerJob | None:
-        """Return the job whose turn it is among those that can be placed."""
+        """Return the next job that can be placed."""
         heads = [next(iter(waiting.values())) for requirements, waiting in self.jobs.items() if able(requirements)]
         return min(heads, key=lambda entry: entry[0])[1] if heads else None
 
@@ -46,9 +47,9 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._lines: dict[int, OrderedDict[str, _Line]] = {}
-        self._requirements: dict[int, Requirements] = {}  # by job, as of when it was added
-        self._kinds: Counter[Requirements] = Counter()  # how many jobs have them
-        self._aged_last = False  # was the last job taken for its age?
+        self._requirements: dict[int, Requirements] = {}  # by job, when it was added
+        self._kinds: Counter[Requirements] = Counter()  # number of jobs with each
+        self._aged_last = False  # whether age decided the last job
         self._turns = count()
 
     def __len__(self) -> int:
@@ -58,7 +59,7 @@ class FairQueue:
         return job.job_id in self._requirements
 
     def quarantined(self) -> list[Requirements]:
-        """Return the requirements of the waiting jobs that must be alone."""
+        """Return the requirements of the waiting jobs that must run alone."""
         return [requirements for requirements in self._kinds if requirements.alone]
 
     def requirements(self) -> list[Requirements]:
@@ -66,7 +67,7 @@ class FairQueue:
         return list(self._kinds)
 
     def add(self, job: BrokerJob) -> None:
-        """Let a job wait; one that waits already keeps its place."""
+        """Let a job wait. A job that waits already keeps its place."""
         if job.job_id in self._requirements:
             return
         line = self._lines.setdefault(job.request.priority, OrderedDict()).setdefault(job.request.bucket, _Line())
@@ -79,7 +80,7 @@ class FairQueue:
             waiting.move_to_end(job.job_id, last=False)
 
     def discard(self, job: BrokerJob) -> None:
-        """Let a job wait no longer."""
+        """Remove a job from the queue."""
         requirements = self._requirements.pop(job.job_id, None)
         if requirements is None:
             return
@@ -97,9 +98,9 @@ class FairQueue:
             del self._lines[job.request.priority]
 
     def take(self, place: Callable[[Requirements], Place | None], now: float = 0.0) -> tuple[BrokerJob, Place] | None:
-        """Remove the next job for which there is a place, and return both; None if there is no place for any.
+        """Remove the next job that has a place, and return both. None: no job has a place.
 
-        now  the journal's time
+        `now`: the journal's time, in seconds.
         """
         known: dict[Requirements, Place | None] = {}
 
@@ -119,7 +120,7 @@ class FairQueue:
         return job, found
 
     def _first(self, able: Callable[[Requirements], bool]) -> BrokerJob | None:
-        """Return the next job of the highest priority that has one which can be placed."""
+        """Return the next job of the highest priority that has a placeable job."""
         for priority in sorted(self._lines, reverse=True):
             job = self._next(self._lines[priority], able)
             if job is not None:
@@ -127,8 +128,10 @@ class FairQueue:
         return None
 
     def _oldest(self, able: Callable[[Requirements], bool], before: float) -> BrokerJob | None:
-        """Return the job that was submitted first, before then, of those that can be placed; None if none is that old,
-        or there are no priorities that it could have to wait for."""
+        """Return the placeable job with the earliest submission, if it is before `before`.
+
+        None: no such job, or all jobs have the same priority.
+        """
         if len(self._lines) < 2:
             return None
         heads = [line.head(able) for lines in self._lines.values() for line in lines.values()]
@@ -136,7 +139,7 @@ class FairQueue:
         return min(aged, key=lambda job: job.request.submitted, default=None)
 
     def _next(self, lines: OrderedDict[str, _Line], able: Callable[[Requirements], bool]) -> BrokerJob | None:
-        """Return the job of the client that needs the least further credit, and give that credit to all."""
+        """Return the job of the client that needs the least further credit, and give that credit to all clients."""
         heads = [(line, job) for line in lines.values() if (job := line.head(able)) is not None]
         if not heads:
             return None
@@ -151,32 +154,32 @@ class FairQueue:
 
 
 def cost(job: BrokerJob) -> int:
-    """Return the tokens that a job may take, which is what its client pays for its turn."""
+    """Return what a client pays for a job's turn: the tokens that the job may take."""
     return 0 if job.session.was_placed else job.request.max_length
 
 
 class Jobs:
-    """Jobs by id; `queue` holds those without a verifier."""
+    """Jobs by id. `queue` holds those without a verifier."""
 
     def __init__(self) -> None:
         self.active: OrderedDict[int, BrokerJob] = OrderedDict()
         self.finished: OrderedDict[int, BrokerJob] = OrderedDict()
         self.queue = FairQueue()
         self.held: Counter[str] = Counter()  # active jobs by bucket
-        self.num_tokens = 0  # that the active jobs have or may have, prompts included
-        self.given_up: list[tuple[BrokerJob, str]] = []  # jobs that no verifier can go on with, and why
-        self._num_kept = 0  # tokens of the finished
-        self._quarantined: dict[int, BrokerJob] = {}  # of the active jobs
+        self.num_tokens = 0  # tokens that the active jobs have or may have, prompts included
+        self.given_up: list[tuple[BrokerJob, str]] = []  # jobs that no verifier can continue, and why
+        self._num_kept = 0  # tokens of the finished jobs
+        self._quarantined: dict[int, BrokerJob] = {}  # active jobs in quarantine
 
     def get(self, job_id: int) -> BrokerJob | None:
         return self.active.get(job_id) or self.finished.get(job_id)
 
     def among(self, job_ids: Iterable[int]) -> list[BrokerJob]:
-        """Return those of the jobs that have not ended."""
+        """Return the jobs with the given ids that have not ended."""
         return [job for job_id in job_ids if (job := self.active.get(job_id)) is not None]
 
     def add(self, job: BrokerJob, *, waits: bool = True) -> None:
-        """Take a job that `waits` to be placed, or will do so later."""
+        """Take a job. It `waits` to be placed now, or later."""
         self.active[job.job_id] = job
         self.held[job.request.bucket] += 1
         self.num_tokens += job.request.max_length
@@ -192,7 +195,7 @@ class Jobs:
         self.queue.add(job)
 
     def give_up(self, job: BrokerJob, reason: str) -> None:
-        """Let an active job fail, since no verifier can go on with it."""
+        """Let an active job fail, since no verifier can continue it."""
         job.note(JobEvent.GAVE_UP)
         self.given_up.append((job, reason))
 
@@ -208,7 +211,7 @@ class Jobs:
         return {verifier for job in self._quarantined.values() if (verifier := job.session.verifier)}
 
     def retire(self, job: BrokerJob) -> None:
-        """Move a job to the finished; the oldest of these is forgotten when there are too many."""
+        """Move a job to the finished ones. If there are too many, forget the oldest."""
         job.note(JobEvent.FINISHED)
         self._remove(job)
         self.keep(job)
@@ -219,7 +222,7 @@ class Jobs:
         self._remove(job)
 
     def _remove(self, job: BrokerJob) -> None:
-        """Take a job from the active ones."""
+        """Remove a job from the active ones."""
         self.queue.discard(job)
         if self.active.pop(job.job_id, None) is None:
             return
@@ -231,12 +234,12 @@ class Jobs:
         self._quarantined.pop(job.job_id, None)
 
     def keep(self, job: BrokerJob) -> None:
-        """Keep a job that ended in memory."""
+        """Keep an ended job in memory."""
         self.finished[job.job_id] = job
         self._num_kept += job.transcript.length
         while len(self.finished) > KEEP_FINISHED or self._num_kept > KEEP_TOKENS:
             oldest = next(iter(self.finished.values()))
-            if oldest is job or not oldest.durable.has_ended:  # its end must be in the journal first
+            if oldest is job or not oldest.durable.has_ended:  # the journal must hold its end first
                 return
             del self.finished[oldest.job_id]
             self._num_kept -= oldest.transcript.length

@@ -1,16 +1,16 @@
-"""The traces of the last jobs, for `specq trace`: the broker's own notes, and the events that other processes sent.
+"""The traces of the latest jobs, for `specq trace`: the broker's own notes, and the events of other processes.
 
-    state.begin_trace(job)         each new job: the broker notes what passes through it, which costs next to nothing
-    job.trace.note("opened", ...)  something that happens a few times in a job's life
-    job.trace.add_often(...)       something that happens in each round
-    traces.take(identity, message) the events of another process
+- `state.begin_trace(job)`: for each new job. The broker notes the job's messages, at almost no cost.
+- `job.trace.note("opened", ...)`: for an event that happens a few times in a job's life.
+- `job.trace.add_often(...)`: for an event of each round.
+- `traces.take(identity, message)`: for the events of another process.
 
-A job is traced in all processes if it asks for it (`Submit.trace`), or if fewer than `at_once` jobs are that did not
-ask: so a few are at any time, and what that costs does not grow with the load.
+A job is traced in all processes if it asks for it (`Submit.trace`). Up to `at_once` other jobs are also traced that
+way. So a few are traced at any time. The cost does not grow with the load.
 
-Rules: events are taken only from the workers that had the job and from its client; they are numbers, and are shown as
-these. They are kept as the numbers that came, which take a tenth of what they take by name. Of each job the first notes
-and the last events are kept. A trace keeps neither its job nor that job's text.
+Rules: the broker accepts events only from the workers that had the job and from its client. Events are numbers and are
+shown as numbers. They are stored as received, which takes a tenth of the memory of named values. For each job the first
+notes and the latest events are kept. A trace holds neither its job nor the job's text.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 
 from specq.protocol import TraceEvents, trace_events
 
-MOST_NOTES = 128  # of a job, the first
-MOST_EVENTS = 512  # of a job, the last of each process
+MOST_NOTES = 128  # per job, the first ones
+MOST_EVENTS = 512  # per job, the latest of each process
 MOST_PARTS = 16
 _ROUND = ("base_len", "tokens", "verified", "accepted", "step_us", "wait_us")
 MOST_TRACES = 256
 
 
 class TracePart:
-    """What one other process has said of a job."""
+    """The events of one other process for a job."""
 
     def __init__(self, name: str, role: str) -> None:
         self.name, self.role = name, role
@@ -40,7 +40,7 @@ class TracePart:
         self.is_lost = self.has_ended = False
 
     def take(self, message: TraceEvents) -> None:
-        """Add the events of a message; the oldest are forgotten."""
+        """Add the events of a message, and forget the oldest if there are too many."""
         self.error_us, self._num_dropped = message.error_us, message.dropped
         if not len(message.kinds):
             return
@@ -60,7 +60,7 @@ class TracePart:
         return [event for message in self._messages for event in trace_events.unpack(message)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is known of the process itself."""
+        """Return a description of the process itself."""
         is_complete = self.has_ended or self.is_lost
         return {
             "name": self.name,
@@ -73,7 +73,7 @@ class TracePart:
 
 
 class JobTrace:
-    """What is known of one job; times in seconds of the broker's clock."""
+    """The trace of one job. Times are in seconds of the broker's clock."""
 
     __slots__ = ("_place", "in_all_processes", "notes", "num_rounds", "parts", "rounds")
 
@@ -82,23 +82,23 @@ class JobTrace:
         self.notes: list[
             tuple[float, int, str, dict[str, Any]]
         ] = []  # time, place among the broker's notes, event, values
-        self.rounds: deque[tuple[Any, ...]] = deque(maxlen=MOST_EVENTS)  # the same of what comes often
+        self.rounds: deque[tuple[Any, ...]] = deque(maxlen=MOST_EVENTS)  # the same for frequent events
         self.num_rounds = self._place = 0
         self.parts: dict[bytes, TracePart] = {}
 
     def note(self, event: str, at: float, **values: Any) -> None:
-        """Note something that happens a few times in a job's life."""
+        """Note an event that happens a few times in a job's life."""
         if len(self.notes) < MOST_NOTES or event == "finished":
             self._place += 1
             self.notes.append((at, self._place, event, values))
 
     def note_once(self, event: str, at: float) -> None:
-        """Note something unless it was noted before."""
+        """Note an event unless it was noted before."""
         if all(noted != event for _, _, noted, _ in self.notes):
             self.note(event, at)
 
     def add_often(self, at: float, event: str, *values: int) -> None:
-        """Note something that happens in each round; `verdict`: its values are those of _ROUND."""
+        """Note an event of each round. The values of a `verdict` are those of _ROUND."""
         self.num_rounds += 1
         self._place += 1
         self.rounds.append((at, self._place, event, *values))
@@ -110,12 +110,12 @@ class JobTrace:
             part.has_ended = False
 
     def lose(self, identity: bytes) -> None:
-        """Expect nothing more of a process that is gone."""
+        """Expect no more events from a process that is gone."""
         if identity in self.parts:
             self.parts[identity].is_lost = True
 
     def events(self) -> list[dict[str, Any]]:
-        """Return all events, in the order of time."""
+        """Return all events in order of time."""
         often = [(at, place, event, _named(event, values)) for at, place, event, *values in self.rounds]
         own = sorted([*self.notes, *often], key=lambda note: note[:2])
         found = [{"process": "broker", "at_us": int(at * 1e6), "event": event} | values for at, _, event, values in own]
@@ -130,7 +130,7 @@ def _named(event: str, values: Iterable[int]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class TracedJob:
-    """A job that is traced: what is shown of it, and its trace."""
+    """A traced job: its description and its trace."""
 
     job_id: int
     owner: str
@@ -141,7 +141,7 @@ class TracedJob:
     finish: str = ""
 
     def report(self) -> dict[str, Any]:
-        """Return what is known of it as JSON-able values."""
+        """Return the trace as JSON-able values."""
         trace = self.trace
         return {
             "job": self.job_id,
@@ -157,22 +157,25 @@ class TracedJob:
 
 
 class Traces:
-    """The traces of the last jobs. `at_once`: how many jobs that did not ask are traced in all processes at a time."""
+    """The traces of the latest jobs.
+
+    `at_once`: number of jobs that are traced in all processes at a time without having asked for it.
+    """
 
     def __init__(self, at_once: int = 0) -> None:
         self._at_once = at_once
         self._jobs: OrderedDict[int, TracedJob] = OrderedDict()
-        self._sampled: set[int] = set()  # of the jobs that run, those that did not ask
+        self._sampled: set[int] = set()  # running jobs that did not ask for it
 
     def trace_of(self, job_id: int, *, was_asked: bool) -> JobTrace:
-        """Return the trace of a new job, which asks to be traced in all processes or does not care."""
+        """Return the trace of a new job. `was_asked`: the job asks for a trace in all processes."""
         is_sampled = not was_asked and len(self._sampled) < self._at_once
         if is_sampled:
             self._sampled.add(job_id)
         return JobTrace(in_all_processes=was_asked or is_sampled)
 
     def add(self, traced: TracedJob) -> list[int]:
-        """Keep a trace; return the jobs whose traces are forgotten for it."""
+        """Keep a trace, and return the jobs whose traces are forgotten for it."""
         forgotten = []
         self._jobs[traced.job_id] = traced
         while len(self._jobs) > MOST_TRACES:
@@ -186,15 +189,15 @@ class Traces:
             traced.finish = finish
 
     def find(self, job_id: int) -> TracedJob | None:
-        """Return a job that is traced."""
+        """Return a traced job, or None."""
         return self._jobs.get(job_id)
 
     def newest_first(self) -> list[TracedJob]:
-        """Return the jobs that are traced."""
+        """Return the traced jobs, newest first."""
         return list(reversed(self._jobs.values()))
 
     def take(self, identity: bytes, message: TraceEvents) -> bool:
-        """Take in the events of another process; False if it has none to say of such a job."""
+        """Store the events of another process. Return False if it may not send events of this job."""
         traced = self._jobs.get(message.job_id)
         part = traced.trace.parts.get(identity) if traced is not None else None
         if part is not None:

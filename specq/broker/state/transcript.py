@@ -1,6 +1,6 @@
-"""The text of a job, and what is counted of it: what each verdict adds to.
+"""The tokens of a job and its counts: each verdict adds to them.
 
-Rule: tokens are only appended. A verdict that does not fit what is there changes nothing.
+Rule: tokens are only appended. A verdict that does not fit the present tokens has no effect.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from specq.protocol import COUNTED_DEPTHS, Failed, Int32Array, LogprobRecord, Sa
 
 @dataclass(slots=True)
 class Commit:
-    """A verdict as far as the broker is concerned; the fields as in `Verdict`. `raw` is its tokens' frame, `origins`
-    has the code of each token."""
+    """The broker's part of a verdict, with the fields of `Verdict`.
+
+    `raw` is the frame of its tokens. `origins` has the code of each token.
+    """
 
     session_id: int
     epoch: int
@@ -35,10 +37,12 @@ class Commit:
 
 
 class Transcript:
-    """`origins` has the code of each token's origin (`specq.protocol.origins`); `finish` is "" until the job ends.
+    """The committed text of a job.
 
-    failure   what the client receives of a job that failed
-    ended_at  by the journal's time; 0.0: it has not ended
+    - `origins`: the code of each token's origin (`specq.protocol.origins`).
+    - `finish`: "" until the job ends.
+    - `failure`: the message that the client receives for a failed job.
+    - `ended_at`: by the journal's time. 0.0: it has not ended.
     """
 
     __slots__ = (
@@ -65,12 +69,12 @@ class Transcript:
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens were generated."""
+        """Return the number of generated tokens."""
         return len(self.token_ids)
 
     @property
     def length(self) -> int:
-        """Return the committed length, the prompt included: what `base_len` counts."""
+        """Return the committed length, prompt included: the length that `base_len` counts."""
         return self.prompt_len + len(self.token_ids)
 
     @property
@@ -78,16 +82,19 @@ class Transcript:
         return self.max_tokens - len(self.token_ids)
 
     def context(self) -> Int32Array:
-        """Return i32[length]: the prompt and what is committed."""
+        """Return the prompt and the committed tokens, i32[length]."""
         return np.concatenate([self.prompt_ids, np.array(self.token_ids, np.int32)])
 
     def since(self, length: int) -> Int32Array:
-        """Return i32[self.length - length]: the generated tokens beyond a committed length."""
+        """Return the generated tokens beyond a committed length, i32[self.length - length]."""
         return np.array(self.token_ids[length - self.prompt_len :], np.int32)
 
     def commit(self, commit: Commit) -> int:
-        """Append what a verdict adds; return how many of its tokens were known, -1 if it does not fit: a gap, an
-        overlap that disagrees, or more tokens than were asked for."""
+        """Append a verdict's new tokens. Return how many of its tokens were known, or -1 if it does not fit.
+
+        A verdict does not fit if it leaves a gap or contradicts known tokens. It must not exceed the requested number
+        of tokens.
+        """
         tokens = commit.token_ids
         start = commit.base_len - self.prompt_len
         known = len(self.token_ids) - start
@@ -103,12 +110,12 @@ class Transcript:
 
 @dataclass(slots=True)
 class JobStats:
-    """Counts of one job (a round is one step of one session, plain or not).
+    """Counts of one job. A round is one step of one session, plain or not.
 
-    accepted_lengths  [i] = rounds in which i nodes were accepted
-    cached_tokens     of the prompt: those whose KV was there when the session was opened that gave the first token
-    verifier          what the verifier counts: `specq.protocol.stats.SessionStats`
-    final             of a job that ended before the broker started: all its counts, which nothing is added to
+    - `accepted_lengths`: [i] is the number of rounds in which i nodes were accepted.
+    - `cached_tokens`: prompt tokens with cached KV when the session opened that gave the first token.
+    - `verifier`: the verifier's counts, `specq.protocol.stats.SessionStats`.
+    - `final`: all counts of a job that ended before the broker started. They do not change.
     """
 
     rounds: int = 0
@@ -140,20 +147,21 @@ class JobStats:
             self.verifier = commit.stats
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts under the names that `Tokens.stats` uses."""
+        """Return the counts under the names of `Tokens.stats`."""
         own = {name: getattr(self, name) for name in self.__slots__ if name not in ("verifier", "final")}
         return self.final or self.verifier | own
 
 
 @dataclass(slots=True)
 class RoundCounts:
-    """Counts since the broker started, by verdicts that it took: each round once.
+    """Counts of committed verdicts since the broker started. Each round counts once.
 
-    rounds, tokens   rounds, plain ones included, and the tokens that they committed; prompt_tokens: of jobs that had
-                     their first
-    drafted_rounds   rounds that verified draft nodes
-    draft_tokens, accepted_tokens   nodes that were verified, and those that were accepted
-    accepted_lengths [i] = drafted rounds in which i nodes were accepted; the last one: so many or more
+    - `rounds`, `tokens`: rounds, plain ones included, and their committed tokens.
+    - `prompt_tokens`: prompt tokens of jobs that have their first token.
+    - `drafted_rounds`: rounds that verified draft nodes.
+    - `draft_tokens`, `accepted_tokens`: verified nodes and accepted nodes.
+    - `accepted_lengths`: [i] is the number of drafted rounds in which i nodes were accepted. The last counts that
+      number or more.
     """
 
     rounds: int = 0
@@ -165,7 +173,7 @@ class RoundCounts:
     accepted_lengths: list[int] = field(default_factory=lambda: [0] * (COUNTED_DEPTHS + 1))
 
     def add(self, transcript: Transcript, commit: Commit, num_new: int) -> None:
-        """Count a verdict that added so many tokens to a text."""
+        """Count a verdict that added `num_new` tokens to a transcript."""
         self.rounds += 1
         self.tokens += num_new
         if transcript.num_tokens == num_new:
@@ -177,5 +185,5 @@ class RoundCounts:
             self.accepted_lengths[min(commit.num_accepted, COUNTED_DEPTHS)] += 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts by their names."""
+        """Return the counts by name."""
         return asdict(self)

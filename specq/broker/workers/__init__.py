@@ -1,8 +1,8 @@
-"""What the broker does with workers: who is there, and who works on what.
+"""The broker's work on workers: which are present, and which jobs they have.
 
-presence     how they register, beat and are lost; whether sessions arrive; what nobody has
-placement    sessions to verifiers, and which verifier holds a job, as the journal has it
-policy       which verifier, which jobs crash verifiers, what is missing: pure functions
-assignment   drafters to sessions, and the hidden states that they read
-tokenizers   the tokenizers of the served models
+- `presence`: registers workers, reads heartbeats, notices losses. It also checks sessions and unserved jobs.
+- `placement`: gives sessions to verifiers, and binds each job to its verifier in the journal.
+- `policy`: pure functions that choose verifiers, find jobs that crash verifiers, and find missing sessions.
+- `assignment`: gives drafters to sessions, and forwards the hidden states that they read.
+- `tokenizers`: the tokenizers of the served models.
 """

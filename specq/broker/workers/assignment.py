@@ -1,10 +1,12 @@
-"""Drafters to sessions: who drafts for which job, what drafters missed, and the hidden states that they ask verifiers
-for.
+"""Drafters for sessions: which drafters a job gets, what they missed, and the hidden states that they need.
 
-Rules: no two drafters of a job would draft the same. While a verifier asks drafters to be silent, jobs that it begins
-get none: they would be told of each and have nothing to do. They get them when it asks for drafts. Hidden states are
-passed on as they came, once their form was checked; they are the drafter's to read. None are sent to a drafter that is
-silent, so that few wait for it. A verifier that sends some for a lane that is gone is told to send no more.
+Rules:
+- Two drafters of a job never have the same model.
+- While a verifier asks drafters to be silent, its new jobs get no drafters. These would receive messages and have no
+  work. The jobs get drafters when the verifier asks for drafts again.
+- Hidden states are forwarded unchanged after a check of their form. Only the drafter reads them.
+- A silent drafter receives no hidden states, so that few queue up for it.
+- If a verifier sends hidden states for a removed lane, the broker asks it to stop.
 """
 
 from __future__ import annotations
@@ -33,15 +35,14 @@ class DrafterAssignment:
                 self.assign_drafters(job)
 
     def hear(self, verifier: Worker, *, wants_silence: bool) -> None:
-        """Take in that a verifier asks drafters to be silent, or for drafts again: then its jobs get the drafters that
-        they lack."""
+        """Note whether a verifier asks drafters to be silent. If not, assign the missing drafters."""
         verifier.wants_silence = wants_silence
         if not wants_silence:
             for job in self.state.jobs.among(verifier.job_ids):
                 self.assign_drafters(job)
 
     def assign_drafters(self, job: BrokerJob) -> None:
-        """Give a placed job the drafters that it lacks: no two that would draft the same."""
+        """Give a placed job the drafters that it lacks, each with a different model."""
         verifier = self.state.workers.get(job.session.verifier)
         if verifier is None or len(job.drafters) >= self.state.settings.drafters_per_job:
             return
@@ -52,7 +53,7 @@ class DrafterAssignment:
             return
         drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
         fitting = self.state.workers.drafters_for(verifier.model)
-        if self.state.sharers(job.request):  # older ones share what they keep of texts with all
+        if self.state.sharers(job.request):  # older drafters share their cached texts between all owners
             fitting = [worker for worker in fitting if worker.knows_owners]
         while len(job.drafters) < self.state.settings.drafters_per_job:
             drafter = least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
@@ -90,8 +91,10 @@ class DrafterAssignment:
         self._ask_activations(job, worker)
 
     def _ask_activations(self, job: BrokerJob, worker: Worker) -> None:
-        """Let the verifier send a trusted drafter the hidden states that it reads, unless it does. A verifier that was
-        asked already takes no notice."""
+        """Ask the verifier to send a trusted drafter the hidden states that it needs, unless it does already.
+
+        A verifier ignores a repeated request.
+        """
         hello, lanes = worker.hello, job.drafters.lanes
         if not hello.tap_layers or not worker.is_trusted:
             return
@@ -110,12 +113,12 @@ class DrafterAssignment:
         self.state.outbox.send_back(job.session.verifier, asked)
 
     def resume(self, job: BrokerJob) -> None:
-        """Let a job's drafters go on with its new session."""
+        """Let a job's drafters continue with its new session."""
         for worker in self._drafters_of(job):
             self.assign(job, worker)
 
     def release(self, job: BrokerJob) -> None:
-        """Free the drafters of a job that ended."""
+        """Free the drafters of an ended job."""
         for worker in self._drafters_of(job):
             worker.job_ids.discard(job.job_id)
             self.state.outbox.send_front(worker.identity, Release(session_id=job.job_id, epoch=job.session.epoch))
@@ -124,7 +127,7 @@ class DrafterAssignment:
     # --- heartbeats -------------------------------------------------------------------------------------------------
 
     def reconcile(self, worker: Worker, reported: Mapping[int, Reported]) -> None:
-        """Send a drafter again what its heartbeat shows to be lost; take from it what is not its own."""
+        """Send a drafter again what its heartbeat lacks, and release the sessions that it should not have."""
         for action in reconcile(self._expected(worker), reported):
             job = self.state.jobs.active.get(action.session_id)
             if action.kind == "close":
@@ -155,8 +158,7 @@ class DrafterAssignment:
             self._ask_activations(job, worker)
 
     def _send_tokens_since(self, length: int, job: BrokerJob, worker: Worker) -> None:
-        """Send a drafter as one verdict the tokens beyond this committed length; one that was to be silent remains
-        so."""
+        """Send a drafter the tokens beyond this committed length as one verdict. A silent drafter stays silent."""
         verdict = Verdict(
             session_id=job.job_id,
             epoch=job.session.epoch,
@@ -168,23 +170,26 @@ class DrafterAssignment:
 
 
 def drafting_params(params: SamplingParams) -> SamplingParams:
-    """Return the parameters that drafters receive: without the seed where it keys the draws that judge their drafts."""
+    """Return the parameters for drafters. The seed is left out if it determines the draws that judge their drafts."""
     return replace(params, seed=0) if strategy(params.strategy).takes_distributions else params
 
 
 def is_drafted(mode: str, strategy_name: str) -> bool:
-    """Can drafts be of use to a job?"""
+    """Return whether drafts can help a job."""
     return mode != "plain" and strategy(strategy_name).uses_drafts
 
 
 class ActivationRelay:
-    """The handler of hidden states."""
+    """Forwards hidden states."""
 
     def __init__(self, state: BrokerState) -> None:
         self.state = state
 
     def take(self, verifier: bytes, frames: Sequence[bytes]) -> None:
-        """Pass hidden states on to the drafter of their lane; raises ProtocolError for a malformed message."""
+        """Forward hidden states to the drafter of their lane.
+
+        Raises ProtocolError for a malformed message.
+        """
         message = cast("Activations", decode(frames))
         job = self.state.jobs.active.get(message.session_id)
         if job is None or not job.session.is_at(verifier, message.epoch):

@@ -1,11 +1,10 @@
-"""Sessions to verifiers: jobs are placed, moved, given back, and taken from workers that are lost.
+"""Sessions for verifiers: places jobs, moves them, takes them back, and handles lost workers.
 
-Rule: a session is opened under a new epoch each time, so that whatever its former verifier still sends for it is
-ignored.
+Rule: each session is opened under a new epoch. The broker ignores what a former verifier still sends for it.
 
-The journal names the verifier that holds a job by its incarnation, so that a broker that starts again knows which
-verifiers must come back. Until one of that incarnation registers, which clears its jobs, or the time for that is over,
-which counts as a crash, they are placed nowhere: a job that crashes verifier and broker together is found as well. A
+The journal names the verifier of a job by its incarnation. So a restarted broker knows which verifiers must come back.
+Their jobs wait until a verifier of that incarnation registers or the time for that is over. In the first case the jobs
+may continue. The second case counts as a crash. This also finds a job that crashes verifier and broker together. A
 broker or verifier that stops in good order leaves no job bound.
 """
 
@@ -23,7 +22,7 @@ from specq.broker.workers.policy import after_crash, choose, is_given_up, moves,
 from specq.journal import NO_CRASHES, Crashes
 from specq.protocol import Close, Open, SessionFailed
 
-MAX_FAILURES = 3  # times that verifiers may give a job back before it is given up
+MAX_FAILURES = 3  # times that verifiers may give a job back before it fails
 
 
 class Placement:
@@ -34,12 +33,12 @@ class Placement:
         self.bindings = Bindings(state)
 
     def settle(self) -> None:
-        """Place what waits for a verifier, and give drafters to what lacks them."""
+        """Place the waiting jobs, and assign missing drafters."""
         self.place_waiting()
         self.drafter_assignment.assign_all()
 
     def lose(self, worker: Worker, *, crashed: bool = False) -> None:
-        """Forget a worker; its jobs go to others. Each of a verifier's may be why it `crashed`."""
+        """Remove a worker, and give its jobs to others. If a verifier `crashed`, each of its jobs may be the cause."""
         self.state.workers.remove(worker.identity)
         jobs = self.state.jobs.among(worker.job_ids)
         self._trace_loss(worker, jobs, "crashed" if crashed else "left")
@@ -61,14 +60,14 @@ class Placement:
             trace.note(how, self.state.clock.now, worker=worker.name)
 
     def clear(self, job: BrokerJob) -> None:
-        """End the quarantine of a job that went on well: others may run beside it again."""
+        """End the quarantine of a job that made good progress. Other jobs may run beside it again."""
         self.bindings.set_crashes(job, NO_CRASHES)
         self.place_waiting()
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
     def place_waiting(self) -> None:
-        """Open jobs that wait, in the queue's order, while there is room."""
+        """Open waiting jobs in the queue's order while there is space."""
         queue = self.state.jobs.queue
         while (
             found := queue.take(self._places_for, self.state.clock.journal_time)
@@ -79,20 +78,19 @@ class Placement:
                 self.drafter_assignment.assign_drafters(job)
 
     def _places_for(self, requirements: Requirements) -> list[Worker] | None:
-        """Return the verifiers with room that meet the requirements; None if there are none."""
+        """Return the verifiers with space that meet the requirements, or None."""
         able, isolated = self._able(requirements), self.state.jobs.isolated()
         waiting = any(other.model == requirements.model for other in self.state.jobs.queue.quarantined())
         return open_to(able, isolated, alone=requirements.alone, quarantined_wait=waiting) or None
 
     def _able(self, requirements: Requirements) -> list[Worker]:
-        """Return the verifiers that meet the requirements, with room or without."""
+        """Return the verifiers that meet the requirements, with or without space."""
         weights, apart = requirements.weights, requirements.apart
         able = [w for w in self.state.workers.verifiers(requirements.model) if w.serves(weights, apart=apart)]
         return [w for w in able if w.identity not in requirements.avoided] or able
 
     def _clear_for_quarantined(self) -> bool:
-        """Let the jobs of the best verifier for jobs in quarantine wait, if such jobs wait; False if that is not
-        needed."""
+        """If jobs in quarantine wait, free the best verifier for them. Return False if that is not needed."""
         for requirements in self.state.jobs.queue.quarantined():
             worker = to_clear(self._able(requirements), self.state.jobs.isolated())
             if worker is not None:
@@ -106,14 +104,14 @@ class Placement:
         return choose(able, job.request.max_length, job.request.prefix_keys(self.state.sharers(job.request)))
 
     def hand_over(self, worker: Worker) -> None:
-        """Let others go on with the jobs of a verifier that is about to leave; those without a place end there."""
+        """Move the jobs of a leaving verifier to others. Jobs without another place end there."""
         for job in self.state.jobs.among(worker.job_ids):
             able = self._places_for(job.requirements)
             if able is not None:
                 self._move(job, self._best_of(job, able))
 
     def rebalance(self) -> None:
-        """Let verifiers that have joined share in the work."""
+        """Move jobs to verifiers that have joined."""
         if len(self.state.jobs.queue):
             return
         now = self.state.clock.now
@@ -128,7 +126,7 @@ class Placement:
                 self._move(job, to)
 
     def _move(self, job: BrokerJob, to: Worker) -> None:
-        """Let another verifier go on with a job."""
+        """Let another verifier continue a job."""
         former = self.state.workers.get(job.session.verifier)
         if former is not None:
             self.take_from(job, former)
@@ -178,17 +176,17 @@ class Placement:
         self.drafter_assignment.resume(job)
 
     def open_anew(self, job: BrokerJob) -> None:
-        """Let a job's verifier begin its session again, without the drafts that it has."""
+        """Let a job's verifier begin its session again, without its present drafts."""
         verifier = self.state.workers.get(job.session.verifier)
         if verifier is not None:
             self.open(job, verifier)
 
     def drafted_by(self, worker: Worker) -> list[BrokerJob]:
-        """Return the jobs that a drafter drafts for."""
+        """Return the jobs of a drafter."""
         return [job for job in self.state.jobs.among(worker.job_ids) if worker.identity in job.drafters.identities()]
 
     def release(self, job: BrokerJob) -> None:
-        """Free the workers of a job that ended."""
+        """Free the workers of an ended job."""
         verifier = self.state.workers.get(job.session.verifier)
         if verifier is not None:
             self.take_from(job, verifier)
@@ -196,7 +194,7 @@ class Placement:
         self.drafter_assignment.release(job)
 
     def session_failed(self, verifier: bytes, message: SessionFailed) -> None:
-        """A verifier cannot go on with a session: try another, or fail the job."""
+        """Handle a verifier that cannot continue a session: try another verifier, or fail the job."""
         job = self.state.jobs.active.get(message.session_id)
         if job is None or not job.session.is_at(verifier, message.epoch):
             return
@@ -210,7 +208,7 @@ class Placement:
             self.state.jobs.give_up(job, message.reason)
 
     def give_back(self, job: BrokerJob, reason: str) -> None:
-        """Note that a verifier cannot go on with a job: another tries, unless too many could not."""
+        """Note that a verifier cannot continue a job. Another one tries, unless too many have failed."""
         session, request, now = job.session, job.request, self.state.clock.now
         session.verifier = b""
         session.num_failures += 1
@@ -218,66 +216,65 @@ class Placement:
             job.trace.note("given back", now, reason=reason[:300])
         self.state.faults.note("given_back", str(job.job_id), reason, now, by=request.bucket, owner=request.owner)
         if session.num_failures >= MAX_FAILURES:
-            self.state.jobs.give_up(job, f"given up after {session.num_failures} failures; the last: {reason}")
+            self.state.jobs.give_up(job, f"gave up after {session.num_failures} failures; last: {reason}")
         else:
             self.bindings.let_wait(job)
 
 
 class Bindings:
-    """Binds jobs to verifiers, and lets go of them."""
+    """Binds jobs to verifiers, and unbinds them."""
 
     def __init__(self, state: BrokerState) -> None:
         self.state = state
         self._absent: dict[
             int, list[BrokerJob]
-        ] = {}  # from before the broker's start, by the incarnation that held them
+        ] = {}  # from before the broker's start, by incarnation of their verifier
 
     def bind(self, job: BrokerJob, weights: str, incarnation: int = 0) -> None:
-        """Note in job and journal which weights its text comes from, and the incarnation of the verifier that holds
-        it."""
+        """Note in job and journal the weights that its text comes from, and its verifier's incarnation."""
         session = job.session
         if (session.weights, session.incarnation) != (weights, incarnation):
             session.weights, session.incarnation = weights, incarnation
             self.state.record(bound_record(job), job)
 
     def let_wait(self, job: BrokerJob) -> None:
-        """Let a job that no verifier holds any more wait for one, if it is not given up."""
+        """Let a job without a verifier wait for one, unless it is given up."""
         job.session.verifier = b""
         self.bind(job, job.session.weights)
         if job.state is not JobState.GIVEN_UP:
             self.state.jobs.wait(job)
 
     def note_crash(self, jobs: Iterable[BrokerJob]) -> None:
-        """Count a verifier's crash against each of the jobs that it had, and let them go on elsewhere."""
+        """Count a verifier's crash against each of its jobs, and let them continue elsewhere."""
         jobs = list(jobs)
         for job in jobs:
             self.set_crashes(job, after_crash(job, len(jobs)))
             self.let_wait(job)
 
     def set_crashes(self, job: BrokerJob, crashes: Crashes) -> None:
-        """Note in job and journal the crashes that count against a job; give it up if they are enough."""
+        """Note in job and journal the crashes that count against a job. Give it up if they reach the limit."""
         job.crashes = crashes
         self.state.jobs.note_quarantine(job)
         self.state.record(crashed_record(job), job)
         if is_given_up(crashes):
-            reason = f"{crashes.total} verifiers died of it, {crashes.lone} of them with nothing else to do"
+            reason = f"{crashes.total} verifiers crashed because of it, {crashes.lone} of them with only this job"
             self.state.jobs.give_up(job, reason)
 
     # --- after the broker's own crash ---------------------------------------------------------------------------------
 
     def restore(self, job: BrokerJob) -> None:
-        """Take a job from the journal; one that a verifier held waits for that first."""
+        """Take a job from the journal. If a verifier held it, the job waits for that verifier first."""
         self.state.jobs.add(job, waits=not job.session.incarnation)
         if job.session.incarnation:
             self._absent.setdefault(job.session.incarnation, []).append(job)
 
     def welcome_back(self, incarnation: int) -> None:
-        """Let the jobs of a verifier that has come back go on: it did not crash."""
+        """Let the jobs of a returned verifier continue: it did not crash."""
         for job in _unfinished(self._absent.pop(incarnation, [])):
             self.let_wait(job)
 
     def note_absent(self) -> None:
-        """Count the verifiers that have not come back as crashed, if the time for that is over."""
+        """Count the verifiers that have not come back as crashed, once their time is over."""
         if self._absent and not self.state.clock.in_grace:
             lost, self._absent = self._absent, {}
             for jobs in lost.values():
@@ -285,5 +282,5 @@ class Bindings:
 
 
 def _unfinished(jobs: list[BrokerJob]) -> list[BrokerJob]:
-    """Leave out what was cancelled, or overdue, meanwhile."""
+    """Leave out jobs that were cancelled or became overdue in the meantime."""
     return [job for job in jobs if not job.transcript.finish]

@@ -1,26 +1,25 @@
-"""What is decided about sessions, as pure functions: which verifier a job goes to and which jobs move when one joins,
-which jobs crash verifiers, and what a worker's heartbeat says of its sessions.
+"""Decisions about sessions, as pure functions: placement, moves, quarantine, and the meaning of heartbeats.
 
-Placement. Jobs whose prompts begin alike go to the same verifier, which then computes the common part once, as long as
-that verifier does not carry many more than the others. Else the one with the fewest jobs takes it; verifiers without KV
-room come last. A job that moves is computed anew at the other end, so jobs move only to a verifier that has just
-joined, or where the difference is gross, a few at a time, and not twice within a while.
+Placement. Jobs with a common prompt prefix go to the same verifier, which computes the prefix once. This holds while
+that verifier has not many more jobs than the others. Otherwise the verifier with the fewest jobs takes the job.
+Verifiers without KV space come last. The new verifier computes the KV of a moved job again. So jobs move only to a
+verifier that has just joined, or if the difference is large. Only a few move at once, and none twice within
+MOVE_INTERVAL_S.
 
-Quarantine. A job that was there when a verifier crashed, twice, runs alone, one such job on a verifier and nothing
-beside it; if need be the other jobs of a verifier wait meanwhile. One that crashes a verifier alone, twice, is given
-up. One that gets well past where it was at the last crash is cleared, so that harmless jobs keep nobody waiting for
-long.
+Quarantine. A job that two crashed verifiers held runs alone on its verifier. If necessary, the other jobs of a verifier
+wait meanwhile. A job that crashes a verifier alone, twice, is given up. A job that gets well past its position at the
+last crash is cleared. So harmless jobs do not delay others for long.
 
-Heartbeats. Sessions are compared by id and epoch, and by two lengths: the committed length now, and that at the
-worker's last heartbeat (`HeartbeatMark`), since what was sent after that may merely be on its way.
+Heartbeats. Sessions are compared by id, epoch and two committed lengths: now, and at the worker's last heartbeat
+(`HeartbeatMark`). What was sent after that may still be on its way.
 
-    close    the worker has a session that is not its own, or is of another epoch
-    keep     it has what it should have
-    ahead    it has tokens that the broker lacks, and did not receive since the last heartbeat: they were lost on the
-             way here
-    behind   it lacks tokens that the broker had at the last heartbeat: they were lost on the way there
-    missing  it lacks a session, for the first time: that may be on its way
-    lost     it lacks a session again
+- close: the worker has a session that is not its own, or has another epoch.
+- keep: it has what it should have.
+- ahead: it has tokens that the broker lacks and did not receive since the last heartbeat. They were lost on the way to
+  the broker.
+- behind: it lacks tokens that the broker had at the last heartbeat. They were lost on the way to the worker.
+- missing: it lacks a session for the first time. The session may be on its way.
+- lost: it lacks a session again.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from specq.broker.state.peers import HeartbeatMark
 from specq.broker.state.registry import Worker
 from specq.journal import Crashes
 
-AFFINITY_SLACK = 8  # jobs more than the least loaded verifier has, up to which a common prefix decides
-FRESH_S = 10.0  # a verifier has just joined
-GROSS = 16  # jobs of difference from which they move to one that has been there for long
+AFFINITY_SLACK = 8  # more jobs than the least loaded verifier, up to which a common prefix decides
+FRESH_S = 10.0  # a verifier counts as just joined for this long
+GROSS = 16  # difference in jobs at which they also move to an older verifier
 MOVES_AT_ONCE = 8
 MOVE_INTERVAL_S = 10.0  # least time between two moves of a job
 MIN_TOKENS_LEFT = 16  # for a job to move
@@ -43,15 +42,17 @@ LONE_CRASHES = 2  # after which a job is given up
 
 
 class Move(NamedTuple):
-    """A job that shall go on at another verifier."""
+    """A job to move to another verifier."""
 
     job: BrokerJob
     to: Worker
 
 
 def choose(able: Sequence[Worker], num_tokens: int, keys: Sequence[int]) -> Worker:
-    """Return the verifier for a job that may need `num_tokens` tokens of KV and whose prompt has these keys; `able` has
-    one."""
+    """Return the verifier for a job with these prompt keys that may need `num_tokens` tokens of KV.
+
+    `able` must not be empty.
+    """
     roomy = [worker for worker in able if worker.free_slots >= num_tokens] or able
     least = min(len(worker.job_ids) for worker in roomy)
     near = [worker for worker in roomy if len(worker.job_ids) <= least + AFFINITY_SLACK]
@@ -59,9 +60,9 @@ def choose(able: Sequence[Worker], num_tokens: int, keys: Sequence[int]) -> Work
 
 
 def moves(alike: Sequence[Worker], jobs: Iterable[BrokerJob], now: float) -> list[Move]:
-    """Return the jobs that shall move between verifiers of equal weights; `jobs` are those that may."""
+    """Return the jobs to move between verifiers of equal weights. `jobs` are the movable ones."""
     movable: dict[bytes, list[BrokerJob]] = {}
-    for job in sorted(jobs, key=lambda job: job.transcript.length, reverse=True):  # the shortest, the cheapest, last
+    for job in sorted(jobs, key=lambda job: job.transcript.length, reverse=True):  # the shortest and cheapest last
         if job.transcript.tokens_left >= MIN_TOKENS_LEFT and now >= job.session.moved_at + MOVE_INTERVAL_S:
             movable.setdefault(job.session.verifier, []).append(job)
     loads = {worker.identity: len(worker.job_ids) for worker in alike}
@@ -81,7 +82,7 @@ def moves(alike: Sequence[Worker], jobs: Iterable[BrokerJob], now: float) -> lis
 
 
 def after_crash(job: BrokerJob, num_jobs: int) -> Crashes:
-    """Return what counts against a job after a crash of a verifier that carried `num_jobs`."""
+    """Return the crashes that count against a job after a crash of a verifier with `num_jobs` jobs."""
     is_lone = job.is_quarantined and num_jobs == 1
     return Crashes(job.crashes.total + 1, job.crashes.lone + is_lone, job.transcript.num_tokens)
 
@@ -91,11 +92,12 @@ def is_given_up(crashes: Crashes) -> bool:
 
 
 def open_to(able: Iterable[Worker], isolated: set[bytes], *, alone: bool, quarantined_wait: bool) -> list[Worker]:
-    """Return those of the verifiers that may take a job.
+    """Return the verifiers that may take a job.
 
-    isolated          verifiers that run a job in quarantine: they take nothing else
-    alone             the job is in quarantine: it needs a verifier without any
-    quarantined_wait  jobs in quarantine wait: while none runs, the verifier with the fewest jobs takes no others
+    - `isolated`: verifiers that run a job in quarantine. They take no other job.
+    - `alone`: the job is in quarantine. It needs a verifier without other jobs.
+    - `quarantined_wait`: jobs in quarantine wait. While none runs, the verifier with the fewest jobs takes no other
+      jobs.
     """
     able = [worker for worker in able if worker.has_room]
     free = [worker for worker in able if worker.identity not in isolated]
@@ -107,8 +109,10 @@ def open_to(able: Iterable[Worker], isolated: set[bytes], *, alone: bool, quaran
 
 
 def to_clear(able: Iterable[Worker], isolated: set[bytes]) -> Worker | None:
-    """Return the verifier whose jobs shall wait, so that one in quarantine can run there; None if one does or could
-    already."""
+    """Return the verifier to free for a job in quarantine.
+
+    None: such a job already runs, or a verifier is already free.
+    """
     ready = [worker for worker in able if worker.state == "ready"]
     if any(worker.identity in isolated or not worker.job_ids for worker in ready):
         return None
@@ -119,7 +123,7 @@ Kind = Literal["close", "keep", "ahead", "behind", "missing", "lost"]
 
 
 class Expected(NamedTuple):
-    """A session as the broker has it: its committed length, and what the worker's last heartbeat said of it."""
+    """A session as the broker has it: its committed length, and its state in the worker's last heartbeat."""
 
     epoch: int
     length: int
@@ -134,7 +138,7 @@ class Reported(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What to do about a session; `length`: as it was reported, -1 if it was not."""
+    """What to do about a session. `length`: the reported length, or -1."""
 
     kind: Kind
     session_id: int
@@ -143,7 +147,7 @@ class Action(NamedTuple):
 
 
 def reconcile(expected: Mapping[int, Expected], reported: Mapping[int, Reported]) -> list[Action]:
-    """Return an action for each session of a worker, by id: first the reported ones, then those that it lacks."""
+    """Return an action for each session of a worker, by id: first the reported ones, then the missing ones."""
     actions = [
         Action(_kind(expected.get(session_id), found), session_id, found.epoch, found.length)
         for session_id, found in reported.items()
@@ -155,7 +159,7 @@ def reconcile(expected: Mapping[int, Expected], reported: Mapping[int, Reported]
 
 
 def _kind(expected: Expected | None, reported: Reported) -> Kind:
-    """Return what to do about a session that was reported."""
+    """Return what to do about a reported session."""
     if expected is None or expected.epoch != reported.epoch:
         return "close"
     if expected.mark.length == expected.length < reported.length:

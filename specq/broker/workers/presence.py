@@ -1,18 +1,19 @@
-"""Which workers are there, and whether they have the sessions that they should have: what hellos, heartbeats and
-silence say; and what no worker has.
+"""Which workers are present, and whether they have their sessions, by hellos, heartbeats and silence.
 
-Rules: a worker that is silent, or hangs, loses its sessions to others, which continue from the transcript; one that
-drains hands them over while there are others. What was lost on the way is sent again.
+It also finds jobs that no worker can serve.
 
-A session that two heartbeats in a row lack was lost on the way, and is sent again. One that was sent `MAX_OPENS` times,
-to a verifier that beats all the while, does not get there at all: its message may be too large for the verifier, or no
-message reaches it. That counts as a failure of the session there, and another verifier may try. Ordinary loss fails no
-job: with 1% of all messages lost, three `Open`s in a row are lost once in a million, and a job fails only after three
-such failures. A slow line is no loss: the session must also be missing for `PATIENCE` times as long as a verifier may
-be silent.
+Rules: a worker that is silent or hangs loses its sessions. Others continue them from the transcript. A draining worker
+hands them over if there are others. Lost messages are sent again.
 
-Jobs that no verifier can go on with, since none has their model or the weights that their text began with, wait, since
-a verifier may come back, but not for ever.
+A session that two heartbeats in a row lack was lost on the way, and is sent again. If `MAX_OPENS` attempts fail while
+the verifier sends heartbeats, the session cannot reach it. The message may be too large for the verifier, or no message
+reaches it. That counts as a failure of the session there, and another verifier may try. Ordinary loss fails no job.
+With 1% of all messages lost, three `Open`s in a row are lost once in a million. A job fails only after three such
+failures. A slow line is not a loss. The session must also be missing for `PATIENCE` times the allowed silence of a
+verifier.
+
+A job waits if no verifier has its model or the weights that its text began with. A verifier may come back, so the job
+waits, but only for a limited time.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from specq.broker.workers.policy import Action, Expected, Reported, reconcile
 from specq.protocol import CAPABILITIES, Ack, Close, Heartbeat, Hello, ModelInfo, Refused, Welcome, fits, mismatch
 
 log = structlog.get_logger(__name__)
-MAX_OPENS = 3  # that a verifier may leave unconfirmed, before the session counts as given back
-PATIENCE = 2.0  # times `liveness_ms`: so long it must be missing, too
+MAX_OPENS = 3  # unconfirmed by a verifier, before the session counts as given back
+PATIENCE = 2.0  # times `liveness_ms`: the session must be missing for this long, too
 SHOWN = 12  # digits of a fingerprint in texts
 
 
 class Presence:
-    """The handler of hellos and heartbeats, and of workers that send none."""
+    """Handles hellos and heartbeats, and workers that send none."""
 
     def __init__(self, state: BrokerState, placement: Placement) -> None:
         self.state, self.placement = state, placement
 
     def hello(self, identity: bytes, message: Hello) -> None:
-        """Register a worker, or refuse it with the reason."""
+        """Register a worker, or refuse it with a reason."""
         known = self.state.workers.get(identity)
         if known is None and (reason := self._reason_against(identity, message)):
             self._note_fault(identity, "worker_refused", message.name, reason)
             self.state.outbox.send_front(identity, Refused(reason=reason))
             return
-        capabilities = CAPABILITIES if message.capabilities else ()  # else it would not read the answer
+        capabilities = CAPABILITIES if message.capabilities else ()  # else it cannot read the answer
         beats = self.state.settings.heartbeat_ms
         self.state.outbox.send_front(identity, Welcome(heartbeat_ms=beats, capabilities=capabilities))
         if known is not None:
@@ -59,16 +60,16 @@ class Presence:
     def _reason_against(self, identity: bytes, message: Hello) -> str:
         """Return why a worker cannot be registered, or ""."""
         if message.incarnation in self.state.workers.hung:
-            return "it stood still with work to do; start it anew"
+            return "it made no progress although it had work; restart it"
         if message.role not in ("target", "draft"):
-            return f"unknown role {message.role!r}; there are target, draft"
+            return f"unknown role {message.role!r}; known: target, draft"
         if message.tap_layers and not self.state.roles.trusts(self.state.roles.shown(identity)):
             trusted = "only drafters are sent whose key was made with specq keys --trusted"
             return f"it reads the target's hidden states, which {trusted}"
         return self._mismatch(message.model) if message.role == "draft" else ""
 
     def _mismatch(self, draft: ModelInfo) -> str:
-        """Return why a draft model fits none of the verifiers that there are, or ""; without verifiers, it may fit."""
+        """Return why a draft model fits none of the present verifiers, or "". Without verifiers, it may fit."""
         targets = [w.model for w in self.state.workers.verifiers()]
         return mismatch(draft, targets) if targets and not any(fits(draft, target) for target in targets) else ""
 
@@ -97,7 +98,7 @@ class Presence:
         )
 
     def _refuse_misfits(self) -> None:
-        """Refuse drafters that came before any verifier, or whose verifiers are gone, and turn out to fit none."""
+        """Refuse drafters that registered while there was no verifier, if they fit none of the present ones."""
         for worker in self.state.workers.drafters():
             if reason := self._mismatch(worker.model):
                 self.state.outbox.send_front(worker.identity, Refused(reason=reason))
@@ -106,7 +107,7 @@ class Presence:
     # --- heartbeats, or none ------------------------------------------------------------------------------------------
 
     def heartbeat(self, identity: bytes, message: Heartbeat) -> None:
-        """Note that a worker lives, and send again what its list of sessions shows to be lost."""
+        """Note that a worker is alive, and send again the sessions that its heartbeat lacks."""
         worker = self.state.workers.get(identity)
         if worker is None:
             self.state.outbox.send_front(identity, Refused(reason="not registered", fatal=False))
@@ -128,12 +129,12 @@ class Presence:
             self.placement.drafter_assignment.reconcile(worker, reported)
 
     def lose_dead(self) -> None:
-        """Take their sessions from the workers that were silent for too long, or have not worked though they could."""
+        """Take the sessions from workers that were silent for too long, or made no progress although they had work."""
         for worker in self.state.workers.dead(self.state.clock.now, self.state.settings.liveness_s):
             hangs = worker.hangs(self.state.settings.liveness_s)
             log.warning("worker_lost", name=worker.name, role=worker.hello.role, hangs=hangs)
             self.state.counts["workers_lost"] += 1
-            reason = "it stood still with work to do" if hangs else "it was silent for too long"
+            reason = "it made no progress although it had work" if hangs else "it sent nothing for too long"
             self._note_fault(worker.identity, "worker_lost", worker.name, reason)
             if hangs:
                 self.state.workers.hung.add(worker.hello.incarnation)
@@ -164,7 +165,7 @@ class Presence:
                 self._acknowledge(job, verifier, resend=action.kind == "ahead")
 
     def _acknowledge(self, job: BrokerJob, verifier: Worker, *, resend: bool) -> None:
-        """Send a verifier the length that the journal has of a session; it sends what is beyond again if it shall."""
+        """Send a verifier the journaled length of a session. With `resend`, it sends the tokens beyond it again."""
         confirm(job.session, verifier)
         length = job.transcript.prompt_len + job.durable.num_tokens
         self.state.outbox.send_back(
@@ -173,7 +174,7 @@ class Presence:
         job.session.mark.confirm(job.transcript.length)
 
     def _open_again(self, job: BrokerJob, verifier: Worker) -> None:
-        """Send a session again that a heartbeat lacks; one that is never confirmed goes to another verifier."""
+        """Open a session again that a heartbeat lacks. If it is never confirmed, give it to another verifier."""
         what = judge_missing(job.session, self.state.clock.now, PATIENCE * self.state.settings.liveness_s)
         if what == "open":
             self.placement.open(job, verifier)
@@ -200,10 +201,10 @@ def confirm(session: JobSession, worker: Worker) -> None:
 
 
 def judge_missing(session: JobSession, now: float, patience_s: float) -> What:
-    """Note that a heartbeat of a job's verifier lacks its session; return what shall be done about it."""
+    """Note that a heartbeat of a job's verifier lacks its session, and return what to do."""
     if session.unconfirmed.verifier != session.verifier or not session.unconfirmed.num_opens:
         session.unconfirmed = Unconfirmed(session.verifier, 1, now)
-    if not session.mark.is_missing:  # `Open` may merely be on its way
+    if not session.mark.is_missing:  # `Open` may still be on its way
         session.mark.is_missing = True
         return "wait"
     if session.unconfirmed.num_opens >= MAX_OPENS and now - session.unconfirmed.since >= patience_s:
@@ -213,7 +214,7 @@ def judge_missing(session: JobSession, now: float, patience_s: float) -> What:
 
 
 def give_up_on(session: JobSession, worker: Worker) -> str:
-    """Note that a verifier never confirmed a job's session; return the reason that its client may receive."""
+    """Note that a verifier never confirmed a job's session, and return the reason for its client."""
     worker.is_unreachable = True
     session.avoided |= {worker.identity}
     opens, session.unconfirmed = session.unconfirmed.num_opens, Unconfirmed()
@@ -224,14 +225,14 @@ def give_up_on(session: JobSession, worker: Worker) -> str:
 
 
 class Unserved:
-    """Looks at each tick for what is missing; `patience_s`: how long jobs wait for it, 0: for ever."""
+    """Finds jobs that no verifier can serve, at each tick. `patience_s`: how long they wait. 0: without limit."""
 
     def __init__(self, state: BrokerState, patience_s: float) -> None:
         self.state, self.patience_s = state, patience_s
         self._since: dict[Requirements, float] = {}
 
     def given_up(self) -> list[tuple[BrokerJob, str]]:
-        """Return the jobs that have waited for too long for what nobody has, and what is missing."""
+        """Return the jobs that have waited too long for a missing verifier, and what is missing."""
         now = self.state.clock.now
         wanted = set(map(_wanted, self.state.jobs.queue.requirements()))
         self._since = {one: self._since.get(one, now) for one in wanted if not self._is_served(one)}
@@ -248,24 +249,24 @@ class Unserved:
     def _reason(self, missing: Requirements) -> str:
         what = f"of the model {missing.model}"
         if missing.weights:
-            what += f" with the weights {shown(missing.weights)}, which the text began with,"
+            what += f" with the weights {shown(missing.weights)}, which generated the start of the text,"
         if missing.apart:
             what += " that knows cache_salt"
         served = _served(self.state.workers.verifiers())
-        return f"no verifier {what} was there for {self.patience_s:g} s (weights_wait_seconds); {served}"
+        return f"no verifier {what} was available for {self.patience_s:g} s (weights_wait_seconds); {served}"
 
 
 def _wanted(requirements: Requirements) -> Requirements:
-    """Return of a job's requirements what verifiers have or have not: model, weights, whether owners are kept apart."""
+    """Return the requirements that depend on verifiers: model, weights, and whether owners are kept apart."""
     return requirements._replace(alone=False, avoided=frozenset())
 
 
 def _served(verifiers: Iterable[Worker]) -> str:
     served = sorted({f"{worker.model.name} with {shown(worker.weights)}" for worker in verifiers})
-    return f"served are {', '.join(served)}" if served else "none is served"
+    return f"served: {', '.join(served)}" if served else "none is served"
 
 
 def shown(weights: str) -> str:
-    """Return weights as texts name them."""
+    """Return weights in the form that texts use."""
     fingerprint, _, dtype = weights.partition(" ")
     return f"{fingerprint[:SHOWN]} {dtype}".rstrip()

@@ -1,8 +1,8 @@
-"""Tokenizers for clients: fetched once from a verifier that has them, kept by hash, handed out in pieces.
+"""Tokenizers for clients: fetched once from a verifier, kept by hash, sent in pieces.
 
-Rules: a verifier sends its own tokenizer only. A tokenizer that no present verifier has is forgotten at the next tick,
-and so are the pieces of one that is gone; clients that wait for these are served by another that has the same, or ask
-again.
+Rules: a verifier sends only its own tokenizer. At each tick, the broker forgets tokenizers that no present verifier
+has. It also forgets the pieces of lost verifiers. Waiting clients then get the tokenizer from another verifier that has
+it, or ask again.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ MAX_WAITING = 4096  # clients for one tokenizer
 
 
 class Tokenizers:
-    """Handlers of what clients and verifiers say of tokenizers."""
+    """Handles the messages of clients and verifiers about tokenizers."""
 
     def __init__(self, state: BrokerState) -> None:
         self.state = state
         self._known: dict[str, list[Frames]] = {}  # by tokenizer hash: its pieces, in order
-        self._pieces: dict[tuple[bytes, str], dict[int, Frames]] = {}  # of those on their way
+        self._pieces: dict[tuple[bytes, str], dict[int, Frames]] = {}  # incomplete tokenizers: their pieces so far
         self._waiting: dict[str, set[bytes]] = {}  # by tokenizer hash: the clients that wait for it
         self._asked: dict[str, bytes] = {}  # by tokenizer hash: the verifier that was asked last
 
@@ -39,7 +39,7 @@ class Tokenizers:
             self._serve(client, wanted)
             return
         waiting = self._waiting.setdefault(wanted, set())
-        if len(waiting) >= MAX_WAITING:  # who is left out asks again
+        if len(waiting) >= MAX_WAITING:  # a client beyond the limit asks again
             return
         waiting.add(client)
         self._ask(verifiers[0].identity, wanted)
@@ -51,8 +51,11 @@ class Tokenizers:
             self.state.outbox.send_back(verifier, FetchTokenizer(model=worker.model.name))
 
     def chunk(self, verifier: bytes, message: TokenizerChunk) -> None:
-        """Collect a piece; the last one serves all who wait. Raises ProtocolError for what is not the verifier's to
-        say; what nobody asked for is dropped, or it would be kept without end."""
+        """Collect a piece. The last one serves all waiting clients.
+
+        Raises ProtocolError if the piece is not of the verifier's own tokenizer. A piece that was not requested is
+        dropped, so that memory stays bounded.
+        """
         worker = self.state.workers.get(verifier)
         wanted = message.model.tokenizer_hash
         if worker is None or wanted != worker.model.tokenizer_hash:
@@ -72,7 +75,7 @@ class Tokenizers:
                 self._serve(client, wanted)
 
     def tidy(self) -> None:
-        """Forget what no verifier has that is there; ask another for what clients wait for from one that is gone."""
+        """Forget tokenizers that no present verifier has. Ask another verifier if a lost one was asked."""
         there = {worker.identity: worker.model.tokenizer_hash for worker in self.state.workers.verifiers()}
         hashes = set(there.values())
         for table in (self._known, self._waiting, self._asked):
@@ -89,9 +92,9 @@ class Tokenizers:
 
 
 def no_verifier(model: str, served: Sequence[str]) -> str:
-    """Return the message for a client whose model nobody serves; `served`: the models that there are."""
+    """Return the message for a client whose model has no verifier. `served`: the models that there are."""
     wanted = f" of model {shown(model)}" if model else ""
-    others = f"; served are {', '.join(served)}" if served else ""
+    others = f"; served: {', '.join(served)}" if served else ""
     hint = did_you_mean(model, served)
     how = f"{hint} Or start one" if hint else "start one"
     return f"no verifier{wanted} is registered with this broker{others}; {how}: specq worker --role target"

@@ -1,8 +1,9 @@
-"""A draft model that drafts one chain a round for each of many sessions, all in arrays: for a colocated drafter.
+"""A draft model that drafts one chain a round for each of many sessions, in arrays: for a colocated drafter.
 
-Where `DraftModel` keeps a tree a session, grows it ahead of the verdicts and re-roots it, nothing is drafted ahead
-here: a chain starts at the committed context, a verdict follows it some way, and the next one starts anew. KV of what
-was followed is kept. `start` only gives the device its work, so that the host is free until the chains are collected.
+`DraftModel` keeps a tree for each session, grows it ahead of the verdicts and moves its root. This module never drafts
+ahead. A chain starts at the committed context, a verdict follows part of it, and the next chain starts from scratch. KV
+of the followed part is kept. `start` only launches the work on the device, so the host is free until the chains are
+collected.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ NOTHING: IntpArray = np.zeros(0, np.intp)
 
 
 class _Followed(NamedTuple):
-    """How far verdicts followed chains: the tokens of each that were foreseen, and how many of these have KV,
-    i64[sessions]; the slots of these, and those of the rest, i32[any]."""
+    """How far verdicts followed chains.
+
+    num_tokens, num_computed   i64[sessions]: the predicted tokens of each chain, and how many have KV.
+    slots, free_slots          i32[any]: the slots of the tokens with KV, and the slots of the rest.
+    """
 
     num_tokens: IntpArray
     num_computed: IntpArray
@@ -37,8 +41,9 @@ class _Followed(NamedTuple):
 class _LastChains:
     """The last chain of each session, by its place in the pool.
 
-    counts     i64[places]: its tokens; 0 where there is none
-    token_ids  i32[places, most]: its tokens; slots i32[places, most]: of the KV of those but the last
+    counts     i64[places]: its number of tokens. 0: no chain.
+    token_ids  i32[places, most]: its tokens.
+    slots      i32[places, most]: the KV slots of all its tokens but the last.
     """
 
     def __init__(self) -> None:
@@ -46,15 +51,17 @@ class _LastChains:
         self.token_ids, self.slots = (np.zeros((0, 0), np.int32) for _ in range(2))
 
     def keep(self, places: IntpArray, token_ids: Int32Array, slots: Int32Array) -> None:
-        """Keep chains of depth tokens, i32[sessions, depth], and their slots, i32[sessions, depth - 1]."""
+        """Store chains of depth tokens, i32[sessions, depth], and their slots, i32[sessions, depth - 1]."""
         depth = token_ids.shape[1]
         self._make_room(int(places.max()) + 1, depth)
         self.counts[places] = depth
         self.token_ids[places, :depth], self.slots[places, : depth - 1] = token_ids, slots
 
     def follow(self, places: IntpArray, num_tokens: IntpArray, token_ids: Int32Array) -> _Followed:
-        """Forget chains that verdicts follow, each with so many tokens, up to the first that its chain has not
-        foreseen."""
+        """Remove chains that verdicts follow; `num_tokens` is the number of committed tokens of each session.
+
+        A verdict follows a chain up to the first token that the chain did not predict.
+        """
         counts = self._counts(places)
         most = min(int(num_tokens.max()), self.token_ids.shape[1])
         levels = np.arange(most)
@@ -69,7 +76,7 @@ class _LastChains:
         return _Followed(followed, num_computed, slots[is_kept], slots[~is_kept & (levels < counts[:, None] - 1)])
 
     def drop(self, places: IntpArray) -> Int32Array:
-        """Forget chains that no verdict has followed; return their slots."""
+        """Remove chains that no verdict has followed; return their slots."""
         counts = self._counts(places)
         self.counts[places] = 0
         return self.slots[places][np.arange(self.slots.shape[1]) < counts[:, None] - 1]
@@ -94,8 +101,11 @@ class _LastChains:
 
 @dataclass(slots=True)
 class _Part:
-    """Some of the sessions of a round, by index; `wait` returns tokens and scores [depth, sessions, width], and the
-    draft distributions; tokens: those on the device, if they are there before the host has read them."""
+    """Some of the sessions of a round, by index.
+
+    wait     returns tokens and scores [depth, sessions, width], and the draft distributions.
+    tokens   the tokens on the device, if they are there before the host has read them.
+    """
 
     indices: IntpArray
     wait: Callable[[], tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]]
@@ -104,7 +114,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Begun:
-    """A round: the sessions' places, the slots i32[sessions, depth - 1] of their chains, and how these are drafted."""
+    """A round: the sessions' places, the slots i32[sessions, depth - 1] of their chains, and the parts that draft."""
 
     places: IntpArray
     slots: Int32Array
@@ -112,10 +122,11 @@ class _Begun:
 
 
 class ChainModel(ChainDrafter):
-    """Drafts chains with a draft model, or with the contexts of one that drafts trees for other sessions. Arguments as
-    in `specq.engines.torch.loading.load`, but `threads` and
-    `helper_cores` as of the engine; `distribution_size` and `rng` as in
-        `specq.drafting.draft_model.children.ChildMaker`."""
+    """Drafts chains with a draft model, or with the contexts of a drafter of trees for other sessions.
+
+    Arguments as in `specq.engines.torch.loading.load`. `threads` and `helper_cores` are those of the engine.
+    `distribution_size` and `rng` are as in `specq.drafting.draft_model.children.ChildMaker`.
+    """
 
     def __init__(
         self,
@@ -137,7 +148,7 @@ class ChainModel(ChainDrafter):
         self.info = self.contexts.info
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
         self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), self.contexts.token_ids)
-        self._params: dict[int, SamplingParams] = {}  # of the sessions
+        self._params: dict[int, SamplingParams] = {}  # by session
         self._last = _LastChains()
         self._begun: _Begun | None = None
 
@@ -162,12 +173,12 @@ class ChainModel(ChainDrafter):
         followed = self._last.follow(places, num_tokens, token_ids)
         self.contexts.append(places, num_tokens, token_ids)
         if len(followed.slots):
-            self.contexts.settle(places, followed.num_computed, followed.slots, fills=False)  # the next pass does
+            self.contexts.settle(places, followed.num_computed, followed.slots, fills=False)  # the next pass fills
         self.contexts.pool.give(followed.free_slots)
         return followed.num_tokens
 
     def _drop(self, places: IntpArray) -> None:
-        """Forget chains that no verdict has followed."""
+        """Remove chains that no verdict has followed."""
         slots = self._last.drop(places)
         if len(slots):
             self.contexts.pool.give(slots)
@@ -187,12 +198,12 @@ class ChainModel(ChainDrafter):
         return Pending(self._collect, self._on_device)
 
     def _on_device(self) -> torch.Tensor | None:
-        """Return the tokens of the chains that were begun; see `ChainDrafter.start`."""
+        """Return the device's tokens of the started chains; see `ChainDrafter.start`."""
         parts = self._begun.parts if self._begun is not None else []
         return parts[0].tokens if len(parts) == 1 else None
 
     def _collect(self) -> Chains:
-        """Wait for the chains that were begun."""
+        """Wait for the chains that were started."""
         assert self._begun is not None
         begun, self._begun = self._begun, None
         try:
@@ -221,7 +232,7 @@ class ChainModel(ChainDrafter):
         depth: int,
         width: int,
     ) -> list[_Part]:
-        """Let the device draft all chains that it can at once; the host takes part in the others."""
+        """Start all chains that the device can draft at once; the host takes part in the others."""
         drafter, lengths = self.contexts.chains, self.contexts.pool.known(places)
         every, by_device = np.arange(len(places)), NOTHING
         if drafter is not None:
@@ -260,8 +271,7 @@ class ChainModel(ChainDrafter):
         logits: torch.Tensor,
         width: int,
     ) -> tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]:
-        """Draft the chains of some of the sessions by one pass a level; each ends early where a token has no
-        children."""
+        """Draft the chains of some sessions, one pass a level; a chain ends early where a token has no children."""
         count, depth, most = len(which), slots.shape[1] + 1, self.info.max_length
         token_ids = np.full((depth, count, width), NO_TOKEN, np.int32)
         scores = np.zeros((depth, count, width), np.float32)

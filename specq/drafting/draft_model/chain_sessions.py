@@ -1,8 +1,8 @@
-"""The sessions of a verifier for which chains are drafted: those that the chain drafter knows, those that need chains
-in a round, and how long these may be.
+"""The sessions of a verifier for which chains are drafted.
 
-A session is opened at the chain drafter when it is first drafted for, and closed between two rounds. For one that is
-refused nothing is drafted until it is closed.
+It tracks the sessions that the chain drafter knows, the sessions that need chains in a round, and how long their chains
+may be. A session is opened at the chain drafter when it is first drafted for, and closed between two rounds. A refused
+session gets no drafts until it is closed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ log = structlog.get_logger(__name__)
 
 
 class ChainSessions:
-    """Sessions at a chain drafter. `known`, `refused`: by id; `gone`: those that have been closed since the last
-    round."""
+    """Sessions at a chain drafter.
+
+    known, refused   by id.
+    gone             ids of sessions closed since the last round.
+    """
 
     def __init__(self, chains: ChainDrafter) -> None:
         self._chains = chains
@@ -32,7 +35,7 @@ class ChainSessions:
         self.gone: list[int] = []
 
     def open(self, session: Session) -> bool:
-        """Open a session that is new; return whether that went well."""
+        """Open a new session; return whether that succeeded."""
         faults = Faults()
         self.known[session.session_id] = session
         with faults.of(session, "drafted for"):
@@ -41,25 +44,26 @@ class ChainSessions:
         return session not in faults
 
     def refuse(self, session: Session) -> None:
-        """Draft no more for a session, which was closed."""
+        """Stop drafting for a session, which was closed."""
         self.refused[session.session_id] = session
 
     def close(self, session: Session) -> None:
-        """Forget a session, known or not. The chain drafter, which may be drafting for it now, does so between two
-        rounds."""
+        """Forget a session, known or not. The chain drafter may be busy with it and closes it between two rounds."""
         self.refused.pop(session.session_id, None)
         if self.known.pop(session.session_id, None) is not None:
             self.gone.append(session.session_id)
 
     def drop_gone(self) -> None:
-        """Let the chain drafter forget those that are gone, between two rounds."""
+        """Close the removed sessions at the chain drafter, between two rounds."""
         for session_id in self.gone:
             self._chains.close(session_id)
         self.gone.clear()
 
     def commit(self, rounds: Rounds, faults: Faults) -> IntpArray:
-        """Append what rounds committed to the contexts, of all sessions at once or, where that raises, one by one;
-        return how much of it the chains had foreseen."""
+        """Append what rounds committed to the contexts, all sessions at once or, if that raises, one by one.
+
+        Returns how many of these tokens the chains had predicted.
+        """
         ids = [session.session_id for session in rounds.sessions]
         try:
             return self._chains.commit(ids, rounds.num_tokens, rounds.token_ids)
@@ -75,23 +79,27 @@ class ChainSessions:
 
 
 def without_leads(sessions: Sequence[Session], enough: float) -> Sequence[Session]:
-    """Return the sessions whose trees by other drafters promise fewer tokens than are enough, or which are
-    synchronous."""
+    """Return the sessions that need chains.
+
+    These are synchronous sessions, and sessions whose trees by other drafters promise fewer than `enough` tokens.
+    """
     if not sessions or not np.count_nonzero(sessions[0].trees.num_live[_places(sessions)]):
         return sessions
     return [one for one in sessions if one.waits or (_promised(one) if one.num_live else 0.0) < enough]
 
 
 def _promised(session: Session) -> float:
-    """Return how many tokens a session's tree promises; 0 where that raises, which the verifier's own plan reports."""
+    """Return how many tokens a session's tree promises; 0 if that raises, which the verifier's own plan reports."""
     with Faults().of(session, "drafted for"):
         return float(promised([session])[0])
     return 0.0
 
 
 def rooms_for_chains(sessions: Sequence[Session]) -> IntpArray:
-    """Return how many levels each session's chain may have, i64[sessions]; the correction takes one position itself. It
-    is 0 or less where there is no room, no chains are taken, or the session is closed."""
+    """Return how many levels each session's chain may have, i64[sessions]; the correction takes one position itself.
+
+    It is 0 or less if the room is used up, the session takes no chains, or it is closed.
+    """
     if not sessions:
         return np.zeros(0, np.intp)
     trees, places = sessions[0].trees, _places(sessions)

@@ -1,5 +1,7 @@
-"""From draft logits to children: the likeliest by the target's own perturbed scores, or drawn, with their
-distribution."""
+"""From draft logits to children.
+
+Children are the likeliest tokens by the target's own perturbed scores, or drawn tokens with their distribution.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from specq.verification.drafting import draw_children, truncated_distributions
 
 @dataclass(frozen=True, slots=True)
 class ChildRequest:
-    """What is asked of one row of logits: `count` children for a position of a session."""
+    """A request to one row of logits: `count` children for a position of a session."""
 
     params: SamplingParams
     position: int
@@ -29,10 +31,10 @@ class ChildRequest:
 class ChildMaker:
     """Makes children.
 
-    distribution_size   most tokens of a draft distribution that travels
-    rng                 draws from the distributions; it must be the drafter's own, since the job's seed tells what the
-                        verifier will draw
-    token_ids           i32[columns] the token of each column of the logits, ascending; None: column i is token i
+    distribution_size   maximum tokens of a draft distribution that is sent.
+    rng                 draws from the distributions. It must be the drafter's own generator, because the job's seed
+                        reveals what the verifier will draw.
+    token_ids           i32[columns]: the token of each column of the logits, ascending. None: column i is token i.
     """
 
     distribution_size: int
@@ -40,8 +42,10 @@ class ChildMaker:
     token_ids: Int32Array | None = None
 
     def make(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, limit_vocab: int) -> list[Children]:
-        """Return the children of each row of logits [rows, columns], tokens below limit_vocab; some rows may have more
-        than were asked for."""
+        """Return the children of each row of logits [rows, columns], with tokens below limit_vocab.
+
+        Some rows may have more children than requested.
+        """
         ids = self.token_ids
         logits = logits[:, : limit_vocab if ids is None else int(np.searchsorted(ids, limit_vocab))]
         drawn = [i for i, of_row in enumerate(wanted) if draws_children(of_row.params)]
@@ -56,7 +60,7 @@ class ChildMaker:
         return [found[i] for i in range(len(wanted))]
 
     def _draw(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, most: int) -> list[Children]:
-        """Return tokens drawn without replacement, with what they were drawn from."""
+        """Return tokens drawn without replacement, with the distributions that they were drawn from."""
         params = [of_row.params for of_row in wanted]
         ids, weights = truncated_distributions(logits, params, self.distribution_size)
         if self.token_ids is not None:
@@ -73,9 +77,9 @@ class ChildMaker:
         ]
 
     def _rank(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, most: int) -> list[Children]:
-        """Return the tokens of the highest perturbed scores."""
+        """Return the tokens with the highest perturbed scores."""
         params, positions = [of_row.params for of_row in wanted], [of_row.position for of_row in wanted]
         token_ids = None if self.token_ids is None else self.token_ids[: logits.shape[1]]
         tokens, log_probs = rank_tokens(logits, params, positions, most, token_ids)
-        counts = np.isfinite(log_probs).sum(-1).tolist()  # what the sampler rules out is no child
+        counts = np.isfinite(log_probs).sum(-1).tolist()  # tokens that the sampler excludes are not children
         return [Children(tokens[row, :count], log_probs[row, :count]) for row, count in enumerate(counts)]

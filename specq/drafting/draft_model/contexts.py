@@ -1,5 +1,7 @@
-"""The committed contexts of a draft model's sessions: which tokens have KV, which wait for it, and the passes
-between."""
+"""The committed contexts of a draft model's sessions, and the passes that compute them.
+
+A context's first tokens have KV. Its last tokens may still wait for it.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,17 @@ from specq.engines.torch import (
 from specq.protocol import Int32Array, IntpArray
 from specq.verification.devices import check_alive
 
-# of a pass: the largest that a GPU records; the host would take longer to launch one of 2,048 than the GPU to run it
+# Rows of a pass: the largest that a GPU records. For 2,048 rows the launch would take longer than the computation.
 MAX_PREFILL_ROWS = 768
-VERDICT_ROWS = 2  # of a session, at most, behind a verdict: a chain's last node, and the target's own token
-WARM_UP = -1  # the id of the first session of a warm-up; those of others are at least 0
+VERDICT_ROWS = 2  # maximum rows of a session after a verdict: a chain's last node, and the target's own token
+WARM_UP = -1  # the id of the first session of a warm-up; other sessions have ids >= 0
 
 
 class Contexts:
     """A loaded model, its KV pool, and sessions. Arguments as in `specq.engines.torch.loading.load`.
 
-    The tokens of a context stand in the pool; the last of them, which are *pending*, have no KV yet. Sessions are named
-    by their ids, or, where something is done for many at once, by their places in the pool.
+    The tokens of a context are in the pool. Its last tokens, which have no KV yet, are *pending*. Sessions are named by
+    their ids, or by their places in the pool where an operation handles many at once.
     """
 
     def __init__(
@@ -60,20 +62,24 @@ class Contexts:
 
     @property
     def chains(self) -> Any:
-        """What drafts chains without the host between their levels (`specq.engines.torch.chain_drafter`), made when
-        first asked for; None where there is no such thing."""
+        """The drafter of chains without the host between their levels, created on first use.
+
+        See `specq.engines.torch.chain_drafter`. None if the device has none.
+        """
         self._chains = self._chains or chain_drafter(self._forward, self.token_ids)
         return self._chains
 
     @property
     def recorded_sizes(self) -> tuple[int, ...]:
-        """The rows of passes, as they are padded, that a GPU records when they are first run; none elsewhere."""
+        """The padded numbers of rows of passes that a GPU records on their first run; empty elsewhere."""
         return self._forward.jumps if getattr(self._forward, "uses_graphs", False) else ()
 
     def warm_up(self, most_sessions: int) -> None:
-        """Run a pass of each size that is recorded, so that none in service is the first of its kind, which takes some
-        ten milliseconds: of many rows of one session, as prompts have, and of few of each of up to so many sessions, as
-        verdicts leave them."""
+        """Run a pass of each size that is recorded, because the first run of a size takes about ten milliseconds.
+
+        The passes have many rows of one session, as prompts do, and few rows of each of up to `most_sessions` sessions,
+        as verdicts do.
+        """
         random = np.random.default_rng(1)
         for num_sessions, num_tokens in _passes(self.recorded_sizes, most_sessions):
             if num_sessions * num_tokens <= self.pool.free_slots and num_tokens <= self.info.max_length:
@@ -92,7 +98,7 @@ class Contexts:
                 self.close(session_id)
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> None:
-        """Start a session; KV of the owner's earlier ones with the same beginning is shared."""
+        """Start a session; KV of the owner's earlier sessions with the same beginning is shared."""
         token_ids = self._embeddable(token_ids)
         self.pool.open(session_id, token_ids, owner)
         self.pool.tell(self.pool.places([session_id]), np.array([len(token_ids)]), token_ids)
@@ -102,16 +108,18 @@ class Contexts:
         self.pool.close(session_id)
 
     def append(self, places: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
-        """Commit tokens, so many of each session, which are pending then."""
+        """Commit tokens, `counts` for each session; they become pending."""
         self.pool.tell(places, counts, self._embeddable(token_ids))
 
     def settle(self, places: IntpArray, counts: IntpArray, slots: Int32Array, *, fills: bool = True) -> None:
-        """Note that so many pending tokens of each session have their KV in these slots now; `fills` as of
-        `KvPool.extend_all`."""
+        """Record that the first `counts` pending tokens of each session now have KV in these slots.
+
+        `fills` as in `KvPool.extend_all`.
+        """
         self.pool.extend_all(places, counts, *self._stage(places, counts, slots), fills=fills)
 
     def rewind(self, session_id: int, length: int) -> None:
-        """Forget committed tokens beyond so many; KV of those before is kept, as far as whole blocks of it are."""
+        """Forget committed tokens beyond `length`. Whole blocks of KV before it are kept."""
         self.pool.rewind(session_id, length)
 
     def num_pending(self, places: IntpArray) -> IntpArray:
@@ -119,7 +127,7 @@ class Contexts:
         return self.pool.known(places) - self.pool.lengths(places)
 
     def prefill(self, places: IntpArray) -> None:
-        """Compute contexts, many in a pass, until what is left of all fits the batched pass that follows."""
+        """Compute contexts, many in a pass, until the rest of all fits the batched pass that follows."""
         left = max(1, MAX_PREFILL_ROWS // max(len(places), 1))
         while (pending := self.num_pending(places)).sum() > max(MAX_PREFILL_ROWS, len(places)):
             beyond = np.maximum(pending - left, 0)
@@ -133,8 +141,7 @@ class Contexts:
             self.pool.extend_all(own, counts, staged, tokens)
 
     def compute(self, places: IntpArray) -> torch.Tensor:
-        """Run what is pending of each session, or its last token again where nothing is; return logits [sessions,
-        vocab]."""
+        """Compute the pending tokens of each session, or its last token again; return logits [sessions, vocab]."""
         counts = self.num_pending(places)
         with self.taken(int(counts.sum())) as slots:
             staged, token_ids = self._stage(places, counts, slots)
@@ -147,14 +154,18 @@ class Contexts:
         return logits
 
     def _stage(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> tuple[IntpArray, Int32Array]:
-        """Let so many pending tokens of each session have these slots, for a pass; return what `KvPool.extend_all`
-        takes when it went well."""
+        """Assign these slots to the first `counts` pending tokens of each session, for a pass.
+
+        Returns the arguments for `KvPool.extend_all` after a successful pass.
+        """
         staged = self.pool.stage_all(places, counts, slots)
         return staged, self.pool.staged_tokens(staged)
 
     def _with_last(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> PackedRows:
-        """Return all pending tokens of each session as rows; of one without any, its last token, in the slot that it
-        has."""
+        """Return all pending tokens of each session as rows, and the last token of a session without pending tokens.
+
+        That token keeps its slot.
+        """
         is_known, sizes = counts == 0, np.maximum(counts, 1)
         starts = self.pool.lengths(places) - is_known
         own_slots = np.empty(sizes.sum(), np.int32)
@@ -164,8 +175,10 @@ class Contexts:
         return pack_tokens(self.pool.tables(places), starts, sizes, self.pool.told(places, starts, sizes), own_slots)
 
     def pack(self, packer: RowPacker, session_id: int, slots: Int32Array, *, judged: bool) -> None:
-        """Begin a session's rows with its pending tokens, in these slots; if it has none and logits are wanted, with
-        the last token again."""
+        """Begin a session's rows with its pending tokens, in these slots.
+
+        If it has none and logits are wanted, the rows begin with the last token again.
+        """
         places = self.pool.places([session_id])
         starts, counts = self.pool.lengths(places), np.array([len(slots)])
         packer.add_session(self.pool.stage(session_id, slots))
@@ -177,7 +190,7 @@ class Contexts:
 
     @contextmanager
     def taken(self, num_slots: int) -> Iterator[Int32Array]:
-        """Take slots for a forward pass; if what is inside fails, they are given back, and it may be repeated."""
+        """Take slots for a forward pass; if the body fails, they are given back, and it may be repeated."""
         slots = self.pool.take(num_slots)
         try:
             yield slots
@@ -187,7 +200,7 @@ class Contexts:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Raise EngineLostError if what is inside failed because the device is in error, whatever it said."""
+        """Raise EngineLostError if the body failed because the device is in error; else keep the exception."""
         try:
             yield
         except Exception:
@@ -203,13 +216,15 @@ class Contexts:
         return self._forward(rows)
 
     def _embeddable(self, token_ids: Int32Array) -> Int32Array:
-        """A target's padded vocabulary may be larger: what this model cannot embed only makes its guesses worse."""
+        """Clip token ids to the vocabulary.
+
+        A target's padded vocabulary may be larger. Tokens that this model cannot embed only make its guesses worse.
+        """
         return np.minimum(token_ids, np.int32(self.info.vocab_size - 1))
 
 
 def _passes(sizes: Sequence[int], most_sessions: int) -> Iterator[tuple[int, int]]:
-    """Yield passes that are padded to each of these sizes, as numbers of sessions and of tokens of each; see
-    `Contexts.warm_up`."""
+    """Yield (sessions, tokens of each) of passes that are padded to each of these sizes; see `Contexts.warm_up`."""
     for smaller, size in pairwise((0, *sizes)):
         yield 1, size
         few = min(size, VERDICT_ROWS * most_sessions)

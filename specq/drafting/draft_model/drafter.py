@@ -1,12 +1,12 @@
 """`draft-model`: a small language model that expands draft nodes, many in one forward pass.
 
 It keeps a KV slot for each committed token and each expanded node (`specq.drafting.draft_model.kv_trees`), in the
-engine's own pool and forward. A node's KV is written when the node is expanded; its ancestors were expanded before it,
-since children exist only after an expansion.
+engine's own pool and forward pass. A node's KV is written when the node is expanded. Its ancestors were expanded
+before, because only an expansion creates children.
 
-Children are ranked by the target's own perturbed scores (`specq.verification.sampling`): with the job's seed, the
-drafter guesses which token the target *draws*, not only which is likely. Under `probabilistic` they are drawn, without
-replacement, from distributions that travel with them (`specq.verification.drafting`).
+Children are ranked by the target's own perturbed scores (`specq.verification.sampling`). With the job's seed, the
+drafter guesses which token the target *draws*, not only which is likely. Under `probabilistic` they are drawn without
+replacement, from distributions that are sent with them (`specq.verification.drafting`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from specq.protocol import Float32Array, Int32Array
 
 
 class DraftModel(KvTrees):
-    """Arguments as in `specq.engines.torch.loading.load`, and of `KvTrees`; instead
-    of a model, the contexts of another that drafts with it, for other sessions than ours.
+    """Drafts trees with a draft model.
+
+    Arguments as in `specq.engines.torch.loading.load` and `KvTrees`. `model` may also be the contexts of another
+    drafter with the same model, for sessions of its own.
     """
 
     def __init__(
@@ -48,13 +50,15 @@ class DraftModel(KvTrees):
 
     @property
     def has_chains(self) -> bool:
-        """See `Drafter.has_chains`. On a CPU verdicts are better heard between levels."""
+        """See `Drafter.has_chains`. False on a CPU, where it is better to receive verdicts between levels."""
         chains = self._contexts.chains
         return chains is not None and chains.runs_beside_host
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Draft the children of all requested nodes in one pass; none at the model's maximum length. See
-        `Drafter.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
+        """Draft the children of all requested nodes in one pass; none at the model's maximum length.
+
+        See `Drafter.expand`. Raises EngineError, with the state unchanged, if there are too few KV slots.
+        """
         asked = self._asked(requests)
         if not asked:
             return [NO_CHILDREN] * len(requests)
@@ -85,14 +89,17 @@ class DraftModel(KvTrees):
         return [self._add_chain(request, depth, *by_key[request.session_id, request.node_id]) for request in requests]
 
     def in_chains(self) -> ChainModel:
-        """Return what drafts chains with the same contexts; see `Drafter.in_chains`."""
+        """Return a drafter of chains with the same contexts; see `Drafter.in_chains`."""
         found = ChainModel(self._contexts, distribution_size=self.maker.distribution_size, rng=self.maker.rng)
         found.limit_vocab = self.limit_vocab
         return found
 
     def _chain_drafter(self, requests: Sequence[Expansion], asked: Asked, depth: int) -> Any:
-        """Return what drafts these chains on the device, or None: they must be of one width, below different nodes,
-        with room for their depth and parameters that the device knows."""
+        """Return the drafter for these chains on the device, or None.
+
+        The chains must have one width, start below different nodes, and have room for their depth. The device must
+        support their parameters.
+        """
         widths = {len(request.child_ids) for request in requests}
         if not self.has_chains or len(widths) != 1 or sum(map(len, asked.values())) != len(requests):
             return None
@@ -126,8 +133,10 @@ class DraftModel(KvTrees):
         tokens: Int32Array,
         scores: Float32Array,
     ) -> list[Children]:
-        """Keep a chain's nodes, tokens [depth, width] from this position on; the first of each level but the last has
-        been expanded, in these slots."""
+        """Store a chain's nodes, tokens [depth, width] from this position on.
+
+        The first node of each level but the last has been expanded, in these slots.
+        """
         session, parent, levels = self._sessions[request.session_id], request.node_id, []
         for level, ids in enumerate(level_ids(request, depth)):
             levels.append(Children(tokens[level], scores[level]))
@@ -138,7 +147,7 @@ class DraftModel(KvTrees):
         return levels
 
     def _compute(self, asked: Asked) -> torch.Tensor:
-        """Run what is pending and the nodes asked about; return logits [nodes asked about, vocab]."""
+        """Compute the pending tokens and the requested nodes; return logits [requested nodes, vocab]."""
         counts = {session_id: self._num_new(session_id, node_ids) for session_id, node_ids in asked.items()}
         with self._contexts.taken(sum(counts.values())) as slots:
             packer = RowPacker()
@@ -157,7 +166,7 @@ class DraftModel(KvTrees):
         return self._num_pending(session) + len(_without_slot(session, node_ids))
 
     def _pack(self, packer: RowPacker, session_id: int, node_ids: list[int], slots: Int32Array) -> None:
-        """Add a session's rows: its context's, then nodes."""
+        """Add a session's rows: first its context's, then nodes."""
         session = self._sessions[session_id]
         num_pending = self._num_pending(session)
         self._contexts.pack(packer, session_id, slots[:num_pending], judged=node_ids[0] == CONTEXT)
@@ -170,7 +179,7 @@ class DraftModel(KvTrees):
                 packer.add_node(node.token_id, slot, node.position, session.length, lineage)
 
     def _settle(self, session_id: int, node_ids: list[int], slots: Int32Array) -> None:
-        """After the forward pass: pending tokens are committed to the table, nodes own their slots."""
+        """After the forward pass, commit the pending tokens to the table, and give the nodes their slots."""
         session = self._sessions[session_id]
         num_pending = self._num_pending(session)
         for node, slot in zip(_without_slot(session, node_ids), slots[num_pending:].tolist(), strict=True):
@@ -178,7 +187,7 @@ class DraftModel(KvTrees):
         self._contexts.settle(session.place, np.array([num_pending]), slots[:num_pending])
 
     def _children(self, requests: Sequence[Expansion], asked: Asked, logits: torch.Tensor) -> list[Children]:
-        """Make the requested children of each row of logits [nodes asked about, vocab]."""
+        """Make the requested children of each row of logits [requested nodes, vocab]."""
         rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
         counts = dict.fromkeys(rows, 0) | {(r.session_id, r.node_id): len(r.child_ids) for r in requests}
         sessions = [self._sessions[session_id] for session_id, _ in rows]
@@ -190,7 +199,7 @@ class DraftModel(KvTrees):
         return [self._answer(request, made.get((request.session_id, request.node_id))) for request in requests]
 
     def _answer(self, request: Expansion, found: Children | None) -> Children:
-        """Cut children to those requested, and keep them as nodes."""
+        """Cut children to the requested number, and store them as nodes."""
         if found is None:
             return NO_CHILDREN
         children = found.first(len(request.child_ids))
@@ -200,6 +209,6 @@ class DraftModel(KvTrees):
 
 
 def _without_slot(session: TreeSession, node_ids: list[int]) -> list[Node]:
-    """Return the nodes among these that were not expanded before."""
+    """Return the nodes that were not expanded before."""
     nodes = (session.nodes[node_id] for node_id in node_ids if node_id != CONTEXT)
     return [node for node in nodes if node.slot == NO_SLOT]

@@ -1,8 +1,8 @@
-"""Trees of drafted nodes whose keys and values stand in the pool of a draft model's contexts.
+"""Trees of drafted nodes whose keys and values are in the pool of a draft model's contexts.
 
-A node gets a KV slot when it is computed; its ancestors are computed before it, or in the same pass. Committing
-re-roots: the slots of the accepted branch move into the session's table, what descends from it stays valid, and
-everything else is freed.
+A node gets a KV slot when it is computed. Its ancestors are computed before it, or in the same pass. A commit moves the
+root. The slots of the accepted branch move into the session's table, and its descendants stay valid. All other slots
+are freed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specq.drafting.interface import CONTEXT, Children, Drafter, Expansion
 from specq.protocol import EngineError, Int32Array, IntpArray, SamplingParams
 
 NO_SLOT = -1
-# What a pass is run for: for each session the nodes asked about, ascending (so CONTEXT comes first), each once.
+# The work of a pass: for each session the requested nodes, ascending (so CONTEXT comes first), each once.
 Asked = dict[int, list[int]]
 
 
@@ -34,8 +34,7 @@ class Node:
 
 @dataclass(slots=True)
 class TreeSession:
-    """A context of `length` committed tokens, at this place in the pool, and the `nodes` below it, parents before
-    children."""
+    """A context of `length` committed tokens at this place in the pool, and the `nodes` below it, parents first."""
 
     params: SamplingParams
     length: int
@@ -43,7 +42,7 @@ class TreeSession:
     nodes: dict[int, Node] = field(default_factory=dict)
 
     def line(self, node_id: int) -> list[int]:
-        """Return the ids of a node's ancestors and its own, root first; none for the context."""
+        """Return the ids of a node's ancestors and its own, root first; an empty list for the context."""
         line = list[int]()
         while node_id != CONTEXT:
             line.append(node_id)
@@ -55,20 +54,20 @@ class TreeSession:
         return [self.nodes[i].slot for i in self.line(node_id)]
 
     def child_position(self, node_id: int) -> int:
-        """Return where the children of a node, or of the context, would stand; EngineError for an unknown node."""
+        """Return the position of the children of a node, or of the context; EngineError for an unknown node."""
         if node_id == CONTEXT:
             return self.length
         if node_id not in self.nodes:
-            raise EngineError(f"draft node {node_id} is unknown or was cut")
+            raise EngineError(f"draft node {node_id} is unknown or was removed")
         return self.nodes[node_id].position + 1
 
     def add(self, request: Expansion, position: int, children: Children) -> None:
-        """Keep children, which stand at this position, as nodes."""
+        """Store children at this position as nodes."""
         for child_id, token_id in zip(request.child_ids, children.token_ids.tolist(), strict=False):
             self.nodes[child_id] = Node(token_id, position, request.node_id)
 
     def cut(self, root: int | None) -> list[Node]:
-        """Keep the nodes below `root`, whose children become the context's; return the others. None keeps nothing."""
+        """Keep the nodes below `root`, whose children become the context's; return the others. None keeps no node."""
         kept: dict[int, Node] = {}
         for node_id, node in self.nodes.items():
             if node.parent == root or node.parent in kept:
@@ -81,10 +80,10 @@ class TreeSession:
 
 
 class KvTrees(Drafter):
-    """Sessions of a draft model, each with a tree below its context: what all that draft with one have in common.
+    """Sessions of a draft model, each with a tree below its context: the base of all drafters with a model.
 
-    `limit_vocab`: children have ids below it; to be lowered to the target's number of tokens where that is smaller.
-    `distribution_size` and `rng` are those of `specq.drafting.draft_model.children.ChildMaker`.
+    limit_vocab               children have ids below it. Lower it to the target's number of tokens if that is smaller.
+    distribution_size, rng    as in `specq.drafting.draft_model.children.ChildMaker`.
     """
 
     def __init__(self, contexts: Contexts, distribution_size: int, rng: np.random.Generator | None) -> None:
@@ -111,7 +110,7 @@ class KvTrees(Drafter):
             self._contexts.close(session_id)
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens and re-root the nodes; see `Drafter.commit`."""
+        """Append committed tokens and move the root of the nodes; see `Drafter.commit`."""
         if not len(token_ids):
             return
         session = self._sessions[session_id]
@@ -126,7 +125,7 @@ class KvTrees(Drafter):
         self._free(node for node in gone if id(node) not in kept)
 
     def rewind(self, session_id: int, length: int) -> bool:
-        """Forget committed tokens beyond so many, and all nodes; see `Drafter.rewind`."""
+        """Forget committed tokens beyond `length`, and all nodes; see `Drafter.rewind`."""
         session = self._sessions[session_id]
         self._free(session.cut(None))
         self._contexts.rewind(session_id, length)
@@ -137,12 +136,12 @@ class KvTrees(Drafter):
         return int(self._contexts.num_pending(session.place)[0])
 
     def _may_have_children(self, request: Expansion) -> bool:
-        """Return whether children are asked for, at a place that the model takes; EngineError for an unknown node."""
+        """Return whether children are requested at a supported position; EngineError for an unknown node."""
         position = self._sessions[request.session_id].child_position(request.node_id)
         return position < self.info.max_length and bool(request.child_ids)
 
     def _asked(self, requests: Iterable[Expansion]) -> Asked:
-        """Return the nodes that a pass is run for: those that may have children."""
+        """Return the nodes that a pass is run for: all requested nodes that may have children."""
         asked: dict[int, set[int]] = {}
         for request in requests:
             if self._may_have_children(request):
@@ -150,7 +149,7 @@ class KvTrees(Drafter):
         return {session_id: sorted(node_ids) for session_id, node_ids in asked.items()}
 
     def _computed(self, session: TreeSession, path: Sequence[int]) -> list[Node]:
-        """Return the nodes at the start of the path whose KV is there, with all KV before it."""
+        """Return the nodes at the start of the path that have KV, together with all tokens before them."""
         computed: list[Node] = []
         for node_id in path if not self._num_pending(session) else ():
             node = session.nodes.get(node_id)

@@ -1,5 +1,4 @@
-"""A colocated drafter made of a verifier's configuration: its draft model loaded, and how long a level of chains takes
-measured."""
+"""Make a colocated drafter from a verifier's configuration: load its draft model, and time a level of chains."""
 
 from __future__ import annotations
 
@@ -25,16 +24,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PROFILED_SESSIONS = (1, 2, 4, 8, 16, 32, 48, 64)
-# Likewise, where what drafts for so many is recorded when it is first run.
+# Further sizes, where chains for a number of sessions are recorded on their first run.
 RECORDED_SESSIONS = (96, 128, 160, 192, 224, 256)
 
 
 def make(setup: Setup) -> ColocatedSource | None:
-    """Load the draft model that shall draft in this process, if there is one, and measure it."""
+    """Load and time the draft model that the configuration names for this process; None if it names none."""
     config, tell = setup.config, setup.tell
     if not setup.model:
         return None
-    from specq.drafting.draft_model.contexts import Contexts  # brings torch, which not every engine needs
+    from specq.drafting.draft_model.contexts import Contexts  # imports torch, which not every engine needs
     from specq.engines.torch import threads_of
 
     tell(f"loading {config.draft_model} to draft with")
@@ -42,24 +41,26 @@ def make(setup: Setup) -> ColocatedSource | None:
     contexts = Contexts(setup.model, device=setup.device, dtype=config.dtype, name=config.draft_model, threads=threads)
     drafter = _for_target(contexts, setup)
     chains, num_masks = drafter.in_chains(), contexts.num_masks
-    chain = min(config.chain, num_masks + 1) if num_masks else config.chain  # what one pass foresees
+    chain = min(config.chain, num_masks + 1) if num_masks else config.chain  # the most that one pass predicts
     most = min(config.max_sessions, RECORDED_SESSIONS[-1])
     profiled = {*PROFILED_SESSIONS, *RECORDED_SESSIONS, most} if contexts.recorded_sizes else PROFILED_SESSIONS
     sizes = sorted(sessions for sessions in profiled if sessions <= most)
     tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
     levels = StepCurve(sizes, level_times(chains, sizes, chain, {1, config.fan_out}))
     contexts.warm_up(config.max_sessions)
-    log.info("drafter_ready", model=contexts.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
+    log.info(
+        "draft_model_loaded", model=contexts.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)}
+    )
     worker = DraftWorker(drafter, incarnation=0, width=MOST_NODES, fan_out=config.fan_out, chain=config.chain)
     is_one_pass = num_masks > 0 and fits(
         contexts.info, setup.info
-    )  # drafts in another vocabulary may need more than one
+    )  # drafts in another vocabulary may need several passes
     shaped = ShapedTrees(worker)
     return ColocatedSource(chains, levels, fan_out=config.fan_out, chain=chain, is_one_pass=is_one_pass, shaped=shaped)
 
 
 def _for_target(contexts: Contexts, setup: Setup) -> Drafter:
-    """Return what drafts in the target's vocabulary with a model: trees of shapes, and chains, in one KV memory."""
+    """Return a drafter in the target's vocabulary: trees of shapes, and chains, in one KV pool."""
     info = contexts.info
     if fits(info, setup.info):
         return draft_trees(contexts, min(info.vocab_size, info.num_tokens, setup.info.num_tokens))
@@ -73,8 +74,10 @@ REPEATS = 3
 
 
 def level_times(chains: ChainDrafter, sizes: Sequence[int], depth: int, widths: Collection[int]) -> list[float]:
-    """Return the seconds that a level of chains `depth` deep takes for so many sessions; chains of all these widths are
-    run once, so that nothing is compiled for them in service."""
+    """Return the seconds that a level of chains `depth` deep takes, for each number of sessions in `sizes`.
+
+    Chains of all these widths are run once, so that no compilation happens in service.
+    """
     random = np.random.default_rng(0)
 
     def tokens(count: int) -> Int32Array:
@@ -98,8 +101,10 @@ def level_times(chains: ChainDrafter, sizes: Sequence[int], depth: int, widths: 
 def _draft_s(
     chains: ChainDrafter, session_ids: Sequence[int], tokens: Callable[[int], Int32Array], depth: int, width: int
 ) -> float:
-    """Return the seconds of one draft after contexts that have got a token more, as in service: what follows one that
-    is as it was may be known from the draft before."""
+    """Return the seconds of one draft after contexts that have got another token, as in service.
+
+    With an unchanged context, the result may be known from the draft before.
+    """
     count = len(session_ids)
     chains.commit(session_ids, np.ones(count, np.intp), tokens(count))
     started = time.perf_counter()

@@ -1,9 +1,9 @@
-"""The chains that a colocated drafter offers to sessions: as drafts for a session's tree, and what became of them.
+"""The chains that a colocated drafter offers to sessions, and their outcomes.
 
-They may be verified before the host has read them: their tokens hang on the trees as handles, and what chains have
-promised so far, by level and rank, stands for their own scores. The step is launched behind the chains, so the device
-does not wait for the host in between. The price is that nothing is chosen by what this draft says of its own tokens
-(`reading_choice`).
+A chain is offered as a draft for a session's tree. It may be verified before the host has read it: its tokens are
+grafted onto the tree as handles. The usual scores of chains, by level and rank, replace its own scores. The step is
+launched behind the chains, so the device does not wait for the host in between. The cost is that the chain's own scores
+cannot guide the choice of nodes.
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ from specq.verifier.sources import NONE, DraftBatch, Round, Rounds, Session, Unr
 
 
 class Outcomes(NamedTuple):
-    """What became of all judged tokens of some chains, one chain after the other: the drafter's own log-probabilities
-    f32[all], and whether they were accepted bool[all]."""
+    """The outcomes of all judged tokens of some chains, one chain after the other.
+
+    scores        f32[all]: the drafter's own log-probabilities.
+    is_accepted   bool[all]: whether the tokens were accepted.
+    """
 
     scores: Float32Array
     is_accepted: BoolArray
 
 
 class OfferedChains:
-    """What was drafted for n sessions in this round.
+    """The chains drafted for n sessions in this round.
 
-    counts     i64[n]: the tokens of each session's chain that were offered; 0: none
-    scores     f32[n, depth]: the drafter's own log-probabilities of them
-    node_ids   by place among the n: the ids of a chain's nodes, if its tokens were drawn from draft distributions
+    counts     i64[n]: the offered tokens of each session's chain. 0: none.
+    scores     f32[n, depth]: the drafter's own log-probabilities.
+    node_ids   by place among the n: the ids of a chain's nodes, if its tokens were drawn from draft distributions.
     """
 
     def __init__(self, session_ids: Sequence[int], counts: IntpArray, scores: Float32Array) -> None:
@@ -52,14 +55,14 @@ class OfferedChains:
         self._places = dict(zip(session_ids, range(len(session_ids)), strict=True))
 
     def pop(self, session_id: int) -> int:
-        """Return the place of a session's chain, which is asked for once; NONE if there is none."""
+        """Return the place of a session's chain, once; NONE without a chain."""
         return self._places.pop(session_id, NONE)
 
     def outcomes(self, rounds: Rounds, num_followed: IntpArray) -> Outcomes:
-        """Return what became of the chains, given rounds each of which committed so many first tokens of its session's
-        chain.
+        """Return the outcomes of the chains, given rounds and how many first tokens of its chain each round committed.
 
-        Tokens up to the first that was not committed are judged; of drawn ones, those that the verifier judged as such.
+        Tokens up to the first that was not committed are judged. Of drawn tokens, only those count that the verifier
+        judged as drawn.
         """
         places = np.array([self.pop(session.session_id) for session in rounds.sessions], np.intp)
         num_judged = np.minimum(np.minimum(num_followed + 1, rounds.num_tokens), self.counts[places])
@@ -85,11 +88,12 @@ def _judged_as_drawn(done: Round, node_ids: Sequence[int]) -> int:
 def draft_of_chain(session: Session, chains: Chains, index: int, scores: Float32Array) -> tuple[Draft, list[int]]:
     """Return a chain with its siblings as a draft for a session's tree, and the ids of the chain's own nodes.
 
-    `index` is the session's place among the chains; `scores` f32[depth, width] are those of the levels to draft.
+    index    the session's place among the chains.
+    scores   f32[depth, width]: the scores of the levels to draft.
     """
     depth = len(scores)
-    width = 1 if session.speculation.max_nodes else None  # all nodes that are allowed are spent on depth
-    token_ids = chains.token_ids[index, :depth, :width]  # [depth, width], -1 where there is no node
+    width = 1 if session.speculation.max_nodes else None  # all allowed nodes are used for depth
+    token_ids = chains.token_ids[index, :depth, :width]  # [depth, width], -1: no node
     is_there = token_ids >= 0
     sizes = is_there.sum(1).tolist()
     lane = session.lane(COLOCATED_LANE)
@@ -111,20 +115,18 @@ def draft_of_chain(session: Session, chains: Chains, index: int, scores: Float32
     return draft, firsts
 
 
-FADE = 0.05  # of a mean, with each round
+FADE = 0.05  # weight of each new round in a mean
 
 
 class UsualScores:
-    """What the tokens of chains have promised in the mean, by level and rank: calibrated acceptance probabilities,
-    given the parent's."""
+    """Mean scores of the tokens of chains, by level and rank: calibrated probabilities, given the parent's."""
 
     def __init__(self, depth: int, width: int) -> None:
-        """Chains have so many levels of so many tokens each, at most."""
-        self._means = np.zeros((depth, width))  # 0 where nothing was seen
+        """Chains have at most `depth` levels of `width` tokens each."""
+        self._means = np.zeros((depth, width))  # 0: not seen yet
 
     def learn(self, accept_probs: Float64Array, token_ids: Int32Array) -> None:
-        """Take in a round's chains: acceptance probabilities and tokens [sessions, depth, width], tokens below 0 where
-        there are none."""
+        """Add a round's chains: acceptance probabilities and tokens [sessions, depth, width]; tokens < 0 are empty."""
         is_there = token_ids >= 0
         counts = is_there.sum(0)
         seen = counts > 0
@@ -135,8 +137,7 @@ class UsualScores:
         means[seen] = np.where(means[seen] > 0, means[seen] + FADE * (now - means[seen]), now)
 
     def of(self, depth: int, width: int) -> Float32Array | None:
-        """Return the scores of chains of so many levels and ranks, f32[depth, width]; None if some of them were never
-        seen."""
+        """Return the scores f32[depth, width] of chains with this depth and width; None if some were never seen."""
         means = self._means[:depth, :width]
         if means.shape != (depth, width) or not means.all():
             return None
@@ -149,9 +150,9 @@ def batch_of_unread(
 ) -> DraftBatch:
     """Return chains as a batch.
 
-    drafted     tokens [depth * sessions * width], level by level
-    counts      i64[sessions]: how many levels each session takes; 0: none
-    scores      f32[depth, width], of every session's
+    drafted     tokens [depth * sessions * width], level by level.
+    counts      i64[sessions]: how many levels each session takes. 0: none.
+    scores      f32[depth, width], the same for every session.
     """
     depth, width = scores.shape
     layout = UnreadLayout.of((width,) * depth)
@@ -160,8 +161,10 @@ def batch_of_unread(
 
 
 def distinct(token_ids: Int32Array) -> Int32Array:
-    """Return tokens i32[sessions, depth, width] where each that an earlier sibling has is no token: it has a node of
-    its own, which must not be accepted beside the other."""
+    """Return tokens i32[sessions, depth, width] without duplicates of an earlier sibling.
+
+    Such a token would have a node of its own, which must not be accepted beside the other.
+    """
     found = token_ids
     for rank in range(1, token_ids.shape[2]):
         is_double = (token_ids[:, :, :rank] == token_ids[:, :, rank : rank + 1]).any(2)

@@ -1,11 +1,10 @@
-"""Trees of the shapes that jobs ask for, drafted in the verifier's process by the same `DraftWorker` that a draft
-worker runs.
+"""Trees of the shapes that jobs ask for, drafted in the verifier's process by the `DraftWorker` of draft workers.
 
-A job with `tree`, `num_candidates` or fixed fan-outs says what is drafted for it, whatever that costs; so there is
-nothing to choose here. Each step asks for the whole tree: a pass a level. What follows the verdict's path is kept, as
-at a draft worker.
+A job with `tree`, `num_candidates` or fixed fan-outs sets what is drafted for it, at any cost, so this module has no
+choice to make. Each step asks for the whole tree, one pass a level. Nodes on the verdict's path are kept, as at a draft
+worker.
 
-Rule: what this raises costs a session its drafts from here, and nothing else.
+Rule: an exception costs a session only its drafts from here.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ from specq.drafting.worker import DraftWorker
 from specq.protocol import COLOCATED_LANE, Assign, Draft, EngineLostError, Message, ProtocolError, Release, SpecqError
 from specq.verifier.sources import DraftBatch, Round, Session, batch_of, verdict_of
 
-MOST_PASSES = 64  # of a step; a shape has at most so many levels
-MOST_NODES = 64  # of all sessions, that one pass expands; but at least one of each
+MOST_PASSES = 64  # passes of a step, which is the maximum number of levels of a shape
+MOST_NODES = 64  # nodes that one pass expands, of all sessions together; at least one of each
 
 
 class ShapedTrees:
-    """Sessions with shapes of their own, and what grows their trees."""
+    """Sessions with shapes of their own, and the worker that grows their trees."""
 
     def __init__(self, worker: DraftWorker) -> None:
         self.worker = worker
         self._known: dict[int, Session] = {}
         self._refused: dict[int, Session] = {}
-        self._waiting: list[Session] = []  # that are drafted for when they are collected
+        self._waiting: list[Session] = []  # sessions to draft for when drafts are collected
 
     @property
     def has_work(self) -> bool:
         return bool(self._waiting)
 
     def begin(self, sessions: Sequence[Session]) -> bool:
-        """Note which of these sessions, which decode, are to be drafted for; return whether any is."""
+        """Note which of these decoding sessions need drafts; return whether any does."""
         self._waiting = [session for session in sessions if _has_shape(session) and self._knows(session)]
         return bool(self._waiting)
 
     def collect(self) -> Sequence[DraftBatch]:
-        """Grow the trees of the sessions that were noted."""
+        """Grow the trees of the noted sessions."""
         self._waiting = [session for session in self._waiting if self._known.get(session.session_id) is session]
         if not self._waiting:
             return ()
@@ -56,7 +55,7 @@ class ShapedTrees:
         return [batch_of(arrived)] if arrived else ()
 
     def observe(self, rounds: Sequence[Round], min_accept_prob: float) -> None:
-        """Let the trees follow the rounds; `min_accept_prob` as in `Budget`."""
+        """Apply the rounds to the trees; `min_accept_prob` as in `Budget`."""
         for done in rounds if self._known else ():
             if self._known.get(done.session.session_id) is done.session:
                 self._tell(done.session, verdict_of(done, round(1000 * min_accept_prob), (0, 0)))
@@ -64,19 +63,19 @@ class ShapedTrees:
                     self.close(done.session)
 
     def _knows(self, session: Session) -> bool:
-        """Give a session to the worker if it is new; return whether it drafts for it."""
+        """Give a session to the worker if it is new; return whether the worker drafts for it."""
         session_id = session.session_id
         if session_id in self._refused:
             return False
         if session_id not in self._known:
             self._known[session_id] = session
             self._tell(session, _assigned(session))
-        elif session_id not in self.worker.sessions:  # something was raised for it
+        elif session_id not in self.worker.sessions:  # it raised an exception
             self.refuse(session)
         return session_id in self._known
 
     def _tell(self, session: Session, message: Message) -> None:
-        """Hand the worker a message on a session; one that it cannot handle ends the session's drafts."""
+        """Hand the worker a message on a session; if the worker cannot handle it, the session's drafts end."""
         try:
             self.worker.handle(message)
         except EngineLostError:
@@ -85,7 +84,7 @@ class ShapedTrees:
             self.refuse(session)
 
     def refuse(self, session: Session) -> None:
-        """Draft no more for a session."""
+        """Stop drafting for a session."""
         self.close(session)
         self._refused[session.session_id] = session
 
@@ -103,7 +102,7 @@ def _has_shape(session: Session) -> bool:
 
 
 def _assigned(session: Session) -> Assign:
-    """Return the message by which a draft worker would be given the session."""
+    """Return the message that assigns the session to a draft worker."""
     return Assign(
         session_id=session.session_id,
         epoch=session.epoch,

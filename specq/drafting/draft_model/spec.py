@@ -1,5 +1,8 @@
-"""The `draft-model` drafter as the table has it, without what imports torch: `specq.drafting.draft_model.drafter`; for
-a model that has masks `specq.drafting.parallel.drafter`, and with Medusa heads `specq.drafting.medusa.draft_model`."""
+"""The `draft-model` drafter's entry for the table, without importing torch.
+
+The drafter is `specq.drafting.draft_model.drafter`. For a model with masks it is `specq.drafting.parallel.drafter`, and
+with Medusa heads `specq.drafting.medusa.draft_model`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def draft_trees(
     distribution_size: int = 32,
     rng: np.random.Generator | None = None,
 ) -> DraftModel | ParallelModel:
-    """Return what drafts trees with a model; arguments as of `specq.drafting.draft_model.kv_trees.KvTrees`."""
+    """Return a drafter of trees with a model; arguments as in `specq.drafting.draft_model.kv_trees.KvTrees`."""
     from specq.drafting.draft_model.drafter import DraftModel
     from specq.drafting.parallel.drafter import ParallelModel
 
@@ -52,7 +55,7 @@ def _make(
 
 
 def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_children: Any) -> Drafter:
-    """Return what drafts with a model and its Medusa heads; ConfigError where they do not fit."""
+    """Return a drafter with a model and its Medusa heads; ConfigError if they do not fit."""
     from specq.drafting.eagle3.loading import is_eagle
     from specq.drafting.medusa.draft_model import MedusaModel
     from specq.drafting.medusa.drafter import Medusa
@@ -60,7 +63,7 @@ def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_ch
 
     info = contexts.info
     if is_eagle(heads):
-        raise ConfigError(f"{heads} holds an EAGLE-3 head; a draft model decodes with Medusa heads of its own")
+        raise ConfigError(f"{heads} contains an EAGLE-3 head; a draft model needs Medusa heads of its own")
     if contexts.token_ids is not None or contexts.num_masks:
         raise ConfigError(
             f"{info.name} is a draft model of specq's own form, for which there are no heads; draft.heads are those of "

@@ -1,15 +1,15 @@
-"""An EAGLE-3 head (Li et al. 2025, arXiv 2503.01840) as a source of trees: its own KV of each text, and rows below it.
+"""An EAGLE-3 head (Li et al. 2025, arXiv 2503.01840) as a source of trees, with its own KV of each text.
 
-Each token of a text has a row, made of the target's hidden states before it; its keys and values are kept
-(`StateCache`). Rows of trees are made of the head's own states; they live as long as their tree. So nothing of a
-rejected draft remains, and what is accepted is computed anew, by what the target says.
+Each token of a text has a row, made from the target's hidden states before it. Its keys and values are kept
+(`StateCache`). Rows of trees are made from the head's own states and live as long as their tree. So a rejected draft
+leaves no trace, and accepted tokens are computed again from the target's states.
 
-Tokens are ranked as a draft model's are: by the scores that the target's own noise perturbs; where the verifier draws
-otherwise, by what the head says alone.
+Tokens are ranked as a draft model's are, by scores that the target's own noise perturbs. Where the verifier draws with
+other random numbers, they are ranked by the head's scores alone.
 
-On a GPU the rows of the texts and whole trees are recorded, in few fixed shapes, and the host waits for nothing but the
-trees (`eagle_recorded`). Elsewhere, and for sampling parameters that cut, the same arithmetic runs in the shapes that
-it needs.
+On a GPU the rows of the texts and whole trees are recorded in a few fixed shapes, and the host waits only for the trees
+(`specq.drafting.eagle3.recorded`). Elsewhere, and for sampling parameters that cut (top-k, top-p), the same arithmetic
+runs in the exact shapes.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
 from specq.verification import places_in_runs
 from specq.verifier.sources import Followed
 
-MOST_WAITING = 4096  # rows of a text for which no tree was asked; beyond them the earlier ones are forgotten
-MOST_ROWS = 512  # of a text in a pass
-MANY_TREES = 64  # kinds of them that are remembered
+MOST_WAITING = 4096  # waiting rows of a text while no tree is requested; beyond this the oldest are forgotten
+MOST_ROWS = 512  # rows of a text in a pass
+MANY_TREES = 64  # kinds of trees that are remembered
 
 
 class EagleRows(NamedTuple):
     """Rows of n texts for one pass.
 
-    places     of the texts in the cache
-    counts     i64[n]: how many rows each has; the following are those of one text after the other
-    states     [rows, hidden]: what stands before each row's token; token_ids, positions i64[rows]
-    slots      i64[rows]: where in its text's range of the cache each is kept
-    is_seen    bool[n, most rows, slots]: which of the range each row sees, itself included
+    places     the texts' places in the cache.
+    counts     i64[n]: how many rows each text has. The following fields list the rows one text after the other.
+    states     [rows, hidden]: the state before each row's token.
+    token_ids, positions   i64[rows].
+    slots      i64[rows]: where each row is kept, in its text's range of the cache.
+    is_seen    bool[n, most rows, slots]: which part of the range each row sees, itself included.
     """
 
     places: Sequence[int]
@@ -58,7 +59,7 @@ class EagleRows(NamedTuple):
 
 
 class Eagle:
-    """Fulfils `TreeHead`. `replays`: what records passes of fixed shapes; by default as the head's device can."""
+    """Implements `TreeHead`. `replays` records passes of fixed shapes; by default as the head's device supports."""
 
     def __init__(self, head: EagleHead, replays: Replays | None = None) -> None:
         self.layers = head.layers
@@ -76,7 +77,7 @@ class Eagle:
         self._recorded = None if replays is None else RecordedTrees(head, self.cache, replays)
 
     def observe(self, values: torch.Tensor, followed: Sequence[Followed]) -> None:
-        """Take in what texts go on with; see `TreeHead`."""
+        """Store how texts continue; see `TreeHead`."""
         for one in followed:
             text = self.texts.get(one.session_id)
             if text is None:
@@ -111,8 +112,10 @@ class Eagle:
         trees: Sequence[RankTree] = (),
         sizes_for: Callable[[int], Sequence[tuple[int, ...]]] | None = None,
     ) -> None:
-        """Record what sessions as a rule need, so that none waits for it: trees of these shapes, and of the level sizes
-        that a function gives for a number of sessions."""
+        """Record the passes that sessions usually need, so that no session waits for a recording.
+
+        The trees have these shapes, and the level sizes that `sizes_for` returns for a number of sessions.
+        """
         if self._recorded is None:
             return
         shaped = [self._levels_of(0, tree) for tree in trees]
@@ -128,7 +131,7 @@ class Eagle:
 
     @torch.no_grad()
     def follow(self, session_ids: Sequence[int]) -> None:
-        """Compute the rows that wait of sessions that are known."""
+        """Compute the waiting rows of known sessions."""
         texts, most_rows = [self.texts[session_id] for session_id in session_ids], self.cache.most_rows
         for text in texts:
             if text.num_waiting and text.length + text.num_waiting > most_rows:
@@ -146,7 +149,7 @@ class Eagle:
         counts = np.array([min(text.num_waiting, MOST_ROWS) for text in texts])
         parts = [part for text, count in zip(texts, counts.tolist(), strict=True) for part in text.take(count)]
         slots = befores.repeat(counts) + places_in_runs(counts)
-        # A row stands where the state before its token does.
+        # A row's position is that of the state before its token.
         positions = slots + np.array([text.first for text in texts]).repeat(counts) - 1
         is_seen = np.arange((befores + counts).max()) <= befores[:, None, None] + np.arange(counts.max())[:, None]
         taps = taps_of(parts)
@@ -161,21 +164,20 @@ class Eagle:
 
     @torch.no_grad()
     def run(self, rows: EagleRows) -> list[torch.Tensor]:
-        """Compute rows of some texts in one pass, and keep their keys and values; return what each text's gave, [rows,
-        hidden]."""
+        """Compute rows of some texts in one pass, and store their keys and values; return [rows, hidden] a text."""
         found = self._run(rows)
         return [found[i, :count] for i, count in enumerate(rows.counts.tolist())]
 
     def last(self, text: EagleText) -> torch.Tensor:
-        """Return what the last row of a text gave, [hidden]."""
+        """Return the output of a text's last row, [hidden]."""
         return self.cache.lasts(self._index([text.place]))[0]
 
     def _run(self, rows: EagleRows) -> torch.Tensor:
         counts, most = rows.counts, int(rows.counts.max())
         self.cache.reserve(rows.is_seen.shape[2])
         text_of, at = (np.arange(most) < counts[:, None]).nonzero()  # of each row, in a grid [texts, most]
-        ints = np.zeros((4, len(counts), most), np.int64)  # rows that are not there are nobody's
-        known = np.clip(rows.token_ids, 0, self.network.num_tokens - 1)  # of no use where there is none
+        ints = np.zeros((4, len(counts), most), np.int64)  # rows that do not exist stay zero
+        known = np.clip(rows.token_ids, 0, self.network.num_tokens - 1)  # the row of an unknown token is useless
         ints[:, text_of, at] = known, rows.positions, np.array(rows.places)[text_of], rows.slots
         states = rows.states
         if most * len(counts) > len(states):
@@ -195,8 +197,10 @@ class Eagle:
     # ------------------------------------------------------------------------------------------------------------
 
     def start(self, requests: Sequence[TreeRequest]) -> list[Pending[Grown]]:
-        """Compute the rows that wait, and begin trees; see `TreeHead`. What the device cannot do by itself is done when
-        it is waited for."""
+        """Compute the waiting rows, and begin trees; see `TreeHead`.
+
+        Work that needs the host is done when the result is awaited.
+        """
         self.follow([session_id for one in requests for session_id in one.session_ids])
         return [self._begin(one) for one in requests]
 
@@ -225,9 +229,11 @@ class Eagle:
         return _growing(parts, levels)
 
     def _levels_of(self, depth: int, ranks: RankTree | None, level_sizes: tuple[int, ...] = ()) -> list[Level]:
-        """Return the levels of a tree; the same at every call, while few kinds are asked for. What is recorded best
-        first has a number of levels that was recorded before, where one suffices: near the end of a text some are of no
-        use."""
+        """Return the levels of a tree; the same object at every call, while few kinds are requested.
+
+        A recorded best-first tree uses a number of levels that was recorded before, if one is large enough. Near the
+        end of a text some of these levels are useless.
+        """
         if self._recorded is not None and ranks is None and not level_sizes:
             enough = [known for known in self._depths if known >= depth]
             self._depths += [] if enough else [depth]
@@ -263,8 +269,10 @@ class Eagle:
         levels: list[Level],
         floor: float | None,
     ) -> Int32Array:
-        """Grow trees below texts at these places, of these lengths and ends, where the host may rank tokens; see
-        `eagle_rows.grow`."""
+        """Grow trees below texts at these places, with these lengths and ends, where the host may rank tokens.
+
+        See `specq.drafting.eagle3.rows.grow`.
+        """
         places, lengths, ends = (self._index(each) for each in roots)
         contexts = Roots(places, lengths, ends, int(roots[1].max()))
         with of_any_shape():
@@ -290,7 +298,7 @@ def _growing(parts: list[RecordedPart], levels: list[Level]) -> Pending[Grown]:
 
     def collect() -> Grown:
         token_ids, parents, scores, reach = _joined(parts)
-        depths = depths_of(levels)[: token_ids.shape[1]]  # where nothing was likely, there are fewer
+        depths = depths_of(levels)[: token_ids.shape[1]]  # there are fewer where no token was likely enough
         return Grown(token_ids, scores.view(np.float32), reach.view(np.float32), parents, depths)
 
     def on_device() -> DeviceNodes | None:
@@ -301,7 +309,7 @@ def _growing(parts: list[RecordedPart], levels: list[Level]) -> Pending[Grown]:
 
 
 def _joined(parts: list[RecordedPart]) -> Int32Array:
-    """Return i32[4, trees, n] of parts, each of some of the trees."""
+    """Return i32[4, trees, n] from parts, each with some of the trees."""
     if len(parts) == 1:
         found: Int32Array = parts[0].wait()
         return found

@@ -1,24 +1,22 @@
-"""The form of EAGLE-3 heads: what their config.json says, and which tensors they have.
+"""The form of EAGLE-3 heads: the content of their config.json, and their tensors.
 
-Such a head is a directory of config.json and model.safetensors or pytorch_model.bin, as SpecForge writes it and vLLM
-and SGLang read it (Li et al. 2025, arXiv 2503.01840): one decoder layer, which reads a token beside a state of what
-came before it.
+A head is a directory with config.json and model.safetensors or pytorch_model.bin. SpecForge writes this form, and vLLM
+and SGLang read it (Li et al. 2025, arXiv 2503.01840). It has one decoder layer, which reads a token beside a state of
+the text before it.
 
-- `fc.weight` [hidden, 3 * target's hidden]: hidden states of three of the target's layers to one state;
-- `midlayer.*`: a Llama layer whose queries, keys and values are made of [embedding; state], so that they have twice the
-    columns, and with
-  a norm for each of both, `input_layernorm` and `hidden_norm`;
-- `norm.weight`, `lm_head.weight` [draft tokens, hidden]: what the layer gives to logits; without the norm it is the
-    next state;
-- `d2t` int64[draft tokens]: what is to be added to a row's number to have its token's; `t2d` bool[vocab]: which tokens
-    have rows. Both
-  may be missing where the head speaks of all tokens;
-- `embed_tokens.weight` [vocab, hidden]: the target's, where it is missing.
+- `fc.weight` [hidden, 3 * target's hidden]: maps hidden states of three of the target's layers to one state.
+- `midlayer.*`: a Llama layer whose queries, keys and values are made from [embedding; state], so they have twice the
+  columns. Each half has a norm, `input_layernorm` and `hidden_norm`.
+- `norm.weight`, `lm_head.weight` [draft tokens, hidden]: map the layer's output to logits. Without the norm the output
+  is the next state.
+- `d2t` int64[draft tokens]: the number to add to a row's index to get its token.
+- `t2d` bool[vocab]: which tokens have rows. Both may be missing if the head covers all tokens.
+- `embed_tokens.weight` [vocab, hidden]: the target's, if missing.
 
-Layers are counted from 0, and their hidden states are what stands behind them.
-`eagle_config.eagle_aux_hidden_state_layer_ids` counts so too; the same key at the top level counts from 1, as vLLM
-does, which prefers it. Without either they are 1, n // 2 - 1 and n - 4 of n. Heads that `specq train eagle3` writes
-also say `num_tokens` and `tokenizer_hash` of their target (see `specq.text`).
+Layers are counted from 0, and their hidden states are their outputs. `eagle_config.eagle_aux_hidden_state_layer_ids`
+counts this way. The same key at the top level counts from 1, as in vLLM, which prefers it. Without either key the
+layers are 1, n // 2 - 1 and n - 4 of n. Heads that `specq train eagle3` writes also have the `num_tokens` and
+`tokenizer_hash` of their target (see `specq.text`).
 """
 
 from __future__ import annotations
@@ -32,17 +30,17 @@ from specq.checkpoints.draft_form import HASH_LENGTH
 from specq.protocol import ConfigError
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that exists is read
 EMBEDDING, TO_TARGET, FROM_TARGET = "embed_tokens.weight", "d2t", "t2d"
 NUM_TAPS = 3
-LEAST_LAYERS = 7  # of a target, from which the layers that are tapped by default are three
+LEAST_LAYERS = 7  # minimum layers of a target for which the default tapped layers are three different ones
 
 Forms = dict[str, tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
 class EagleShape:
-    """What config.json says; of the target: 0, "" or () where it is not said. layers: see `Tap`."""
+    """The content of config.json. Values of the target are 0, "" or () if missing. layers: see `Tap`."""
 
     hidden_size: int
     intermediate_size: int
@@ -79,22 +77,24 @@ class EagleShape:
 
     @property
     def has_tables(self) -> bool:
-        """Whether the head must say which tokens it speaks of."""
+        """Whether the head must have a table of its tokens."""
         return self.draft_vocab_size != self.vocab_size
 
 
 def is_eagle(heads: Path) -> bool:
-    """Return whether a directory's config.json speaks of an EAGLE-3 head."""
+    """Return whether a directory's config.json describes an EAGLE-3 head."""
     said = read_json(heads, "config.json")
     return "draft_vocab_size" in said or "Eagle3" in str(said.get("architectures"))
 
 
 def eagle_shape(heads: Path) -> EagleShape:
-    """Return what a directory's config.json says; ConfigError if it is of no EAGLE-3 head, or of one that cannot be
-    computed here."""
+    """Return the content of a directory's config.json.
+
+    Raises ConfigError if it does not describe an EAGLE-3 head, or describes an unsupported one.
+    """
     said = read_json(heads, "config.json")
     if not is_eagle(heads):
-        raise ConfigError(f"{heads} holds no EAGLE-3 head: its config.json has no draft_vocab_size")
+        raise ConfigError(f"{heads} does not contain an EAGLE-3 head: its config.json has no draft_vocab_size")
     _check_kind(heads, said)
     hidden, num_heads = _count(heads, said, "hidden_size"), _count(heads, said, "num_attention_heads")
     optional = {"head_dim": hidden // num_heads, "num_key_value_heads": num_heads, "target_hidden_size": hidden}
@@ -125,8 +125,7 @@ def eagle_shape(heads: Path) -> EagleShape:
 
 
 def tapped_layers(shape: EagleShape, num_layers: int) -> tuple[int, ...]:
-    """Return the layers of a target of so many whose hidden states a head reads, ascending; ConfigError if it has not
-    got them."""
+    """Return the target's layers whose hidden states a head reads, ascending; ConfigError if the target lacks one."""
     layers = shape.layers or default_layers(num_layers)
     if max(layers) >= num_layers:
         raise ConfigError(
@@ -137,18 +136,17 @@ def tapped_layers(shape: EagleShape, num_layers: int) -> tuple[int, ...]:
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the layers that are tapped where nothing is said: a low, a middle and a high one; ConfigError for too few
-    of them."""
+    """Return the default tapped layers, a low, a middle and a high one; ConfigError for too few layers."""
     if num_layers < LEAST_LAYERS:
         raise ConfigError(
-            f"the target has {num_layers} layers; an EAGLE-3 head whose config.json names no layers needs "
-            f"{LEAST_LAYERS} at least"
+            f"the target has {num_layers} layers; an EAGLE-3 head whose config.json names no layers needs at "
+            f"least {LEAST_LAYERS}"
         )
     return 1, num_layers // 2 - 1, num_layers - 4
 
 
 def _check_kind(heads: Path, said: dict[str, Any]) -> None:
-    """Raise ConfigError for what is not a single Llama layer with plain rotations."""
+    """Raise ConfigError unless the head is a single Llama layer with plain rotations."""
     scaling = said.get("rope_parameters") or said.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else scaling
     known = (
@@ -182,7 +180,7 @@ def _number(heads: Path, said: dict[str, Any], key: str, default: float) -> floa
     value = said.get(key, default)
     if type(value) in (int, float) and 0 < value < 1e12:
         return float(value)
-    raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}; it must be a number above 0")
+    raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}, but must be a number above 0")
 
 
 def _layers(heads: Path, said: dict[str, Any]) -> tuple[int, ...]:
@@ -195,14 +193,14 @@ def _layers(heads: Path, said: dict[str, Any]) -> tuple[int, ...]:
         layers = tuple(ids) if own is not None else tuple(one - 1 for one in ids)
         if layers[0] >= 0 and layers[0] < layers[1] < layers[2]:
             return layers
-    raise ConfigError(f"{heads / 'config.json'}: {key} is {ids!r}; it must be {NUM_TAPS} layers, ascending")
+    raise ConfigError(f"{heads / 'config.json'}: {key} is {ids!r}, but must be {NUM_TAPS} layers, ascending")
 
 
 def _hash(heads: Path, said: dict[str, Any]) -> str:
     value = said.get("tokenizer_hash", "")
     if value == "" or (isinstance(value, str) and len(value) == HASH_LENGTH):
         return str(value)
-    raise ConfigError(f"{heads / 'config.json'}: tokenizer_hash is {value!r}; it must be of {HASH_LENGTH} hex digits")
+    raise ConfigError(f"{heads / 'config.json'}: tokenizer_hash is {value!r}, but must be of {HASH_LENGTH} hex digits")
 
 
 def matrix_shapes(shape: EagleShape) -> dict[str, tuple[int, ...]]:

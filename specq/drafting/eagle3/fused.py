@@ -1,12 +1,12 @@
-"""Rows of an EAGLE-3 head on a GPU by kernels of our own: of texts, and of trees that grow below these (`FusedEagle`).
+"""Rows of an EAGLE-3 head on a GPU by our own kernels: of texts, and of trees below them (`FusedEagle`).
 
-Only what imports this needs Triton; `loading.eagle_kernels` says where it runs. The layer is kernels around the
-vendor's matrix products: 11 launches, where plain torch takes some 55. The arithmetic is that of `EagleNetwork`, but
-for rounding: the residual stream and rotations are in float32.
+Only modules that import this one need Triton. `loading.eagle_kernels` decides where it runs. The layer consists of
+kernels around the vendor's matrix products: 11 launches instead of about 55 in plain torch. The arithmetic is that of
+`EagleNetwork` except for rounding: the residual stream and rotations are in float32.
 
-Rows of texts keep their keys and values where those of their context are; rows of trees apart, in memory that goes with
-the trees (`FusedTrees`). Contexts are read where they are kept, by place. Nothing here waits for the device, so all of
-it may be recorded.
+Rows of texts keep their keys and values together with those of their context. Rows of trees keep them apart, in memory
+that is freed with the trees (`FusedTrees`). Contexts are read in place. This module never waits for the device, so all
+of it may be recorded.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from specq.engines.torch.cuda.top import ranked_in_tiles
 from specq.engines.torch.top import FEW
 
 LOG2_E = 1.4426950408889634
-KEY_BLOCK = 64  # rows of a context that attention takes at a time
-FEW_LINES, MOST_LINES = 16, 64  # rows times heads that a program of attention takes
-PROGRAMS = 256  # that attention should be cut into, all contexts together
-LEAST_SIDE = 16  # of a tensor core's product
+KEY_BLOCK = 64  # rows of a context that attention reads at a time
+FEW_LINES, MOST_LINES = 16, 64  # rows times heads of an attention program
+PROGRAMS = 256  # programs that attention should be split into, all contexts together
+LEAST_SIDE = 16  # minimum side of a tensor core's product
 SILU_BLOCK = 1024
-ROTATED_HEADS = 16  # that one program rotates
-SLOTS, ROTATIONS = 2, 3  # of the integers of a row, see `gpu_kernels`
+ROTATED_HEADS = 16  # heads that one program rotates
+SLOTS, ROTATIONS = 2, 3  # indices among a row's integers, see `gpu_kernels`
 
 
 class Seen(NamedTuple):
     """Contexts of rows.
 
-    kept   [2, places, kv_heads, room, dim]: keys and values of texts, by place
-    roots  i32[2, b] at least: places and lengths
-    most   rows that each has at most
-    chunk  rows of it that a program of attention takes
+    kept   [2, places, kv_heads, room, dim]: keys and values of texts, by place.
+    roots  i32[2, b] or more: places and lengths.
+    most   maximum rows of each context.
+    chunk  rows of a context that an attention program reads.
     """
 
     kept: torch.Tensor
@@ -51,13 +51,13 @@ class Seen(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows for a pass, as many below each context, and what they are kept in; see `gpu_kernels`.
+    """Rows for a pass, the same number below each context, and the memory that keeps them; see `gpu_kernels`.
 
-    ints    i32[5, n] at least
-    spans   i32[n, 3]
-    keys, values  where they have slots of `dim` numbers; those of a head are `kv_stride` apart
-    paths   i32[n, PATH], of which `depth` count; None: they see their context alone
-    above   how many rows are above those of a context; 0: all are counted from the first
+    ints    i32[5, n] or more.
+    spans   i32[n, 3].
+    keys, values  memory with slots of `dim` numbers. The slots of two heads are `kv_stride` apart.
+    paths   i32[n, PATH]: `depth` columns are in use. None: rows see only their context.
+    above   how many rows are above those of a context. 0: rows are counted from the first of all.
     """
 
     ints: torch.Tensor
@@ -78,22 +78,23 @@ class FusedLayer:
         self._group = self.shape.num_attention_heads // self.shape.num_key_value_heads
 
     def seen(self, kept: torch.Tensor, roots: torch.Tensor, most: int, num_rows: int) -> Seen:
-        """Return contexts as so many rows below each may have them read."""
+        """Return contexts, cut for `num_rows` rows below each."""
         num_programs = roots.shape[1] * self.shape.num_key_value_heads * self._cut(num_rows)[1]
         wanted = triton.next_power_of_2(triton.cdiv(most * num_programs, PROGRAMS))
         return Seen(kept, roots, most, max(KEY_BLOCK, int(wanted)))
 
     def _cut(self, num_rows: int) -> tuple[int, int]:
-        """Return how many lines a program of attention has, and into how many blocks so many rows are cut."""
+        """Return the lines of an attention program, and the number of blocks for `num_rows` rows."""
         lines = triton.next_power_of_2(max(min(num_rows * self._group, MOST_LINES), self._group, FEW_LINES))
         return int(lines), int(triton.cdiv(num_rows, lines // self._group))
 
     def __call__(
         self, rows: Rows, states: torch.Tensor, rotations: Rotations, seen: Seen
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute rows and keep their keys and values; return what they gave, f32[n, hidden], and its norm.
+        """Compute rows and keep their keys and values; return their output f32[n, hidden] and its norm.
 
-        states [*, hidden]: of the rows above; rotations: cosines and sines, f32[*, dim / 2]
+        states     [*, hidden]: of the rows above.
+        rotations  cosines and sines, f32[*, dim / 2].
         """
         layer = self.network.midlayer
         both, x = self._enter(rows, states, seen.roots.shape[1])
@@ -104,7 +105,7 @@ class FusedLayer:
         return x, self._add_norm(x, layer.mlp.down_proj(inner), self.network.norm.weight)
 
     def _enter(self, rows: Rows, states: torch.Tensor, num_contexts: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the rows read, [n, 2 * hidden], and f32[n, hidden] to which the layer adds."""
+        """Return the rows' input [n, 2 * hidden], and the residual stream f32[n, hidden]."""
         hidden, num_rows, layer = self.shape.hidden_size, rows.ints.shape[1], self.network.midlayer
         both = rows.keys.new_empty(num_rows, 2 * hidden)
         x = both.new_empty(num_rows, hidden, dtype=torch.float32)
@@ -117,7 +118,7 @@ class FusedLayer:
         return both, x
 
     def _rotate(self, rows: Rows, qkv: torch.Tensor, rotations: Rotations) -> torch.Tensor:
-        """Return rotated queries [n, heads * dim], and keep keys and values."""
+        """Return rotated queries [n, heads * dim], and store keys and values."""
         shape, absent = self.shape, qkv
         heads, kv_heads, dim = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
         queries = qkv.new_empty(len(qkv), heads * dim)
@@ -129,7 +130,7 @@ class FusedLayer:
         return queries
 
     def _attend(self, rows: Rows, queries: torch.Tensor, seen: Seen) -> torch.Tensor:
-        """Return what the rows' queries find in their contexts and paths, [n, heads * dim]."""
+        """Return the attention of the rows over their contexts and paths, [n, heads * dim]."""
         heads, dim, num_contexts = self.shape.num_attention_heads, self.shape.head_dim, seen.roots.shape[1]
         keys, values = seen.kept
         num_rows = len(queries) // num_contexts
@@ -169,16 +170,19 @@ class FusedLayer:
         return out
 
 
-TREE_INTS = 7  # of a row, see `gpu_kernels`
+TREE_INTS = 7  # integers of a row, see `gpu_kernels`
 
-# What all trees have room for, so that most of them are grown by the same few kernels: levels, and of a level the nodes
-# that are ranked, those that are left, and the rows below.
+# Minimum room of every tree, so that the same few kernels grow most trees: levels, and for a level the ranked nodes,
+# the kept nodes, and the rows below.
 USUAL_LEVELS, USUAL_NODES, USUAL_KEPT, USUAL_ROWS = 8, 32, 8, 4
 
 
 class FusedTrees:
-    """Trees that grow below contexts. `nodes` i32[4, b, n]: tokens, parents, bits of log-probabilities and of
-    cumulative ones; with lines i32[4 + levels, b, n], as of `specq.drafting.eagle3.interface.DeviceNodes`."""
+    """Trees that grow below contexts.
+
+    nodes   i32[4, b, n]: tokens, parents, bits of log-probabilities and of cumulative ones. With lines it is
+            i32[4 + levels, b, n], as in `specq.drafting.eagle3.interface.DeviceNodes`.
+    """
 
     def __init__(
         self,
@@ -190,8 +194,12 @@ class FusedTrees:
         *,
         has_lines: bool,
     ) -> None:
-        """`names` i32[columns]: the token of each column of the logits, where that is not its number; num_nodes: of a
-        tree; num_rows: of a tree, below each of its levels, 0 below the last."""
+        """Begin trees below contexts.
+
+        names      i32[columns]: the token of each column of the logits. None: the column number.
+        num_nodes  nodes of a tree.
+        num_rows   rows of a tree, below each of its levels. 0 below the last.
+        """
         self._layer, self._network, self._names, self._noise = layer, layer.network, names, contexts.noise
         self._num_trees, self._num_slots = contexts.roots.shape[1], sum(num_rows)
         kept, shape = contexts.kept, layer.shape
@@ -201,10 +209,10 @@ class FusedTrees:
         self._num_levels = len(num_rows)
         num_planes = 4 + (self._num_levels if has_lines else 0)
         self.nodes = contexts.roots.new_empty(num_planes, self._num_trees, num_nodes)
-        before = torch.arange(-1, len(num_rows) - 1, device=kept.device)  # a row stands where the state before it does
+        before = torch.arange(-1, len(num_rows) - 1, device=kept.device)  # a row stands at the state before it
         self._rotations = self._network.rotations(contexts.roots[2] + before[:, None], torch.float32)
         self._states, self._normed = contexts.states, self._network.norm(contexts.states)
-        self._rows = self._paths = self.nodes  # there are none before the first
+        self._rows = self._paths = self.nodes  # none before the first
         self._path = _padded(len(num_rows), USUAL_LEVELS)
         self._depth, self._num_rows, self._first_node, self._first_slot = 0, 1, 0, 0
 
@@ -217,8 +225,10 @@ class FusedTrees:
         num_kept: int | None,
         num_next: int,
     ) -> None:
-        """Rank behind the rows, keep the nodes of a level, and compute the rows below it, as many of each tree. The
-        others are as of `specq.drafting.eagle3.levels.Level`; behind the last level there are no rows."""
+        """Rank tokens behind the rows, keep the nodes of a level, and compute the rows below it, `num_next` a tree.
+
+        The other arguments are as in `specq.drafting.eagle3.levels.Level`. Behind the last level there are no rows.
+        """
         ranked = self._rank(num_ranked)
         above, paths, num_above, depth = self._rows, self._paths, self._num_rows, self._depth
         num_rows, num_ranked_nodes, absent, kept = self._num_trees * num_next, len(behind), self.nodes, num_kept or 0
@@ -255,7 +265,7 @@ def _or(values: torch.Tensor | None, absent: torch.Tensor) -> torch.Tensor:
 
 
 def _padded(count: int, usual: int) -> int:
-    """Return a power of two that is at least so many, and at least the usual; 0 for none."""
+    """Return a power of two that is at least `count` and at least `usual`; 0 if `count` is 0."""
     return max(int(triton.next_power_of_2(count)), usual) if count else 0
 
 
@@ -268,21 +278,23 @@ class FusedEagle:
     most_ranked = FEW
 
     def __init__(self, network: EagleNetwork, names: torch.Tensor | None) -> None:
-        """`names` i32[columns]: the token of each column of the logits, where that is not its number."""
+        """Set the network and its `names`, i32[columns]: the token of each column; None: the column number."""
         self._network, self._names, self._layer = network, names, FusedLayer(network)
 
     def texts(
         self, kept: torch.Tensor, most: int, states: torch.Tensor, given: torch.Tensor, texts: torch.Tensor
     ) -> torch.Tensor:
-        """Compute rows of texts, as many of each, and keep their keys and values; return what the last of each gave,
-        f32[texts, hidden].
+        """Compute rows of texts, the same number of each; return each text's last output, f32[texts, hidden].
 
-        kept    [2, places, kv_heads, room, dim]: keys and values of all texts, by place; most: rows of each that are
-                read, the new ones too
-        given   i32[2, rows]: which of states [*, hidden] stands before each row's token, and the token; one text's
-                after the other's
-        texts   i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they begin
-                in `given`
+        This also stores the rows' keys and values.
+
+        kept    [2, places, kv_heads, room, dim]: keys and values of all texts, by place.
+        most    maximum rows of each text that are read, including the new ones.
+        given   i32[2, rows]: the index in states [*, hidden] of the state before each row's token, and the token. One
+                text
+                after the other.
+        texts   i32[5, texts]: places, first positions, lengths so far, numbers of rows to compute, and their starts in
+                `given`.
         """
         num_texts, num_rows = texts.shape[1], given.shape[1]
         _, _, heads, room, dim = kept.shape

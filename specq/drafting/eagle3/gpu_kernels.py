@@ -1,18 +1,25 @@
-"""Triton kernels for rows of one layer below contexts, which continue their texts or are a level of trees: what enters
-the rows, their attention, and what is known of them: for texts from what the host says, for trees from what was ranked
-behind the rows above.
+"""Triton kernels for rows of one layer below contexts, which continue their texts or are a level of trees.
 
-There are as many rows of each context, those of one after the other. Of each some integers are kept, i32[*, rows]: the
-token that it reads; the row above it, from whose state it is made; the slot of its keys and values, -1 where they are
-not kept; which rotation is its own; how many rows of its context it sees. Rows of texts have their position in
-addition; rows of trees their number among the tree's nodes, and the bits of their cumulative log-probability.
+They compute the input of the rows, their attention, and their integers. For texts the integers come from the host, for
+trees from the tokens ranked behind the rows above.
 
-Slots are those of keys and values of a head, [*, HEAD_DIM]. Rows of texts have theirs in their context, and see these
-as a part of it. Rows of trees have them apart, and see those in `paths` i32[rows, PATH], of which their own is the
-last.
+Each context has the same number of rows, one context after the other. Each row has five integers, i32[*, rows]:
 
-What differs from tree to tree is no constant, so that whoever asks for another shape waits for the compiler as rarely
-as can be: sizes are padded to powers of two, the usual ones to the same.
+- the token that it reads.
+- the row above it that provides its state.
+- the slot of its keys and values. -1: not kept.
+- the index of its rotation.
+- how many rows of its context it sees.
+
+Rows of texts also have their position. Rows of trees also have their number among the tree's nodes, and the bits of
+their cumulative log-probability.
+
+Slots are those of keys and values of a head, [*, HEAD_DIM]. Rows of texts have slots in their context, and see each
+other as a part of the context. Rows of trees have separate slots, and see those in `paths` i32[rows, PATH], where their
+own comes last.
+
+Values that differ from tree to tree are not constants, so that a new shape rarely needs a compilation. Sizes are padded
+to powers of two, and usual sizes to the same one.
 """
 
 from __future__ import annotations
@@ -26,11 +33,13 @@ def enter_kernel(
     rows_ptr, embedding_ptr, states_ptr, embedding_norm_ptr, state_norm_ptr, both_ptr, x_ptr, eps, own_rows, above_rows,
     HIDDEN: tl.constexpr, HIDDEN_PAD: tl.constexpr, IS_NORMED_KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, 0): the normed embedding of the row's token to the first half of both [rows, 2 * HIDDEN]. Program
-    (row, 1): the normed state of the row above, of states [contexts * above_rows, HIDDEN], to the second half; x
-    f32[rows, HIDDEN] = that state, with IS_NORMED_KEPT the normed one.
+    """Compute the input of each row.
 
-    own_rows: of a context
+    Program (row, 0) writes the normed embedding of the row's token to the first half of both [rows, 2 * HIDDEN].
+    Program (row, 1) writes the normed state of the row above, from states [contexts * above_rows, HIDDEN], to the
+    second half. It also sets x f32[rows, HIDDEN] to that state, with IS_NORMED_KEPT to the normed one.
+
+    own_rows: rows of a context.
     """
     row, num_rows = tl.program_id(0), tl.num_programs(0)
     n = tl.arange(0, HIDDEN_PAD)
@@ -56,13 +65,16 @@ def text_rows_kernel(
     given_ptr, texts_ptr, rows_ptr, spans_ptr, contexts_ptr, lasts_ptr, num_tokens, place_slots, chunk,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program text: what is known of its ROWS rows, of which some may not be there; ROWS is a power of two.
+    """Program text: the integers of its ROWS rows. Some rows may not exist. ROWS is a power of two.
 
-    given i32[2, rows]: of the rows that are there, one text's after the other's, the rows above and the tokens;
-    num_tokens: that can be read texts i32[5, texts]: places, first positions, lengths so far, how many rows are there,
-    and where in `given` they begin rows i32[6, rows]; spans i32[rows, 3]: as of `attention.combine_kernel`, for parts
-    of `chunk`; contexts i32[2, texts]: places, and lengths with the new rows; lasts i32[texts]: each one's last row.
-    place_slots: that a place has, all heads together
+    given        i32[2, rows]: for the existing rows, one text after the other, the rows above and the tokens.
+    num_tokens   tokens that can be read.
+    texts        i32[5, texts]: places, first positions, lengths so far, numbers of rows, and their starts in `given`.
+    rows         i32[6, rows].
+    spans        i32[rows, 3]: as in `attention.combine_kernel`, for parts of `chunk`.
+    contexts     i32[2, texts]: places, and lengths with the new rows.
+    lasts        i32[texts]: the last row of each text.
+    place_slots  slots of a place, all heads together.
     """
     text, texts = tl.program_id(0), tl.num_programs(0)
     place, first = tl.load(texts_ptr + text), tl.load(texts_ptr + texts + text)
@@ -74,12 +86,12 @@ def text_rows_kernel(
     row, num_rows = text * ROWS + at, texts * ROWS
     to = rows_ptr + row
     token = tl.load(given_ptr + num_rows + which)
-    tl.store(to, tl.minimum(tl.maximum(token, 0), num_tokens - 1))  # of no use where there is none
+    tl.store(to, tl.minimum(tl.maximum(token, 0), num_tokens - 1))  # unknown tokens are clipped
     tl.store(to + num_rows, tl.load(given_ptr + which))
     tl.store(to + 2 * num_rows, tl.where(is_there, place * place_slots + within, -1))
     tl.store(to + 3 * num_rows, row)
     tl.store(to + 4 * num_rows, within + 1)
-    tl.store(to + 5 * num_rows, tl.maximum(within + first - 1, 0))  # where the state before its token stands
+    tl.store(to + 5 * num_rows, tl.maximum(within + first - 1, 0))  # position of the state before its token
     tl.store(spans_ptr + row * 3, row)
     tl.store(spans_ptr + row * 3 + 1, at * 0 + num_rows)
     tl.store(spans_ptr + row * 3 + 2, within // chunk + 1)
@@ -96,17 +108,22 @@ def attend_kept_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PATH: tl.constexpr,
     LINES: tl.constexpr, BLOCK: tl.constexpr, DIM_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Program (context and block of its rows, key-value head, part): the block's rows, each with the GROUP heads of the
-    key-value head, up to LINES lines. A part is a `chunk` of the context; where there are paths (PATH > 0), part 0 is
-    these. Parts beyond the context end at once, and what a row sees nothing of gives it nothing. What parts give is
-    combined as that of `attention.attend_kernel`, whose partials and weights these are too: partial row = part * rows +
-    row.
+    """Program (context and block of its rows, key-value head, part): attention of the block's rows.
 
-    q [rows, HEADS * HEAD_DIM], rotated; context_keys, context_values [places, kv_heads, *, HEAD_DIM], place_stride
-        apart a place and head_stride a
-    head; keys, values: of the slots in paths, kv_stride apart a head; contexts i32[2, contexts]: places and lengths.
-        depth: how many of a path count.
-    chunk is a multiple of BLOCK. scale has log2(e) in it. own_rows: of a context.
+    Each row has the GROUP heads of the key-value head, up to LINES lines together. A part is a `chunk` of the context.
+    If there are paths (PATH > 0), they are part 0. Parts beyond the context end at once. A part that a row does not see
+    adds nothing to it. The parts are combined like those of `attention.attend_kernel`, with the same partials and
+    weights: partial row = part * rows + row.
+
+    q                [rows, HEADS * HEAD_DIM], rotated.
+    context_keys, context_values   [places, kv_heads, *, HEAD_DIM], with place_stride between places and head_stride
+                     between heads.
+    keys, values     the slots in paths, with kv_stride between heads.
+    contexts         i32[2, contexts]: places and lengths.
+    depth            how many entries of a path count.
+    chunk            a multiple of BLOCK.
+    scale            includes log2(e).
+    own_rows         rows of a context.
     """
     LINE_ROWS: tl.constexpr = LINES // GROUP
     blocks = (own_rows + LINE_ROWS - 1) // LINE_ROWS
@@ -161,7 +178,7 @@ def attend_kept_kernel(
             total = total * fade + tl.sum(share, 1)
             out = tl.dot(share.to(v.dtype), v, out * fade[:, None], input_precision="ieee")
             best = new_best
-        real = real & (start < limit)  # of others there is nothing, and nobody reads it
+        real = real & (start < limit)  # other rows do not see it, and their result is not read
     at_partial = ((part * contexts * own_rows + row) * HEADS + head).to(tl.int64)
     total = tl.where(real, total, 1.0)
     to = partials_ptr + at_partial[:, None] * HEAD_DIM + dim[None, :]
@@ -174,14 +191,16 @@ def _nodes(
     ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, index, inside, tree, trees, num_names,
     num_above, count, NAMED: tl.constexpr, PICKED: tl.constexpr, IS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Return nodes `index` of a tree: behind which row, tokens, log-probabilities, cumulative ones, and the number of
-    each one's parent."""
+    """Return nodes `index` of a tree: the row before each, tokens, scores, cumulative scores, and parents' numbers.
+
+    Scores are log-probabilities.
+    """
     behind = tl.load(behind_ptr + index, mask=inside, other=0).to(tl.int32)
     column = tl.load(columns_ptr + index, mask=inside, other=0).to(tl.int32) if PICKED else index
     at = ranked_ptr + (tree * (num_above * count) + column) * 2
     token = tl.load(at, mask=inside, other=0)
     score = tl.load(at + 1, mask=inside, other=0).to(tl.float32, bitcast=True)
-    if NAMED:  # where there is no token, what is found means nothing
+    if NAMED:  # without a token the value is meaningless
         token = tl.load(names_ptr + tl.minimum(tl.maximum(token, 0), num_names - 1), mask=inside, other=0)
     if IS_FIRST:
         return behind, token, score, score, behind - 1  # all are behind row 0
@@ -194,8 +213,10 @@ def _nodes(
 
 @triton.jit
 def _likeliest(reach, inside, COUNT_PAD: tl.constexpr, NODES_PAD: tl.constexpr):
-    """Return i32[COUNT_PAD]: which are the largest of reach [NODES_PAD], the largest first, the earlier of equal ones
-    first, 0 where there are no more. Of numbers that are none, and of what is not inside, as few as can be."""
+    """Return i32[COUNT_PAD]: the indices of the largest of reach [NODES_PAD], largest first; 0 when none is left.
+
+    Of equal values the earlier comes first. NaN values and values outside `inside` are chosen last.
+    """
     index = tl.arange(0, NODES_PAD)
     reach = tl.where(inside & (reach == reach), reach, float("-inf"))
     is_before = (reach[None, :] == reach[:, None]) & (index[None, :] < index[:, None])
@@ -226,19 +247,22 @@ def descend_kernel(
     NODES_PAD: tl.constexpr, KEPT_PAD: tl.constexpr, NEXT_PAD: tl.constexpr, PATH: tl.constexpr,
     NAMED: tl.constexpr, PICKED: tl.constexpr, SHAPED: tl.constexpr, IS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Program tree: from what is ranked behind the tree's num_above rows to the num_ranked_nodes nodes of a level, and
-    to the num_next rows below them, none where NEXT_PAD is 0. With KEPT_PAD > 0 num_kept of the nodes are left, the
-    likeliest first, and get lines.
+    """Program tree: from the tokens ranked behind its num_above rows to the nodes of a level and the rows below.
 
-    ranked i32[trees * num_above, count, 2]: columns and bits of log-probabilities; with NAMED, names i32[num_names] are
-    the columns' tokens columns, behind, expanded i64: as of `Level`; with PICKED and SHAPED they are there. Else all
-    that is ranked are nodes, and the likeliest have rows above, above_paths: of the rows; with IS_FIRST there is none
-    above, and row 0 is the context nodes i32[4 or 4 + num_levels, trees, num_nodes], from `first_node` on: tokens,
-    parents, bits of log-probabilities and of cumulative ones; lines rows i32[7, trees * num_next], paths i32[trees *
-    num_next, PATH]: of the next; a tree has num_slots slots, of which these have those from first_slot on, and depth is
-    how many of a path are above them. spans i32[trees * num_next, 3]: as of `attention.combine_kernel`, for parts of
-    `chunk`
-    num_tokens: that can be read
+    The level has num_ranked_nodes nodes, and num_next rows below them, or none if NEXT_PAD is 0. With KEPT_PAD > 0 only
+    the num_kept likeliest nodes are kept, likeliest first, and get lines.
+
+    ranked       i32[trees * num_above, count, 2]: columns and bits of log-probabilities.
+    names        with NAMED: i32[num_names], the columns' tokens.
+    columns, behind, expanded   i64: as in `Level`. `columns` exists with PICKED, `expanded` with SHAPED. Without PICKED
+                 all ranked tokens are nodes. Without SHAPED the likeliest nodes have rows.
+    above, above_paths   of the rows. With IS_FIRST there are none above, and row 0 is the context.
+    nodes        i32[4 or 4 + num_levels, trees, num_nodes], from `first_node` on: tokens, parents, bits of
+                 log-probabilities and of cumulative ones. Lines follow.
+    rows, paths  i32[7, trees * num_next] and i32[trees * num_next, PATH]: of the next rows. A tree has num_slots slots,
+                 and these rows use those from first_slot on. `depth` is the number of path entries above them.
+    spans        i32[trees * num_next, 3]: as in `attention.combine_kernel`, for parts of `chunk`.
+    num_tokens   tokens that can be read.
     """
     tree, trees = tl.program_id(0), tl.num_programs(0)
     index = tl.arange(0, NODES_PAD)
@@ -259,7 +283,7 @@ def descend_kernel(
         level = tl.arange(0, PATH)[:, None]
         line = nodes_ptr + ((4 + level) * trees + tree) * num_nodes
         is_above = (level < depth) & is_kept[None, :]
-        above = tl.load(line + parent[None, :], mask=is_above, other=0)  # written a level ago
+        above = tl.load(line + parent[None, :], mask=is_above, other=0)  # written by the previous level
         own = (first_node + place)[None, :]
         tl.store(line + own, tl.where(is_above, above, own), mask=(level < num_levels) & is_kept[None, :])
     else:

@@ -1,12 +1,14 @@
-"""Trees that a head has grown, as drafts: those that the host has read (`batch_of_grown`), and those that a step
-verifies before that: the likeliest nodes of each level, as many as it was asked for (`level_sizes`).
+"""Trees that a head has grown, as drafts.
 
-The step is launched behind the trees, so the device does not wait for the host in between. Of each node the host knows
-its level and its place in it, likeliest first, and what nodes of that place have promised so far. Which node of the
-level above is its parent, it does not know: the first one stands for it until the tree is read.
+`batch_of_grown` makes drafts from trees that the host has read. `batch_of_unread` makes drafts from trees that a step
+verifies before that. These have the likeliest nodes of each level, as many as `level_sizes` asks for.
 
-Rule: of such a tree a step has the first nodes, as they stand, since whatever is taken must come with what is above it.
-So no node is said to be likelier than the one before.
+The step is launched behind the trees, so the device does not wait for the host in between. For each node the host knows
+its level, its place in the level, likeliest first, and the usual probability of that place. It does not know the
+parent: the first node of the level above stands for it until the tree is read.
+
+Rule: a step takes the first nodes of such a tree in their order, because a node needs its ancestors. So no node gets a
+higher probability than the one before.
 """
 
 from __future__ import annotations
@@ -30,35 +32,37 @@ from specq.verifier.sources import (
     put_tokens,
 )
 
-PRIOR_WEIGHT = 20.0  # verified nodes that what the head says of a place counts for
-MEMORY = 400.0  # verified nodes of a place, after which a count has faded to 1/e
+PRIOR_WEIGHT = 20.0  # weight of the head's own probabilities, in verified nodes of a place
+MEMORY = 400.0  # verified nodes of a place after which a count has faded to 1/e
 MOST_CHANCE = 0.99
-STEP_DOWN = 1 - 1e-6  # by which a node is less likely than the one before, at least
+STEP_DOWN = 1 - 1e-6  # maximum ratio of a node's probability to that of the node before
 
-# Trees that are tried, by the nodes of their levels: those with the most tokens a round among all of as many nodes, for
-# an EAGLE-3 head of smollm2 and texts of GSM8K and HumanEval (docs/LOG.md of 2026-11-26).
+# Trees to choose from, as the nodes of their levels. Each has the most tokens a round among all trees with its number
+# of nodes, for an EAGLE-3 head of smollm2 and texts of GSM8K and HumanEval (docs/log/ of 2026-11-26).
 SHAPES: tuple[tuple[int, ...], ...] = (
     (1, 1, 1, 1),
     (2, 1, 1, 1, 1, 1),
     (3, 3, 2, 2, 2, 1, 1, 1),
     (5, 4, 4, 4, 4, 4, 3, 3),
 )
-MOST_ROWS = 256  # of all sessions, of a shape but the smallest
-LOOK_AGAIN = 32  # rounds after which another shape may be better
-LEVEL_SHARE = 0.08  # of a step without drafts, that a level of a head takes
+MOST_ROWS = 256  # rows of all sessions, for every shape but the smallest
+LOOK_AGAIN = 32  # rounds after which the choice is made again
+LEVEL_SHARE = 0.08  # time of a head's level, as a share of a step without drafts
 
 
 class UsualReach:
-    """How likely nodes of trees are to be accepted, by level and place: what a head says of them, and what became of
-    those that were verified."""
+    """How likely nodes of trees are to be accepted, by level and place.
+
+    It combines the head's own probabilities with the outcomes of verified nodes.
+    """
 
     def __init__(self, depth: int, width: int) -> None:
-        """So many levels of so many nodes at most."""
-        self._promised = np.zeros((depth, width))  # 0 where nothing was seen
+        """Trees have at most `depth` levels of `width` nodes each."""
+        self._promised = np.zeros((depth, width))  # 0: not seen yet
         self._accepted, self._verified = np.zeros((depth, width)), np.zeros((depth, width))
 
     def promise(self, layout: UnreadLayout, reach: Float64Array) -> None:
-        """Take in cumulative probabilities f64[trees, n], 0 where there is no node."""
+        """Add cumulative probabilities f64[trees, n], 0 where there is no node."""
         now = reach.mean(0)
         at = layout.levels, layout.ranks
         before = self._promised[at]
@@ -66,8 +70,11 @@ class UsualReach:
         self._promised[at] = np.where(before > 0, before + weight * (now - before), now)
 
     def learn(self, layout: UnreadLayout, counts: IntpArray, is_accepted: BoolArray) -> None:
-        """Take in what became of trees, of each of which its first nodes were verified, so many: is_accepted
-        bool[verified], tree after tree."""
+        """Add the outcomes of trees whose first nodes were verified.
+
+        counts        i64[trees]: how many nodes of each tree were verified.
+        is_accepted   bool[verified], tree after tree.
+        """
         places = places_in_runs(counts)
         num_verified = np.bincount(places, minlength=len(layout.levels))
         num_accepted = np.bincount(places, is_accepted, len(layout.levels))
@@ -77,8 +84,7 @@ class UsualReach:
         self._accepted[at] = self._accepted[at] * kept + num_accepted
 
     def of(self, layout: UnreadLayout) -> Float64Array | None:
-        """Return how likely each node is, f64[n], none likelier than the one before; None if something of the kind was
-        never seen."""
+        """Return how likely each node is, f64[n], never more than the node before; None if a place was never seen."""
         at = layout.levels, layout.ranks
         if (layout.levels[-1] >= len(self._promised)) or not self._promised[at].all():
             return None
@@ -90,14 +96,16 @@ class UsualReach:
 
 
 def shapes_for(num_sessions: int, depth: int) -> list[tuple[int, ...]]:
-    """Return the shapes that may pay with so many sessions, of so many levels at most, the smallest first."""
+    """Return the shapes of at most `depth` levels that may pay off with `num_sessions` sessions, the smallest first."""
     cut = dict.fromkeys(shape[:depth] for shape in SHAPES)
     return [shape for i, shape in enumerate(cut) if not i or num_sessions * (1 + sum(shape)) <= MOST_ROWS]
 
 
 def best_shape(num_sessions: int, depth: int, usual: UsualReach, curve: StepCurve) -> tuple[int, ...]:
-    """Return the shape with the most tokens a second; one of which something is not known, before all others, the
-    largest first."""
+    """Return the shape with the most tokens a second.
+
+    A shape with unknown probabilities is returned before all others, the largest first.
+    """
     shapes = shapes_for(num_sessions, depth)[::-1]
     level_s = LEVEL_SHARE * curve.profiled(num_sessions)
     best, most = shapes[-1], 0.0
@@ -114,17 +122,21 @@ def best_shape(num_sessions: int, depth: int, usual: UsualReach, curve: StepCurv
 
 
 class ShapeChoice:
-    """Which shape trees have, by the number of sessions: looked for now and then, since the device waits for it.
-    `usual`: by what."""
+    """The shape of trees by the number of sessions.
+
+    It is chosen only now and then, because the device waits for the choice.
+
+    usual: the probabilities that the choice uses.
+    """
 
     def __init__(self, depth: int) -> None:
-        """Trees have so many levels at most."""
+        """Trees have at most `depth` levels."""
         self.usual = UsualReach(depth, max(map(max, SHAPES)))
         self._depth = depth
-        self._known: dict[int, tuple[tuple[int, ...], int]] = {}  # shapes, and for how many rounds more
+        self._known: dict[int, tuple[tuple[int, ...], int]] = {}  # shapes, and the rounds for which they still hold
 
     def choose(self, num_sessions: int, curve: StepCurve) -> tuple[int, ...]:
-        """Return the shape for a round of so many sessions."""
+        """Return the shape for a round of `num_sessions` sessions."""
         shape, num_left = self._known.get(num_sessions, ((), 0))
         if not num_left:
             shape = best_shape(num_sessions, self._depth, self.usual, curve)
@@ -143,9 +155,9 @@ def batch_of_unread(
 ) -> DraftBatch:
     """Return trees as a batch, in a lane.
 
-    drafted  nodes [sessions * n], of one tree after the other, with their lines
-    depths   i64[sessions]: how many levels each session takes; 0: none
-    likely   f64[n]: as of `UsualReach.of`
+    drafted  nodes [sessions * n], one tree after the other, with their lines.
+    depths   i64[sessions]: how many levels each session takes. 0: none.
+    likely   f64[n]: as from `UsualReach.of`.
     """
     above = np.where(layout.parents < 0, 1.0, likely[layout.parents])
     places = np.arange(len(sessions) * len(likely)).reshape(len(sessions), -1)
@@ -153,12 +165,14 @@ def batch_of_unread(
 
 
 def put_read(trees: DraftTrees, drafted: DeviceTokens, grown: Grown) -> None:
-    """Put what was read in the place of all handles: tokens, scores, and parents. Sessions that have some have no other
-    nodes."""
+    """Replace all handles by the values that were read: tokens, scores, and parents.
+
+    Sessions with handles have no other nodes.
+    """
     assert drafted.values is not None, "they have been read"
     nodes, places = put_tokens(trees, drafted.values, np.fmax(grown.scores, np.log(LEAST_CHANCE)).reshape(-1))
     trees.is_measured[nodes] = False
-    if drafted.tree is None:  # they are chains
+    if drafted.tree is None:  # chains
         return
     order = np.argsort(places)
     nodes, of_trees = nodes[order], places[order] // drafted.tree.size
@@ -168,8 +182,10 @@ def put_read(trees: DraftTrees, drafted: DeviceTokens, grown: Grown) -> None:
 
 
 def batch_of_grown(grown: Grown, sessions: Sequence[Session], wanted: BoolArray, lane: int, least: float) -> DraftBatch:
-    """Return the nodes that are wanted, bool[m, n], as drafts; with a node those above it must be. Scores are `least`
-    at least."""
+    """Return the wanted nodes, bool[m, n], as drafts; a node's ancestors must be wanted, too.
+
+    Scores are raised to at least `least`.
+    """
     places = np.cumsum(wanted, 1) - 1  # among the wanted
     parents = np.where(grown.parents < 0, -1, np.take_along_axis(places, np.maximum(grown.parents, 0), 1))
     return DraftBatch(

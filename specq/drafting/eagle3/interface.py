@@ -1,9 +1,11 @@
-"""What a verifier needs of a head that reads the target's hidden states and its own: whole trees, in arrays.
+"""What a verifier needs from a head that reads the target's hidden states and its own: whole trees, in arrays.
 
-Best first, as EAGLE-2's (Li et al. 2024, arXiv 2406.16858): at each level the BEAM likeliest of its nodes are expanded,
-by their cumulative probability, with WIDTH children each. Or of a shape. Or best first with so many nodes left at each
-level: then it is known beforehand how deep each node stands, and a step can be launched with such trees before the host
-has read them. `specq.drafting.eagle3.drafter` fulfils it; nothing here imports torch.
+There are three kinds of trees. Best-first trees follow EAGLE-2 (Li et al. 2024, arXiv 2406.16858): at each level the
+BEAM nodes with the highest cumulative probability are expanded, with WIDTH children each. Other trees have a given
+shape. The third kind grows best first with a given number of nodes kept at each level. Then the depth of each node is
+known in advance, and a step can be launched before the host has read the trees.
+
+`specq.drafting.eagle3.drafter` implements this interface. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -16,18 +18,18 @@ from specq.drafting.rank_trees import RankTree
 from specq.protocol import Float32Array, Int32Array, IntpArray, SamplingParams
 from specq.verifier.sources import Followed
 
-WIDTH = 8  # children of a node that is expanded
+WIDTH = 8  # children of an expanded node
 BEAM = 4  # nodes of a tree that are expanded at a level
 
 
 class TreeRequest(NamedTuple):
     """Trees of one kind for some sessions.
 
-    depth   how many levels they need; best first there may be more
-    ranks   their shape; None: best first
-    floor   a log-probability: best first, what is less likely may be left out
-    level_sizes  best first, how many nodes are left at each level, likeliest first, of which the BEAM first are
-                 expanded; (): all
+    depth   how many levels they need. Best-first trees may have more.
+    ranks   their shape. None: best first.
+    floor   a log-probability. Best-first trees may leave out less likely nodes.
+    level_sizes  for best-first trees, how many nodes are kept at each level, likeliest first. The first BEAM nodes are
+                 expanded. (): all nodes are kept.
     """
 
     session_ids: Sequence[int]
@@ -39,12 +41,13 @@ class TreeRequest(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """Nodes of m trees, as many of each, parents before children.
+    """Nodes of m trees with n nodes each, parents before children.
 
-    token_ids i32[m, n]; scores f32[m, n]: log-probabilities given the parent; reach f32[m, n]: with those above; -inf:
-        no node
-    parents i32[m, n]: places among the tree's nodes; -1: the context
-    depths  i64[n]: the level of each, from 0
+    token_ids i32[m, n].
+    scores  f32[m, n]: log-probabilities given the parent.
+    reach   f32[m, n]: sum of the scores of a node and its ancestors. -inf: no node.
+    parents i32[m, n]: indices among the tree's nodes. -1: the context.
+    depths  i64[n]: the level of each node, from 0.
     """
 
     token_ids: Int32Array
@@ -57,9 +60,9 @@ class Grown(NamedTuple):
 class DeviceNodes(NamedTuple):
     """Nodes of m trees of n nodes on the head's device, in the order of `Grown`.
 
-    token_ids  i32[m, n]: each below `TreeHead.limit_vocab`
-    lines      i32[levels, m, n]: the node above each, or itself, at each level, as a place in its tree; of no use at
-               deeper levels
+    token_ids  i32[m, n]: each below `TreeHead.limit_vocab`.
+    lines      i32[levels, m, n]: for each node its ancestor at each level, or itself, as an index in its tree. Deeper
+               levels are meaningless.
     """
 
     token_ids: Any
@@ -67,11 +70,11 @@ class DeviceNodes(NamedTuple):
 
 
 class TreeHead(Protocol):
-    """A head, driven by one thread. Of a text it keeps what it was given since its first row, or since a gap.
+    """A head, called by one thread. It keeps a text's rows since the first one, or since a gap.
 
-    layers  of the target, whose hidden states it reads, beside each other as columns; see `Tap`
-    limit_vocab  the tokens that it drafts are below this
-    runs_beside_host  whether a device grows trees as a rule while the host is free
+    layers       the target's layers whose hidden states it reads, beside each other as columns. See `Tap`.
+    limit_vocab  drafted tokens are below this.
+    runs_beside_host  whether a device usually grows trees while the host is free.
     """
 
     layers: tuple[int, ...]
@@ -81,8 +84,10 @@ class TreeHead(Protocol):
     def runs_beside_host(self) -> bool: ...
 
     def observe(self, values: Any, followed: Sequence[Followed]) -> None:
-        """Take in hidden states [n, width], wherever these are, and what the target's text goes on with. What is known
-        is skipped. The values must not change."""
+        """Store hidden states [n, width], on any device, and the tokens with which the target's texts continue.
+
+        Known rows are skipped. The values must not change afterwards.
+        """
         ...
 
     def known(self, session_id: int) -> int:
@@ -94,6 +99,8 @@ class TreeHead(Protocol):
         ...
 
     def start(self, requests: Sequence[TreeRequest]) -> Sequence[Pending[Grown]]:
-        """Begin to grow trees of sessions that are known, each in one request. Of given level sizes, and where the host
-        takes no part, they are `DeviceNodes` on the device."""
+        """Begin to grow trees of known sessions, each in one request.
+
+        Trees with given level sizes are also available as `DeviceNodes` on the device, if the host takes no part.
+        """
         ...

@@ -1,5 +1,7 @@
-"""The levels of a tree before it is grown: how much is ranked at each, and what of it becomes nodes and rows, as
-indices on the device."""
+"""The levels of a tree before it is grown.
+
+Each level has the number of ranked tokens, and the indices on the device of tokens that become nodes and rows.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ from specq.protocol import IntpArray
 class Level(NamedTuple):
     """A level.
 
-    num_ranked  how many tokens are ranked behind each row
-    num_rows  of the level, behind which its nodes stand
-    columns   i64[n]: which of all ranked tokens, [rows * num_ranked], are nodes; None: all
-    behind    i64[n]: behind which row each node stands
-    expanded  i64[rows]: the nodes that are the rows of the next level; None: the likeliest
-    num_kept  how many nodes are left, the likeliest; None: all
+    num_ranked  how many tokens are ranked behind each row.
+    num_rows  rows of the level. Its nodes stand behind them.
+    columns   i64[n]: which of all ranked tokens, [rows * num_ranked], are nodes. None: all.
+    behind    i64[n]: the row before each node.
+    expanded  i64[rows]: the nodes that are the rows of the next level. None: the likeliest.
+    num_kept  how many nodes, the likeliest, are kept. None: all.
     """
 
     num_ranked: int
@@ -38,7 +40,7 @@ class Level(NamedTuple):
 
 
 def best_first(depth: int, num_columns: int, device: torch.device) -> list[Level]:
-    """Return the levels of a tree that is grown best first, of so many levels, where this many tokens can be ranked."""
+    """Return `depth` levels of a tree that grows best first, where `num_columns` tokens can be ranked."""
     count, num_rows, levels = min(WIDTH, num_columns), 1, list[Level]()
     for _ in range(depth):
         behind = torch.arange(num_rows, device=device).repeat_interleave(count)
@@ -48,7 +50,7 @@ def best_first(depth: int, num_columns: int, device: torch.device) -> list[Level
 
 
 def of_sizes(level_sizes: Sequence[int], num_columns: int, device: torch.device) -> list[Level]:
-    """Return the levels of a tree that is grown best first, of so many nodes each, or as many as there can be."""
+    """Return the levels of a tree that grows best first, with at most these numbers of nodes."""
     count, num_rows, levels = min(WIDTH, num_columns), 1, list[Level]()
     for size in level_sizes:
         behind = torch.arange(num_rows, device=device).repeat_interleave(count)
@@ -59,7 +61,7 @@ def of_sizes(level_sizes: Sequence[int], num_columns: int, device: torch.device)
 
 
 def of_ranks(tree: RankTree, num_columns: int, device: torch.device) -> list[Level]:
-    """Return the levels of a shape; without the nodes of ranks that there are not, and what is below them."""
+    """Return the levels of a shape, without nodes of ranks that do not exist and their descendants."""
     levels = list[Level]()
     expanded: IntpArray = np.array([-1], np.intp)  # the tree's nodes that are a level's rows; -1: the context
     for depth in range(int(tree.depths.max(initial=-1)) + 1):

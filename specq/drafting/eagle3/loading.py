@@ -1,7 +1,7 @@
-"""An EAGLE-3 head in the form of `specq.drafting.eagle3.form` -> a network in memory, and which of the target's layers
-it reads.
+"""Load an EAGLE-3 head in the form of `specq.drafting.eagle3.form` as a network in memory.
 
-Rule: a head that does not fit its target is refused here, before anything is drafted with it.
+This also determines which of the target's layers it reads. Rule: a head that does not fit its target is refused here,
+before it drafts.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from specq.drafting.eagle3.fused import FusedEagle
 
 KIND = "an EAGLE-3 head"
-HEAD_DIMS = (8, 16, 32, 64, 128)  # that our kernels know
+HEAD_DIMS = (8, 16, 32, 64, 128)  # dimensions that our kernels support
 
 
 @dataclass(frozen=True, eq=False)
 class EagleHead:
     """A head that fits its target.
 
-    layers     of the target, whose hidden states it reads; see `Tap`
-    token_ids  i32[columns] the token of each column of its logits, ascending; None: column i is token i
+    layers     the target's layers whose hidden states it reads. See `Tap`.
+    token_ids  i32[columns]: the token of each column of its logits, ascending. None: column i is token i.
     """
 
     network: EagleNetwork
@@ -52,12 +52,14 @@ def is_eagle(heads: str) -> bool:
 
 
 def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -> EagleHead:
-    """Load a head for the target in `target`, a directory or GGUF file; `info` describes it. On a CPU it computes in
-    float32, else in bfloat16. Raises ConfigError for what is no such head, and for one of another hidden size,
-    vocabulary or depth."""
+    """Load a head for the target in `target`, a directory or GGUF file; `info` describes the target.
+
+    On a CPU the head computes in float32, else in bfloat16. Raises ConfigError if it is not an EAGLE-3 head, or is for
+    another hidden size, vocabulary or depth.
+    """
     directory = Path(heads)
     if not directory.is_dir():
-        raise ConfigError(f"there is no directory {heads} of {KIND}; it must lie on this machine")
+        raise ConfigError(f"the directory {heads} of {KIND} does not exist; it must be on this machine")
     shape = eagle_form.eagle_shape(directory)
     said = read_json(Path(target), "config.json")
     _check_fit(directory, shape, said, info)
@@ -74,8 +76,10 @@ def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -
 
 
 def eagle_kernels(head: EagleHead) -> FusedEagle | None:
-    """Return what computes rows of a head by kernels of our own; None where its device does not run them, and for heads
-    of uncommon sizes."""
+    """Return our own kernels for the rows of a head.
+
+    None if its device does not run them, or the head has uncommon sizes.
+    """
     network = head.network
     is_fused = network.midlayer.self_attn.fused.weight.numel() > 0
     if not (runs_triton(network.fc.weight.device) and is_fused and network.shape.head_dim in HEAD_DIMS):
@@ -106,23 +110,22 @@ def _check_fit(directory: Path, shape: eagle_form.EagleShape, said: dict[str, ob
 
 
 def _token_ids(directory: Path, shape: eagle_form.EagleShape, tensors: Tensors, info: ModelInfo) -> Int32Array | None:
-    """Return the tokens that may be drafted, one a row of `lm_head`; the target's own padding comes last and is left
-    out."""
+    """Return the tokens that may be drafted, one a row of `lm_head`, without the target's padding at the end."""
     offsets = tensors.get(eagle_form.TO_TARGET)
     if offsets is None:
         return None
     ids = np.arange(len(offsets)) + offsets.numpy().astype(np.int64)
     if ids[0] < 0 or ids[-1] >= shape.vocab_size or np.any(ids[1:] <= ids[:-1]):
         raise ConfigError(
-            f"{directory}: {eagle_form.TO_TARGET} must give tokens that ascend within the vocabulary, 0 to "
+            f"{directory}: {eagle_form.TO_TARGET} must contain ascending token ids within the vocabulary, 0 to "
             f"{shape.vocab_size - 1}"
         )
     known = tensors.get(eagle_form.FROM_TARGET)
     if known is not None and not np.array_equal(np.flatnonzero(known.numpy()), ids):
-        raise ConfigError(f"{directory}: {eagle_form.TO_TARGET} and {eagle_form.FROM_TARGET} speak of different tokens")
+        raise ConfigError(f"{directory}: {eagle_form.TO_TARGET} and {eagle_form.FROM_TARGET} contain different tokens")
     found: Int32Array = ids[ids < info.num_tokens].astype(np.int32)
     if not len(found):
-        raise ConfigError(f"{directory}: this head knows no token below {info.num_tokens}")
+        raise ConfigError(f"{directory}: this head has no token below {info.num_tokens}")
     return found
 
 

@@ -1,10 +1,10 @@
 """The network of an EAGLE-3 head (Li et al. 2025, arXiv 2503.01840): one decoder layer over [embedding; state].
 
-Row i of a context reads token i + 1 and the state behind token i, stands at position i, and speaks of token i + 2. That
-state comes from the target's hidden states (`project`), or, where the target has not been, from the head's own row
-before. Who calls says how a row attends to others: in training to a whole text at once, in drafting to a context and to
-a path of a tree. Matrices that read the same are one in memory once they are fused (`fuse`), which drafting does: a few
-rows are bound by what is read.
+Row i of a context reads token i + 1 and the state behind token i, stands at position i, and predicts token i + 2. That
+state comes from the target's hidden states (`project`), or, beyond the target's tokens, from the head's own row before.
+The caller provides the attention between rows. In training it covers a whole text at once, in drafting a context and a
+path of a tree. `fuse` joins matrices with the same input into one. Drafting does this, because a few rows are bound by
+memory reads.
 
 Parameters have the names of `specq.drafting.eagle3.form`.
 """
@@ -27,13 +27,13 @@ Rotations = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [b, rows, 1, 
 
 
 class TreeContexts(NamedTuple):
-    """Contexts of b trees, for a device that grows these by itself.
+    """Contexts of b trees, for a device that grows them without the host.
 
-    kept    [2, places, kv_heads, room, dim]: keys and values of texts, by place
-    roots   i32[3, b]: places, lengths, and the position of the token behind each
-    most    rows that each has at most
-    states  [b, hidden]: what their last rows gave
-    noise   of each, with keys i32[b, levels, 2]
+    kept    [2, places, kv_heads, room, dim]: keys and values of texts, by place.
+    roots   i32[3, b]: places, lengths, and the position of the token behind each.
+    most    maximum rows of each context.
+    states  [b, hidden]: the output of their last rows.
+    noise   of each context, with keys i32[b, levels, 2].
     """
 
     kept: torch.Tensor
@@ -44,25 +44,25 @@ class TreeContexts(NamedTuple):
 
 
 class _Fused:
-    """Linear maps of the same input: one matrix once `fuse` was called, of which theirs are parts."""
+    """Linear maps of the same input. After `fuse` they are parts of one matrix."""
 
     def __init__(self, *parts: nn.Linear) -> None:
         self._parts, self._all = parts, torch.empty(0)
         self._sizes = [part.out_features for part in parts]
 
     def fuse(self) -> None:
-        """Put the matrices behind each other."""
+        """Join the matrices."""
         self._all = torch.cat([part.weight.detach() for part in self._parts])
         for part, rows in zip(self._parts, self._all.split(self._sizes), strict=True):  # type: ignore[no-untyped-call]
             part.weight.data = rows
 
     @property
     def weight(self) -> torch.Tensor:
-        """The one matrix; of no rows before `fuse`."""
+        """The one matrix; without rows before `fuse`."""
         return self._all
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return what each gives, [..., its size]."""
+        """Return the output of each map, [..., its size]."""
         if not len(self._all):
             return tuple(part(x) for part in self._parts)
         found: tuple[torch.Tensor, ...] = functional.linear(x, self._all).split(self._sizes, -1)  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ class _Fused:
 
 
 class RmsNorm(nn.RMSNorm):
-    """torch's, in one kernel in the format of what it reads, also where its weight has another one, as in training."""
+    """torch's RMSNorm in one kernel, in its input's number format even if the weight has another, as in training."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert self.weight is not None
@@ -144,7 +144,7 @@ class EagleNetwork(nn.Module):
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
         self.register_buffer("embedding", embedding, persistent=False)
         powers = torch.arange(0, shape.head_dim, 2, device=embedding.device, dtype=torch.float32) / shape.head_dim
-        self._frequencies = shape.rope_theta**-powers  # no buffer, since it stays in float32
+        self._frequencies = shape.rope_theta**-powers  # not a buffer, because it stays in float32
 
     @property
     def num_tokens(self) -> int:
@@ -152,17 +152,17 @@ class EagleNetwork(nn.Module):
         return len(self.get_buffer("embedding"))
 
     def project(self, taps: torch.Tensor) -> torch.Tensor:
-        """Return the states [..., hidden] that the target's hidden states [..., layers * target's hidden] amount to."""
+        """Return states [..., hidden] from the target's hidden states [..., layers * target's hidden]."""
         found: torch.Tensor = self.fc(taps.to(self.fc.weight.dtype))
         return found
 
     def fuse(self) -> None:
-        """Put matrices that read the same behind each other, where they are now; not to be moved afterwards."""
+        """Join matrices with the same input, on their current device. Do not move them afterwards."""
         self.midlayer.self_attn.fused.fuse()
         self.midlayer.mlp.fused.fuse()
 
     def rotations(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotations:
-        """Return those of rows at positions i64[b, rows]; `dtype`: of their states."""
+        """Return the rotations of rows at positions i64[b, rows]; `dtype`: that of their states."""
         self._frequencies = self._frequencies.to(positions.device)
         angles = positions[..., None, None] * self._frequencies
         return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -170,15 +170,19 @@ class EagleNetwork(nn.Module):
     def forward(
         self, states: torch.Tensor, token_ids: torch.Tensor, rotations: Rotations, attend: Attend
     ) -> torch.Tensor:
-        """Return the next states [b, rows, hidden] of states [b, rows, hidden] and the tokens after them i64[b, rows],
-        at positions of these rotations."""
+        """Return the next states [b, rows, hidden].
+
+        states      [b, rows, hidden].
+        token_ids   i64[b, rows]: the tokens after the states.
+        rotations   of the rows' positions.
+        """
         embedding: torch.Tensor = self.get_buffer("embedding")
         embedded = functional.embedding(token_ids, embedding).to(states.dtype)
         found: torch.Tensor = self.midlayer(states, embedded, rotations, attend)
         return found
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Return what is said of the token after next, [..., draft tokens], given what `forward` returned."""
+        """Return the logits [..., draft tokens] of the token after next, given the output of `forward`."""
         found: torch.Tensor = self.lm_head(self.norm(states))
         return found
 
@@ -188,6 +192,6 @@ def _norm(shape: eagle_form.EagleShape) -> RmsNorm:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [b, rows, heads, dim], the halves of which belong together, as in Llama."""
+    """Rotate x [b, rows, heads, dim] with paired halves, as in Llama."""
     low, high = x.chunk(2, -1)
     return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)

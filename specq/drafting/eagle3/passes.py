@@ -1,6 +1,8 @@
-"""Passes of an EAGLE-3 head of which the host says in integers what they are about, so that they may be recorded: rows
-of texts, and whole trees. By kernels of our own where the head's device has them (`specq.drafting.eagle3.fused`), else
-in torch (`rows`)."""
+"""Passes of an EAGLE-3 head whose arguments are integers from the host, so that they may be recorded.
+
+They compute rows of texts, and whole trees. They use our own kernels if the head's device has them
+(`specq.drafting.eagle3.fused`), else torch (`rows`).
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,20 @@ class Passes:
         return self._kernels is not None
 
     def use_torch(self) -> None:
-        """Do without kernels of our own, where they turn out not to run."""
+        """Stop using our own kernels, if they turn out not to run."""
         self._kernels = None
 
     def follow(self, room: int, taps: torch.Tensor, given: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-        """Compute rows of texts, as many of each; keep their keys and values, and what the last of each gave, [texts,
-        hidden], which is returned.
+        """Compute rows of texts, the same number of each; return the output of each text's last row, [texts, hidden].
 
-        room   rows of each text, the new ones too, at most
-        taps   [*, width]: the target's hidden states before the rows
-        given  i32[2, rows]: which of these stands before each row's token, and the token; one text's after the other's
-        texts  i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they begin
-               in `given`
+        This also stores the rows' keys and values, and the last outputs.
+
+        room   maximum rows of each text, including the new ones.
+        taps   [*, width]: the target's hidden states before the rows.
+        given  i32[2, rows]: the index in taps of the state before each row's token, and the token. One text after the
+               other.
+        texts  i32[5, texts]: places, first positions, lengths so far, numbers of rows to compute, and their starts in
+               `given`.
         """
         states = self._network.project(taps)
         if self._kernels is None:
@@ -59,9 +63,9 @@ class Passes:
         rows = TextRows(
             texts[0],
             states[befores[which]],
-            # Of no use where there is none.
+            # Unknown tokens are clipped.
             token_ids[which].clamp(0, self._network.num_tokens - 1),
-            (slots + firsts - 1).clamp(min=0),  # where the state before its token stands
+            (slots + firsts - 1).clamp(min=0),  # position of the state before its token
             torch.where(is_there, places, NOBODY),
             slots,
             torch.arange(room, device=given.device) <= slots[:, :, None],
@@ -70,8 +74,11 @@ class Passes:
         return found.gather(1, (counts - 1).clamp(min=0)[:, :, None].expand(-1, -1, found.shape[2]))[:, 0]
 
     def grow(self, roots: torch.Tensor, noise: RowNoise, room: int, levels: list[Level]) -> torch.Tensor:
-        """Grow trees; return nodes as of `eagle_rows.grow`. roots i32[3, b]: places, lengths of `room` at most, and
-        ends; noise: with keys i32[b, levels, 2]."""
+        """Grow trees; return nodes as `specq.drafting.eagle3.rows.grow` does.
+
+        roots   i32[3, b]: places, lengths of at most `room`, and ends.
+        noise   with keys i32[b, levels, 2].
+        """
         if self._kernels is None or max(level.num_ranked for level in levels) > self._kernels.most_ranked:
             places, lengths, ends = roots.long().unbind(0)
             rank = self._rank(noise, len(places))

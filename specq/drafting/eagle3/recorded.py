@@ -1,8 +1,8 @@
-"""Passes of an EAGLE-3 head in few fixed shapes, so that each is recorded once and then replayed: rows of texts, and
-whole trees.
+"""Passes of an EAGLE-3 head in a few fixed shapes: each is recorded once and then replayed.
 
-Sessions are filled up to a power of two, contexts too; what fills up is read from and written to a place of the cache
-that is nobody's. A pass takes one copy of integers there, and trees one copy back.
+They compute rows of texts, and whole trees. The number of sessions and the lengths of contexts are padded to a power of
+two. Padding reads and writes a place of the cache that belongs to no text. A pass takes one copy of integers to the
+device, and trees one copy back.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from specq.verification import starts_of
 
 log = structlog.get_logger(__name__)
 
-ROWS = (4, 8, 16, 128)  # of a text in a pass: those of a round, and those of a prompt
-MOST_ROWS = 1024  # of all texts in a pass
-MOST_CONTEXTS = 1 << 16  # rows of all contexts in a pass, where there are several
-USUAL_ROOM = 512  # rows of contexts whose passes are recorded beforehand
-MANY_SESSIONS = 128  # up to here each has twice that room from the start
-MOST_SESSIONS = 256  # that have room from the start
+ROWS = (4, 8, 16, 128)  # rows of a text in a pass: those of a round, and those of a prompt
+MOST_ROWS = 1024  # rows of all texts in a pass
+MOST_CONTEXTS = 1 << 16  # rows of all contexts in a pass with several contexts
+USUAL_ROOM = 512  # rows of contexts whose passes are recorded in advance
+MANY_SESSIONS = 128  # up to this number each session has twice that room from the start
+MOST_SESSIONS = 256  # sessions that have room from the start
 LEAST_CONTEXT = 256  # rows
 
 Wait = Callable[[], np.ndarray]
@@ -39,8 +39,13 @@ Noise = tuple[Float32Array, Int32Array]  # see `noise_of`
 
 
 class RecordedPart(NamedTuple):
-    """Trees of some texts that a device grows: which these are, what waits for their nodes, i32[4, trees, n], and all
-    of `eagle_rows.grow` on the device, until trees of the same kind are begun again."""
+    """Trees of some texts that a device grows.
+
+    which   the indices of the texts.
+    wait    waits for their nodes, i32[4, trees, n].
+    nodes   the output of `specq.drafting.eagle3.rows.grow` on the device, valid until trees of the same kind are begun
+            again.
+    """
 
     which: IntpArray
     wait: Wait
@@ -55,7 +60,7 @@ class RecordedTrees:
         self._device = replays.device
         self._num_moves = cache.num_moves
         fc = head.network.fc
-        self._taps = fc.weight.new_zeros(0, fc.in_features)  # of the rows of a pass
+        self._taps = fc.weight.new_zeros(0, fc.in_features)  # hidden states of the rows of a pass
         self._passes = Passes(head, cache)
 
     @property
@@ -68,7 +73,7 @@ class RecordedTrees:
 
     @torch.no_grad()
     def follow(self, texts: Sequence[EagleText]) -> None:
-        """Compute rows that wait of texts that have some: of each as many as a pass takes."""
+        """Compute waiting rows of these texts, of each as many as a pass takes."""
         counts = np.array([min(text.num_waiting, ROWS[-1]) for text in texts])
         ends = np.array([text.length for text in texts]) + counts
         is_few = counts <= ROWS[-2]
@@ -104,12 +109,12 @@ class RecordedTrees:
     def _compute(
         self, shape: tuple[int, int, int], taps: Sequence[_Taps], rows: Int32Array, of_texts: Int32Array
     ) -> None:
-        """Run a pass of so many texts, rows of each and rows of a context.
+        """Run a pass; shape: the numbers of texts, rows of each, and rows of a context.
 
-        rows      i32[3, texts * rows]: rows of the hidden states, one step's after the other's; of the rows that are
-                  computed, one text's after the other's, which of these stands before each, and tokens
-        of_texts  i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they
-                  begin in `rows`
+        rows      i32[3, texts * rows]: rows of the hidden states, one step after the other. For the computed rows, one
+                  text after the other: the index of the state before each, and tokens.
+        of_texts  i32[5, texts]: places, first positions, lengths so far, numbers of rows to compute, and their starts
+                  in `rows`.
         """
         size, num_rows, room = shape
         count = size * num_rows
@@ -138,7 +143,7 @@ class RecordedTrees:
         sampling: list[Sampling],
         levels: list[Level],
     ) -> list[RecordedPart]:
-        """Begin trees of these of some texts; nodes as of `eagle_rows.grow`."""
+        """Begin trees of the texts in `which`; nodes as from `specq.drafting.eagle3.rows.grow`."""
         found = list[RecordedPart]()
         for part in _parts(lengths[which]):
             own = which[part]
@@ -171,7 +176,10 @@ class RecordedTrees:
     # -----------------------------------------------------------------------------------------------------------
 
     def _reserve(self, room: int, num_taps: int) -> None:
-        """Make room in the cache and for so many rows of hidden states; where something moves, all is recorded anew."""
+        """Make room in the cache and for `num_taps` rows of hidden states.
+
+        If memory moves, everything is recorded again.
+        """
         self._cache.reserve(room)
         if num_taps > len(self._taps):
             self._taps = self._taps.new_zeros(num_taps, self._taps.shape[1])
@@ -185,9 +193,11 @@ class RecordedTrees:
         self._replays.forget()
 
     def warm_up(self, most_sessions: int, kinds: Callable[[int], Sequence[list[Level]]]) -> None:
-        """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest
-        first; of trees the kinds that so many sessions have. Where kernels of our own turn out not to run, those of
-        torch are used from then on."""
+        """Record passes of usual sizes, the largest first.
+
+        They cover at most `most_sessions` sessions, contexts up to USUAL_ROOM, and the `kinds` of trees for each number
+        of sessions. If our own kernels turn out not to run, those of torch are used from then on.
+        """
         has_failed = False
         try:
             self._warm_up(most_sessions, kinds)
@@ -197,7 +207,7 @@ class RecordedTrees:
             log.warning("eagle_kernels_failed", **traced(error))
             self._passes.use_torch()
             has_failed = True
-        if has_failed:  # with the error is gone what its pass held on the device
+        if has_failed:  # without the error, its pass holds no device memory
             self._replays.forget()
             self._warm_up(most_sessions, kinds)
         self._replays.is_in_service = True
@@ -205,7 +215,7 @@ class RecordedTrees:
     def _warm_up(self, most_sessions: int, kinds: Callable[[int], Sequence[list[Level]]]) -> None:
         room = USUAL_ROOM if most_sessions > MANY_SESSIONS else 2 * USUAL_ROOM
         self._cache.reserve(room, min(most_sessions, MOST_SESSIONS) + 1)
-        self._reserve(room, MOST_ROWS)  # before all, since what was recorded is forgotten where something moves
+        self._reserve(room, MOST_ROWS)  # first of all, because moved memory invalidates recordings
         taps = [_Taps(self._taps.new_zeros(1, self._taps.shape[1]), slice(0, 1))]
         for size in [size for size in BATCH_SIZES[::-1] if size < 2 * most_sessions]:
             for room in _halves(USUAL_ROOM, LEAST_CONTEXT):
@@ -220,15 +230,14 @@ class RecordedTrees:
 
 
 class _Taps(NamedTuple):
-    """Hidden states [n, width] of a step, and the span of the rows of a pass that are theirs."""
+    """Hidden states [n, width] of a step, and the span of a pass's rows that use them."""
 
     values: torch.Tensor
     span: slice
 
 
 def _by_step(parts: Sequence[WaitingText]) -> tuple[IntpArray, list[_Taps]]:
-    """Return the order i64[rows] of the rows of parts, by the step that gave their hidden states, and the span of each
-    step in it."""
+    """Return the order i64[rows] of the rows of parts by the step of their hidden states, and the span of each step."""
     firsts = parts[0].values
     if all(part.values is firsts for part in parts):
         num_rows = sum(len(part.rows) for part in parts)
@@ -243,7 +252,7 @@ def _by_step(parts: Sequence[WaitingText]) -> tuple[IntpArray, list[_Taps]]:
 
 
 def _num_rows(counts: IntpArray) -> int:
-    """Return how many rows of each text a pass has that computes so many."""
+    """Return how many rows of each text a pass has that computes these counts."""
     most = int(counts.max())
     return next(num_rows for num_rows in ROWS if num_rows >= most)
 
@@ -264,8 +273,10 @@ def _halves(largest: int, least: int) -> Iterator[int]:
 
 
 def _parts(lengths: IntpArray, most: int = BATCH_SIZES[-1]) -> Iterator[IntpArray]:
-    """Yield which of some texts run in a pass together, `most` at most: as a rule all; those of long contexts apart
-    from the others."""
+    """Yield the indices of texts that run in a pass together, at most `most`.
+
+    Usually these are all texts. Texts with long contexts run apart from the others.
+    """
     if 0 < len(lengths) <= most and padded_batch(len(lengths)) * _room(lengths) <= MOST_CONTEXTS:
         yield np.arange(len(lengths))
         return

@@ -1,12 +1,11 @@
 """`eagle3`: an EAGLE-3 head (arXiv 2503.01840) in a draft worker, away from the target whose hidden states it reads.
 
-The verifier sends those of the text (`Activations`); rows of it are computed of them, as beside the verifier
-(`specq.drafting.eagle3.drafter`). Beyond the last of them, for tokens that were committed since and for drafted nodes,
-the head runs ahead on its own states, as SSD's EAGLE mode does. When true states come, all rows beyond them are
-computed anew from there, each when something below it is expanded; children that were drafted before stay, since they
-are hints.
+The verifier sends the states of the text (`Activations`). Their rows are computed as beside the verifier
+(`specq.drafting.eagle3.drafter`). For tokens committed since then and for drafted nodes, the head continues with its
+own states, as SSD's EAGLE mode does. When true states arrive, all rows beyond them are computed again, each when a node
+below it is expanded. Children that were drafted before stay, because they are only hints.
 
-Of a text without any states nothing is drafted, nor beyond MOST_PREDICTED tokens whose states have not come.
+The head drafts nothing for a text without states, or beyond MOST_PREDICTED tokens without states.
 """
 
 from __future__ import annotations
@@ -37,17 +36,18 @@ from specq.verifier.sources import Followed
 
 MOST_PREDICTED = 64  # committed tokens without true states
 MOST_WAITING = 4096  # rows of states whose tokens are not known yet
-MOST_TREE_ROWS = 1024  # of a session; beyond, all are computed anew
+MOST_TREE_ROWS = 1024  # rows of a session; beyond this all are computed again
 
 
 @dataclass(slots=True)
 class _Session(TreeSession):
     """A text and the tree below it.
 
-    tail     the committed tokens behind those whose rows are of true states; `slot` of these and of `nodes` is where a
-             row is in the range of the cache, states what each row gave, by slot
-    waiting  states [n, width] that stand before the tokens from `first` on, ascending
-    known    what of the text the rows were computed below: its first token, and how many rows
+    tail     the committed tokens behind those with rows from true states. Their `slot`, and that of `nodes`, is the
+             row's index in the range of the cache.
+    states   the output of each row, by slot.
+    waiting  states [n, width] that stand before the tokens from `first` on, ascending.
+    known    the part of the text below which the rows were computed: its first token, and how many rows.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -57,12 +57,11 @@ class _Session(TreeSession):
     known: tuple[int, int] = (0, 0)
 
     def above(self, node_id: int) -> list[Node]:
-        """Return what stands between the rows of true states and the children of a node: the tail, its ancestors, and
-        the node."""
+        """Return the tail, the node's ancestors, and the node: all between the true rows and its children."""
         return self.tail + [self.nodes[i] for i in self.line(node_id)]
 
     def forget_rows(self) -> None:
-        """Let all rows beyond those of true states be computed anew."""
+        """Let all rows beyond those from true states be computed again."""
         for node in (*self.tail, *self.nodes.values()):
             node.slot = NO_SLOT
         self.states.clear()
@@ -83,7 +82,7 @@ class _Line(NamedTuple):
 
 
 class EagleTrees(Drafter):
-    """See the module."""
+    """Drafts trees from hidden states that a verifier sends. See the module."""
 
     def __init__(
         self,
@@ -95,8 +94,11 @@ class EagleTrees(Drafter):
         distribution_size: int = 32,
         rng: np.random.Generator | None = None,
     ) -> None:
-        """`info`: of the head, with the tokenizer and the sizes of its target. form, window: as of
-        `ActivationRequest`."""
+        """Set up sessions for a head.
+
+        info           of the head, with the tokenizer and the sizes of its target.
+        form, window   as in `ActivationRequest`.
+        """
         self.info, self.activations = info, ActivationRequest(head.layers, form, window)
         self.width = head.network.fc.in_features
         self._eagle = Eagle(head)
@@ -116,7 +118,7 @@ class EagleTrees(Drafter):
         self._eagle.close(session_id)
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens and re-root the nodes; see `Drafter.commit`."""
+        """Append committed tokens and move the root of the nodes; see `Drafter.commit`."""
         session = self._sessions[session_id]
         own = [session.nodes[node_id] for node_id in path]
         for i, token in enumerate(token_ids[len(path) :].tolist(), len(path)):
@@ -128,7 +130,7 @@ class EagleTrees(Drafter):
         self._feed(session_id, session)
 
     def observe(self, session_id: int, first: int, states: Float32Array) -> None:
-        """Take in the target's hidden states; see `Drafter.observe`."""
+        """Store the target's hidden states; see `Drafter.observe`."""
         session = self._sessions[session_id]
         device = self._eagle.network.fc.weight.device
         session.waiting.append((first, torch.from_numpy(np.array(states)).to(device)))
@@ -156,8 +158,10 @@ class EagleTrees(Drafter):
     # -----------------------------------------------------------------------------------------------------------
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Draft the children of all requested nodes; none at the target's maximum length, and where no states are
-        known. See `Drafter.expand`."""
+        """Draft the children of all requested nodes; none at the target's maximum length, or without known states.
+
+        See `Drafter.expand`.
+        """
         positions = [self._sessions[one.session_id].child_position(one.node_id) for one in requests]
         asked = [
             i
@@ -182,7 +186,7 @@ class EagleTrees(Drafter):
         return found
 
     def _lines(self, requests: Sequence[Expansion]) -> list[_Line]:
-        """Compute the rows of true states that are new; return what is below them for each request."""
+        """Compute the new rows from true states; return for each request the line below them."""
         ids = list(dict.fromkeys(one.session_id for one in requests))
         self._eagle.follow(ids)
         for session_id in ids:
@@ -203,13 +207,12 @@ class EagleTrees(Drafter):
         ]
 
     def _compute(self, lines: Sequence[_Line]) -> None:
-        """Compute the rows that are missing, level by level, in one pass each for all sessions."""
+        """Compute the missing rows, level by level, in one pass each for all sessions."""
         for level in zip_longest(*(_missing(line) for line in lines)):
             self._pass([(line, depth) for line, depth in zip(lines, level, strict=True) if depth is not None])
 
     def _pass(self, wanted: Sequence[tuple[_Line, int]]) -> None:
-        """Compute one row each: of the node at this depth of a line, those before which are computed. Lines may share
-        it."""
+        """Compute one row for each line: the node at this depth, whose ancestors are computed. Lines may share it."""
         by_text: dict[int, list[tuple[_Line, int]]] = {}
         for line, depth in {id(line.nodes[depth]): (line, depth) for line, depth in wanted}.values():
             by_text.setdefault(line.text.place, []).append((line, depth))
@@ -226,7 +229,7 @@ class EagleTrees(Drafter):
                 counts,
                 torch.stack([self._state(line, depth) for line, depth in rows]),
                 np.array([node.token_id for node in nodes]),
-                np.array([node.position - 1 for node in nodes]),  # where the state before it does
+                np.array([node.position - 1 for node in nodes]),  # the position of the state before it
                 slots,
                 _seen(groups, firsts),
             )
@@ -236,14 +239,16 @@ class EagleTrees(Drafter):
             node.slot, line.session.states[slot] = slot, state
 
     def _state(self, line: _Line, depth: int | None = None) -> torch.Tensor:
-        """Return the state [hidden] that stands before the node at this depth of a line, or behind all of it."""
+        """Return the state [hidden] before the node at this depth of a line, or behind the whole line."""
         before = line.nodes if depth is None else line.nodes[:depth]
         return line.session.states[before[-1].slot] if before else self._eagle.last(line.text)
 
 
 def _seen(groups: Sequence[Sequence[tuple[_Line, int]]], firsts: Sequence[int]) -> BoolArray:
-    """Return which rows of its text each of the rows in a pass sees, as of `EagleRows`; `firsts`: where those of each
-    text are kept."""
+    """Return which rows of its text each row of a pass sees, as in `EagleRows`.
+
+    firsts: where the rows of each text are kept.
+    """
     most = max(map(len, groups))
     is_seen = np.zeros((len(groups), most, max(firsts) + most), np.bool_)
     for of_text, group, first in zip(is_seen, groups, firsts, strict=True):
@@ -254,6 +259,6 @@ def _seen(groups: Sequence[Sequence[tuple[_Line, int]]], firsts: Sequence[int]) 
 
 
 def _missing(line: _Line) -> Iterator[int]:
-    """Yield the depths of a line's nodes whose rows are to be computed: behind the first that is missing, all are."""
+    """Yield the depths of a line's nodes whose rows must be computed: the first missing one and all behind it."""
     first = next((i for i, node in enumerate(line.nodes) if node.slot == NO_SLOT), len(line.nodes))
     return iter(range(first, len(line.nodes)))

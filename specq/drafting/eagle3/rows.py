@@ -1,7 +1,7 @@
-"""Rows of an EAGLE-3 head in tensors: those of texts, whose keys and values are kept, and levels of trees, below which
-nothing remains.
+"""Rows of an EAGLE-3 head in tensors: rows of texts, whose keys and values are kept, and levels of trees.
 
-Nothing here waits for a device or asks what its numbers are, so all of it may be recorded.
+Trees leave nothing in the cache. This module neither waits for a device nor reads its values, so all of it may be
+recorded.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.eagle3.texts import StateCache
 
-PLANES = 4  # that `grow` gives of each node, before its line
+PLANES = 4  # values of each node in the output of `grow`, before its line
 OTHER_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
-# Logits [b, rows, columns] of a level, its number, how many -> tokens and log-probabilities, [b, rows, count] each.
+# Logits [b, rows, columns] of a level, its number, the count -> tokens and log-probabilities, [b, rows, count] each.
 Rank = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 def of_any_shape() -> AbstractContextManager[None]:
-    """Leave out cuDNN's attention, which newer versions of torch prefer on Hopper: it plans each new shape anew, which
-    takes the host tens of milliseconds. Passes of fixed shapes may have it."""
+    """Return a context without cuDNN's attention.
+
+    Newer versions of torch prefer it on Hopper, but it plans each new shape again, which takes the host tens of
+    milliseconds. Passes of fixed shapes may use it.
+    """
     found: AbstractContextManager[None] = sdpa_kernel(OTHER_KERNELS)
     return found
 
@@ -36,10 +39,11 @@ def of_any_shape() -> AbstractContextManager[None]:
 class TextRows(NamedTuple):
     """Rows of b texts, as a grid.
 
-    places             [b] of the texts in the cache
-    states             [b, rows, hidden]: what stands before each row's token; token_ids, positions [b, rows]
-    row_places, slots  [b, rows]: where in the cache each is kept
-    is_seen            bool[b, rows, n]: which slots of its text each row sees, itself included
+    places             [b]: the texts' places in the cache.
+    states             [b, rows, hidden]: the state before each row's token.
+    token_ids, positions   [b, rows].
+    row_places, slots  [b, rows]: where each row is kept in the cache.
+    is_seen            bool[b, rows, n]: which slots of its text each row sees, itself included.
     """
 
     places: torch.Tensor
@@ -52,7 +56,7 @@ class TextRows(NamedTuple):
 
 
 def compute_rows(network: EagleNetwork, cache: StateCache, rows: TextRows) -> torch.Tensor:
-    """Compute rows and keep their keys and values; return what they gave, [b, rows, hidden]."""
+    """Compute rows and store their keys and values; return their output, [b, rows, hidden]."""
 
     def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         cache.write(rows.row_places.flatten(), rows.slots.flatten(), keys.flatten(0, 1), values.flatten(0, 1))
@@ -64,8 +68,10 @@ def compute_rows(network: EagleNetwork, cache: StateCache, rows: TextRows) -> to
 
 
 class Roots(NamedTuple):
-    """Contexts of b trees: places in the cache, lengths there, and the position of the token behind each, [b]; they
-    have at most `num_rows` rows."""
+    """Contexts of b trees: places in the cache, lengths there, and the position of the token behind each, [b].
+
+    They have at most `num_rows` rows.
+    """
 
     places: torch.Tensor
     lengths: torch.Tensor
@@ -76,11 +82,13 @@ class Roots(NamedTuple):
 def grow(
     head: EagleHead, cache: StateCache, roots: Roots, levels: list[Level], rank: Rank, floor: float | None
 ) -> torch.Tensor:
-    """Grow trees; return i32[4, b, n] of their nodes, those above first: tokens, parents, bits of log-probabilities and
-    of cumulative ones. Where the sizes of levels are given, the lines of the nodes follow, as of `DeviceNodes`: i32[4 +
-    levels, b, n] in all.
+    """Grow trees; return i32[4, b, n] of their nodes, ancestors first.
 
-    floor  no level is computed below which all would be less likely, which waits for the device; None: all are
+    The four values are tokens, parents, bits of log-probabilities and of cumulative ones. If the sizes of levels are
+    given, the lines of the nodes follow, as in `DeviceNodes`: i32[4 + levels, b, n] in all.
+
+    floor  growth stops where all further nodes would be less likely. This check waits for the device. None: all levels
+           are computed.
     """
     trees = _Trees(head, cache, roots, sum(level.num_rows for level in levels[1:]))
     found = []
@@ -116,7 +124,7 @@ def _lines(parents: torch.Tensor, levels: list[Level]) -> torch.Tensor:
 
 
 class _Nodes(NamedTuple):
-    """Nodes of a level: tokens, scores, reach, parents, and the rows behind which they stand, [b, n]."""
+    """Nodes of a level: tokens, scores, reach, parents, and the rows before them, [b, n]."""
 
     tokens: torch.Tensor
     scores: torch.Tensor
@@ -125,7 +133,7 @@ class _Nodes(NamedTuple):
     behind: torch.Tensor
 
     def likeliest(self, count: int) -> _Nodes:
-        """Return so many of them, likeliest first."""
+        """Return the `count` likeliest nodes, likeliest first."""
         reach, which = self.reach.topk(count, 1)
         tokens, scores, parents, behind = (
             each.gather(1, which) for each in (self.tokens, self.scores, self.parents, self.behind)
@@ -134,12 +142,12 @@ class _Nodes(NamedTuple):
 
     @property
     def packed(self) -> torch.Tensor:
-        """As i32[4, b, n], in the order that `grow` gives."""
+        """The nodes as i32[4, b, n], in the order of `grow`."""
         bits = (self.scores.view(torch.int32), self.reach.view(torch.int32))
         return torch.stack([self.tokens, self.parents, *bits])
 
     def choose(self, level: Level, num_rows: int) -> torch.Tensor:
-        """Return which of them are expanded, i64[b, rows]: the likeliest, or those of the shape."""
+        """Return which nodes are expanded, i64[b, rows]: the likeliest, or those of the shape."""
         if level.num_kept is not None:
             return torch.arange(num_rows, device=self.reach.device).expand(len(self.reach), -1)
         if level.expanded is None:
@@ -151,8 +159,8 @@ class _Trees:
     """Trees that grow, with the rows of their last level."""
 
     def __init__(self, head: EagleHead, cache: StateCache, roots: Roots, num_more: int) -> None:
-        """`num_more`: how many rows will be expanded in all."""
-        num_more = -(-num_more // 8) * 8  # for kernels that want such lengths
+        """Begin at the roots. `num_more`: how many rows will be expanded in all."""
+        num_more = -(-num_more // 8) * 8  # for kernels that need such lengths
         self._network, self._roots = head.network, roots
         self._keys, self._values = cache.read(roots.places, roots.num_rows, num_more)
         self._columns = torch.arange(roots.num_rows + num_more, device=roots.places.device)
@@ -164,11 +172,11 @@ class _Trees:
         self._first, self._num_rows, self._depth = 0, 0, 0  # nodes, rows and levels so far
 
     def logits(self) -> torch.Tensor:
-        """Return what is said behind the rows, [b, rows, columns]."""
+        """Return the logits behind the rows, [b, rows, columns]."""
         return self._network.logits(self._states)
 
     def add(self, level: Level, tokens: torch.Tensor, scores: torch.Tensor) -> _Nodes:
-        """Return the level's nodes, given all that was ranked behind the rows, [b, rows * num_ranked]."""
+        """Return the level's nodes, given all tokens ranked behind the rows, [b, rows * num_ranked]."""
         if level.columns is not None:
             tokens, scores = tokens.index_select(1, level.columns), scores.index_select(1, level.columns)
         reach = self._reach.index_select(1, level.behind) + scores
@@ -176,7 +184,7 @@ class _Trees:
         return _Nodes(tokens, scores, reach, self._nodes.index_select(1, level.behind), behind)
 
     def expand(self, nodes: _Nodes, chosen: torch.Tensor) -> None:
-        """Go one level down, below these of the level's nodes, i64[b, rows]."""
+        """Go one level down, below these nodes of the level, i64[b, rows]."""
         behind = nodes.behind.gather(1, chosen)
         self._reach, self._nodes = nodes.reach.gather(1, chosen), (self._first + chosen).to(torch.int32)
         self._first += nodes.tokens.shape[1]
@@ -184,7 +192,7 @@ class _Trees:
         self._num_rows += num_rows
         own = self._columns == torch.arange(start, start + num_rows, device=chosen.device)[:, None]
         self._is_seen = _rows_of(self._is_seen, behind) | own
-        # Of no use where there is none.
+        # Unknown tokens are clipped.
         tokens = nodes.tokens.gather(1, chosen).clamp(0, self._network.num_tokens - 1)
         positions = (self._roots.ends + (self._depth - 1))[:, None].expand_as(tokens)
         self._depth += 1
@@ -199,15 +207,20 @@ class _Trees:
 
 
 def _rows_of(values: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-    """Return rows [b, m, width] of values [b, rows, width], i64[b, m] of them."""
+    """Return rows [b, m, width] of values [b, rows, width], given their indices i64[b, m]."""
     if values.shape[1] == 1:
         return values.expand(-1, which.shape[1], -1)
     return values.gather(1, which[:, :, None].expand(-1, -1, values.shape[2]))
 
 
 def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_seen: torch.Tensor) -> torch.Tensor:
-    """Return [b, rows, heads, dim] of queries of this shape; keys, values [b, kv_heads, n, dim], is_seen bool[b, rows,
-    n]. The query heads of a key's head are rows to the kernel, which then needs no copies of keys."""
+    """Return the attention [b, rows, heads, dim] of queries of this shape.
+
+    keys, values   [b, kv_heads, n, dim].
+    is_seen        bool[b, rows, n].
+
+    The query heads of a key-value head are rows for the kernel, so keys need not be copied.
+    """
     num_texts, num_rows, num_heads, dim = queries.shape
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads

@@ -1,18 +1,17 @@
-"""An EAGLE-3 head: trees drafted by one layer, from what the target's own layers said of the text, and from its own
-states below it.
+"""An EAGLE-3 head as a source: one layer drafts trees from the target's hidden states, and from its own below them.
 
-The step in which the target makes tokens gives hidden states of three of its layers, of the prompt's rows too. They
-stay on the device. `begin` lets the head compute the rows of the text that are new and grow a tree for each session: of
-the shape that the job or the configuration asks for, else best first. `collect` waits for the trees. All nodes are
-point masses. Scores are the head's own log-probabilities, calibrated by what became of this lane's nodes.
+The step in which the target makes tokens returns hidden states of three of its layers, also for the prompt's rows. They
+stay on the device. `begin` lets the head compute the new rows of the text and grow a tree for each session. The tree
+has the shape that the job or the configuration asks for, else it grows best first. `collect` waits for the trees. All
+nodes are point masses. Scores are the head's own log-probabilities, calibrated by the outcomes of this lane's nodes.
 
-Where the device grows them by itself, best first means so many nodes at each level, and the step is launched behind the
-trees before the host has read them, so that the device does not wait for the host (`grown_trees`): with few sessions
-broad and deep ones, with many chains.
+If the device grows trees without the host, best-first trees have a fixed number of nodes at each level. The step is
+launched behind the trees before the host has read them, so the device does not wait for the host (`grown_trees`). With
+few sessions these trees are broad and deep, with many sessions they are chains.
 
-What of a prompt the engine has in its cache of prefixes has no hidden states: the head does without.
+The part of a prompt that the engine has in its prefix cache has no hidden states. The head works without them.
 
-Whether it pays is measured, as of every source. No I/O; time is an argument.
+As for every source, measurement decides whether it pays off. No I/O; time is an argument.
 """
 
 from __future__ import annotations
@@ -57,13 +56,17 @@ from specq.verifier.sources import (
 log = structlog.get_logger(__name__)
 
 MOST_NODES = 48  # of one session, best first
-ALL_NODES = 256  # of all sessions together, but at least one for each level of each
+ALL_NODES = 256  # of all sessions together, but at least one for each level of each session
 NO_SHAPE = Speculation()
 
 
 class _Plan(NamedTuple):
-    """The trees of some sessions: of a fixed shape, or None, best first; how many nodes and levels each may have; and
-    how many nodes at each level, () for best first without that."""
+    """The trees of some sessions.
+
+    tree          the fixed shape. None: best first.
+    most, depth   maximum nodes and levels of each tree.
+    level_sizes   how many nodes at each level. (): best first without this limit.
+    """
 
     tree: RankTree | None
     most: int
@@ -72,7 +75,7 @@ class _Plan(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """Trees of one kind that are being grown: the sessions, how many levels each takes, and what is pending."""
+    """Trees of one kind that are being grown: the sessions, the levels that each takes, and the pending result."""
 
     sessions: list[Session]
     plan: _Plan
@@ -81,22 +84,24 @@ class _Begun(NamedTuple):
 
 
 class _Unread(NamedTuple):
-    """Trees that hang unread, and for what their handles stand."""
+    """Trees grafted before the host has read them, and the tokens behind their handles."""
 
     begun: _Begun
     drafted: DeviceTokens
 
 
 class EagleSource(DraftSource):
-    """Drafts with a head, so many levels at most; `tree`: the paths of the tree for jobs that ask for no shape, () for
-    best first."""
+    """Drafts with a head, at most `depth` levels.
+
+    tree: the paths of the tree for jobs that ask for no shape. (): best first.
+    """
 
     name = EAGLE
 
     def __init__(self, head: TreeHead, depth: int = 8, tree: tuple[tuple[int, ...], ...] = ()) -> None:
         self.layers = head.layers
         self.head, self._depth, self._tree = head, depth, tree
-        self._known: dict[int, Session] = {}  # those whose text the head knows
+        self._known: dict[int, Session] = {}  # sessions whose text the head knows
         self._refused: dict[int, Session] = {}
         self._params = DraftingParams()
         self._begun: list[_Begun] = []
@@ -104,7 +109,7 @@ class EagleSource(DraftSource):
         self._shapes = ShapeChoice(depth)
         self._unread: _Unread | None = None
         self._unlearned: tuple[tuple[int, ...], IntpArray, UInt8Array] | None = None
-        self._verified: _Begun | None = None  # the trees in the step in flight, if they hung unread
+        self._verified: _Begun | None = None  # the trees in the step in flight, if they were grafted unread
 
     @property
     def has_work(self) -> bool:
@@ -126,8 +131,8 @@ class EagleSource(DraftSource):
         return bool(self._begun)
 
     def _start(self, sessions: list[Session], rooms: list[int], budget: Budget) -> list[_Begun]:
-        """Begin trees of these sessions, which have room for so many levels."""
-        alike: dict[_Plan, list[int]] = {}  # as a rule all have the same tree
+        """Begin trees of these sessions; `rooms`: the levels for which each has room."""
+        alike: dict[_Plan, list[int]] = {}  # usually all sessions have the same tree
         sizes = self._shapes.choose(len(sessions), budget.curve) if self._has_sizes else ()
         for i, session in enumerate(sessions):
             alike.setdefault(self._plan(session, len(sessions), sizes), []).append(i)
@@ -148,7 +153,7 @@ class EagleSource(DraftSource):
         return [_Begun(*kind, one) for kind, one in zip(kinds, self.head.start(requests), strict=True)]
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """Return the trees that were begun; those of sessions that have ended meanwhile have no effect."""
+        """Return the started trees; those of sessions that have ended since then have no effect."""
         begun, self._begun = self._begun, []
         self._learn()
         if len(begun) != 1 or not begun[0].plan.level_sizes:
@@ -158,22 +163,24 @@ class EagleSource(DraftSource):
         return [_batch(trees, self._read(trees))] if unread is None else [unread]
 
     def _read(self, begun: _Begun) -> Grown:
-        """Wait for trees of given level sizes, and learn what is usual."""
+        """Wait for trees of given level sizes, and learn the usual probabilities."""
         grown = begun.pending.collect()
-        is_node = np.isfinite(grown.reach)  # else nothing is there, or what the head said is no number
+        is_node = np.isfinite(grown.reach)  # else the node is missing, or the head's output is NaN
         likely = np.exp(np.where(is_node, grown.reach, -np.inf).astype(np.float64))
         self._shapes.usual.promise(UnreadLayout.of(begun.plan.level_sizes), likely)
         return grown._replace(token_ids=np.where(is_node, grown.token_ids, np.int32(NO_TOKEN)))
 
     def _learn(self) -> None:
-        """Learn what became of the last trees that hung unread: not before the next ones have begun, which the device
-        would wait for."""
+        """Learn the outcomes of the last trees that were grafted unread.
+
+        This happens only after the next trees have begun, because the device would wait for it.
+        """
         if self._unlearned is not None:
             (sizes, counts, is_accepted), self._unlearned = self._unlearned, None
             self._shapes.usual.learn(UnreadLayout.of(sizes), counts, is_accepted > 0)
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
-        """Return trees before the host has read them, where that is possible; see `grown_trees`."""
+        """Return trees before the host has read them, if possible; see `grown_trees`."""
         layout = UnreadLayout.of(begun.plan.level_sizes)
         likely = self._shapes.usual.of(layout) if self.head.limit_vocab <= budget.unread_vocab else None
         if likely is None or not may_be_unread(begun.sessions, 1):
@@ -186,12 +193,12 @@ class EagleSource(DraftSource):
         return batch_of_unread(begun.sessions, self._unread.drafted, layout, depths, likely, EAGLE_LANE)
 
     def _depths(self, begun: _Begun) -> IntpArray:
-        """Return how many levels each session takes, i64[sessions]: none where it has ended meanwhile."""
+        """Return how many levels each session takes, i64[sessions]; 0 for a session that has ended."""
         is_here = [self._known.get(one.session_id) is one and one.place != NONE for one in begun.sessions]
         return np.array(begun.depths, np.intp) * is_here
 
     def read(self, clock: Callable[[], float]) -> None:
-        """Put the nodes of trees in place that hang unread; see `DraftSource`."""
+        """Replace the handles of unread trees by their nodes; see `DraftSource`."""
         assert self._unread is not None
         (begun, drafted), self._unread = self._unread, None
         trees = next(session.trees for session in begun.sessions if session.place != NONE)
@@ -219,8 +226,10 @@ class EagleSource(DraftSource):
         return bool(session.takes_drafts)
 
     def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
-        """Let the head take in the hidden states of the texts' rows, and what followed each: of the tokens that a step
-        computed, and of the accepted path."""
+        """Give the head the hidden states of the texts' rows, and the token after each.
+
+        These are the rows of the tokens that a step computed, and of the accepted path.
+        """
         verified, self._verified = self._verified, None
         if verified is not None:
             self._unlearned = _verdicts(verified, rounds)
@@ -231,8 +240,10 @@ class EagleSource(DraftSource):
                 self.head.observe(part.output.hidden.values, followed)
 
     def _takes(self, session: Session) -> bool:
-        """Return whether a session's text is followed; one that is not is forgotten, and so is an earlier one of its
-        id."""
+        """Return whether a session's text is followed.
+
+        If not, it is forgotten, and so is an earlier session with the same id.
+        """
         session_id = session.session_id
         if self._known.get(session_id) is session and not session.finish:
             return True
@@ -249,7 +260,7 @@ class EagleSource(DraftSource):
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def refuse(self, session: Session) -> None:
-        """Draft no more for a session."""
+        """Stop drafting for a session."""
         self.close(session)
         self._refused[session.session_id] = session
 
@@ -265,8 +276,10 @@ class EagleSource(DraftSource):
 
 
 def _verdicts(trees: _Begun, rounds: Rounds) -> tuple[tuple[int, ...], IntpArray, UInt8Array] | None:
-    """Return what became of trees that hung unread, as `UsualReach.learn` takes it; None of such of which nothing was
-    verified. Other sessions of the step may have nodes of other trees."""
+    """Return the outcomes of trees that were grafted unread, as arguments of `UsualReach.learn`.
+
+    None if no node was verified. Other sessions of the step may have nodes of other trees.
+    """
     own = {session.session_id for session in trees.sessions}
     which = [i for i, session in enumerate(rounds.sessions) if session.session_id in own]
     of_them = rounds if len(which) == len(rounds) else rounds.take(np.array(which, np.intp))
@@ -274,13 +287,15 @@ def _verdicts(trees: _Begun, rounds: Rounds) -> tuple[tuple[int, ...], IntpArray
 
 
 def levels_for(num_nodes: int, most: int) -> int:
-    """Return how many levels are grown best first for so many nodes, at most: with few, where there are many sessions,
-    the last would take long and rarely be among them."""
+    """Return the maximum number of levels that grow best first for `num_nodes` nodes.
+
+    With few nodes, as with many sessions, the last levels would take long and rarely be among the nodes.
+    """
     return min(most, 1 + num_nodes // 2)
 
 
 def usual_sizes(most: int) -> Callable[[int], list[tuple[int, ...]]]:
-    """Return what gives the level sizes of trees of so many sessions, of so many levels at most."""
+    """Return a function from a number of sessions to the level sizes of their trees, of at most `most` levels."""
     return partial(shapes_for, depth=most)
 
 
@@ -297,11 +312,14 @@ def _batch(begun: _Begun, grown: Grown) -> DraftBatch:
 
 
 def make(setup: Setup) -> EagleSource | None:
-    """Load the head that shall draft in this process, if there is one; ConfigError where it does not fit the target."""
+    """Load the head that the configuration names for this process; None if it names none.
+
+    Raises ConfigError if it does not fit the target.
+    """
     if not setup.heads:
         return None
     from specq.drafting.eagle3.drafter import Eagle
-    from specq.drafting.eagle3.loading import is_eagle, load_eagle  # brings torch, which not every engine needs
+    from specq.drafting.eagle3.loading import is_eagle, load_eagle  # imports torch, which not every engine needs
 
     if not is_eagle(setup.heads):
         return None
@@ -314,5 +332,5 @@ def make(setup: Setup) -> EagleSource | None:
     depth = config.chain
     shapes = [tree_for(NO_SHAPE, depth, tree)] if tree else []
     eagle.warm_up(config.max_sessions, shapes, None if tree else usual_sizes(depth))
-    log.info("eagle_head_ready", heads=config.heads, layers=head.layers, num_paths=len(tree))
+    log.info("eagle_head_loaded", heads=config.heads, layers=head.layers, num_paths=len(tree))
     return EagleSource(eagle, depth, tree)

@@ -1,4 +1,7 @@
-"""The `eagle3` drafter as the table has it, without what imports torch: `specq.drafting.eagle3.remote`."""
+"""The `eagle3` drafter's entry for the table, without importing torch.
+
+The drafter is `specq.drafting.eagle3.remote`.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,15 @@ class EagleOptions(OwnOptions):
     LABEL = "eagle3"
 
     activations: str = option(
-        BF16, "how the target's hidden states travel: bf16, or int8, which takes half the bytes", choices=(BF16, INT8)
+        BF16,
+        "Number format of the target's hidden states on the wire: bf16, or int8 (half the bytes).",
+        choices=(BF16, INT8),
     )
     window: int = option(
-        1024, "of prompts, and of texts that it joins late: tokens whose hidden states it is sent", low=1, high=65_536
+        1024,
+        "Number of newest tokens whose hidden states a drafter receives, for a prompt or a late join.",
+        low=1,
+        high=65_536,
     )
 
 

@@ -1,5 +1,8 @@
-"""What an EAGLE-3 head knows of texts: which of a text's rows are in its cache, and which wait, with where the target's
-hidden states before them are; and the keys and values of these rows, a range for each text, in tensors that grow."""
+"""The data of texts for an EAGLE-3 head: which rows of a text are in its cache, and which wait.
+
+For waiting rows it keeps where the target's hidden states before them are. The keys and values of rows in the cache
+have a range for each text, in tensors that grow.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,17 @@ from specq.verifier.sources import Followed
 LEAST_ROOM = 128  # rows
 MOST_BYTES = 2 << 30  # of all ranges together, though each may have ALWAYS rows
 ALWAYS = 1024
-NOBODY = 0  # the place of no text: what fills up a batch is read there and written there
+NOBODY = 0  # the place of no text: padding of a batch reads and writes here
 
 
 class StateCache:
-    """Ranges of equal room, at places. Indices are integers on the cache's device. `num_moves`: how often all moved to
-    other memory."""
+    """Ranges of equal room, at places. Indices are integers on the cache's device.
+
+    num_moves: how often all ranges moved to other memory.
+    """
 
     def __init__(self, num_kv_heads: int, head_dim: int, hidden: int, like: torch.Tensor) -> None:
-        """`like`: a tensor of the device and number format."""
+        """Start empty. `like`: a tensor with the device and number format."""
         self._rows = like.new_zeros(2, 1, num_kv_heads, LEAST_ROOM, head_dim)  # keys, values
         self._lasts = like.new_zeros(1, hidden)
         self._row_bytes = 2 * num_kv_heads * head_dim * like.element_size()
@@ -33,7 +38,7 @@ class StateCache:
 
     @property
     def rows(self) -> torch.Tensor:
-        """Keys and values of all, [2, places, kv_heads, room, dim], until they move."""
+        """Keys and values of all texts, [2, places, kv_heads, room, dim], until they move."""
         return self._rows
 
     @property
@@ -43,7 +48,7 @@ class StateCache:
 
     @property
     def most_rows(self) -> int:
-        """How many rows a text may have, at so many texts as there are."""
+        """How many rows a text may have, with the current number of texts."""
         return max(MOST_BYTES // (len(self._lasts) * self._row_bytes), ALWAYS)
 
     def open(self) -> int:
@@ -57,7 +62,7 @@ class StateCache:
         self._free.append(place)
 
     def reserve(self, num_rows: int, num_places: int = 0) -> None:
-        """Make room for texts of so many rows, and for so many texts."""
+        """Make room for texts of `num_rows` rows, and for `num_places` texts."""
         count, room = len(self._lasts), self.room
         if num_rows > room or num_places > count:
             self._free += range(max(num_places, count) - 1, count - 1, -1)
@@ -72,14 +77,15 @@ class StateCache:
         self.num_moves += 1
 
     def write(self, places: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep keys and values [n, kv_heads, dim] of rows of the texts at these places [n], in these slots [n] of their
-        ranges."""
+        """Store keys and values [n, kv_heads, dim] of rows, at these places [n] and slots [n] of their ranges."""
         self._rows[0][places, :, slots] = keys
         self._rows[1][places, :, slots] = values
 
     def read(self, places: torch.Tensor, num_rows: int, num_more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys and the values [texts, kv_heads, num_rows + num_more, dim] of texts at places [texts]: what
-        stands behind a text's end means nothing, what is more is 0."""
+        """Return the keys and the values [texts, kv_heads, num_rows + num_more, dim] of texts at places [texts].
+
+        Values behind a text's end are meaningless. The `num_more` values are 0.
+        """
         found = self._rows[:, :, :, :num_rows].index_select(1, places)
         if num_more:
             found = torch.nn.functional.pad(found, (0, 0, 0, num_more))
@@ -87,26 +93,26 @@ class StateCache:
         return keys, values
 
     def keep_lasts(self, places: torch.Tensor, states: torch.Tensor) -> None:
-        """Keep what the last rows [n, hidden] of the texts at these places [n] gave."""
+        """Store the output [n, hidden] of the last rows of the texts at these places [n]."""
         self._lasts.index_copy_(0, places, states)
 
     def lasts(self, places: torch.Tensor) -> torch.Tensor:
-        """Return what the last rows gave, [n, hidden]."""
+        """Return the output of the last rows, [n, hidden]."""
         return self._lasts.index_select(0, places)
 
 
-MANY_PARTS = 64  # of a text that waits; beyond them its hidden states get memory of their own
+MANY_PARTS = 64  # parts of a waiting text; beyond this its hidden states get memory of their own
 
 
 class WaitingText(NamedTuple):
-    """Tokens of a text, before each of which stands one of these rows of hidden states [n, width]."""
+    """Tokens of a text, each with the row of hidden states [n, width] before it."""
 
     values: torch.Tensor
     rows: Sequence[int]
     token_ids: Sequence[int]
 
     def split(self, count: int) -> tuple[WaitingText, WaitingText]:
-        """Return the first so many, and the rest."""
+        """Return the first `count` tokens, and the rest."""
         return (
             WaitingText(self.values, self.rows[:count], self.token_ids[:count]),
             WaitingText(self.values, self.rows[count:], self.token_ids[count:]),
@@ -115,8 +121,11 @@ class WaitingText(NamedTuple):
 
 @dataclass(slots=True)
 class EagleText:
-    """A session's text: `length` rows in the cache at `place`, the first of which reads the token at `first`, and
-    `num_waiting` that wait."""
+    """A session's text.
+
+    It has `length` rows in the cache at `place`, and `num_waiting` rows that wait. The first row reads the token at
+    `first`.
+    """
 
     place: int
     first: int
@@ -129,8 +138,10 @@ class EagleText:
         return self.first + self.length + self.num_waiting
 
     def add(self, values: torch.Tensor, one: Followed, most: int) -> None:
-        """Take in what is new; behind a gap forget all before it. Of more than `most` rows that wait the later half is
-        kept."""
+        """Add new rows; after a gap forget all before it.
+
+        If more than `most` rows wait, only the later half is kept.
+        """
         if one.first > self.end:
             self.begin_at(one.first)
         known = self.end - one.first
@@ -146,12 +157,12 @@ class EagleText:
             self.waiting = [WaitingText(taps, range(len(taps)), token_ids)]
 
     def begin_at(self, first: int) -> None:
-        """Forget all; the next row reads the token at `first`."""
+        """Forget all rows; the next row reads the token at `first`."""
         self.first, self.length, self.num_waiting = first, 0, 0
         self.waiting = []
 
     def keep_last(self, count: int) -> None:
-        """Forget all but at most so many rows that wait."""
+        """Forget all rows but at most the last `count` waiting ones."""
         beyond, end = max(self.num_waiting - count, 0), self.end
         self.take(beyond)
         waiting, num_waiting = self.waiting, self.num_waiting
@@ -159,7 +170,7 @@ class EagleText:
         self.waiting, self.num_waiting = waiting, num_waiting
 
     def take(self, count: int) -> list[WaitingText]:
-        """Return the first rows that wait, so many, which have places in the cache from now on."""
+        """Return the first `count` waiting rows, which have places in the cache from now on."""
         self.length, self.num_waiting = self.length + count, self.num_waiting - count
         if not self.num_waiting:
             whole, self.waiting = self.waiting, []
@@ -174,19 +185,19 @@ class EagleText:
 
 
 def gathered(parts: Sequence[WaitingText]) -> torch.Tensor:
-    """Return the hidden states of parts, one after the other, in memory of their own."""
+    """Return the hidden states of parts, one after the other, in new memory."""
     return torch.cat([part.values.index_select(0, torch.tensor(part.rows).to(part.values.device)) for part in parts])
 
 
 class TappedStates(NamedTuple):
-    """Hidden states [n, width], and which of them stand before some rows, i32[rows]."""
+    """Hidden states [n, width], and the index of the state before each row, i32[rows]."""
 
     values: torch.Tensor
     rows: Int32Array
 
 
 def taps_of(parts: Sequence[WaitingText]) -> TappedStates:
-    """Return the hidden states of parts, one after the other: as a rule all are of one step, and nothing is copied."""
+    """Return the hidden states of parts, one after the other. Usually all are of one step, and nothing is copied."""
     values = parts[0].values
     if all(part.values is values for part in parts):
         return TappedStates(values, np.array([row for part in parts for row in part.rows], np.int32))

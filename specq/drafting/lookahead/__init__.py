@@ -1,6 +1,6 @@
-"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): n-grams that the target gives in rows of its own steps.
+"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): n-grams from extra rows in the target's own steps.
 
-    source   the rows and n-grams of one session, and what drafts inside a verifier
+    source   the rows and n-grams of one session, and the source inside a verifier
 
-In: tokens that the target gave. Out: chains of drafts.
+In: tokens from the target. Out: chains of drafts.
 """

@@ -1,14 +1,13 @@
-"""Lookahead decoding (arXiv 2402.02057): n-grams that the target itself gives for places further on, in rows of its own
-steps.
+"""Lookahead decoding (arXiv 2402.02057): the target itself makes n-grams for later positions, in rows of its own steps.
 
 Beside each next token the step computes a window of guesses (`LookaheadWindow`): W columns, one for each of the next
-places, and in each column N - 1 tokens, one a level. What the target says after the last level gives each column one
-token more: N tokens in a row that it has said step by step, an n-gram for the session's pool. Those that begin with the
-session's last token are its drafts, at most G of them. There is no draft model and no training; the price is W * (N -
-1) rows in each step, and a row for each node of the drafts.
+positions, with N - 1 tokens each, one a level. The target's output after the last level gives each column one more
+token. Then the column has N successive tokens, an n-gram for the session's pool. N-grams that begin with the session's
+last token are its drafts, at most G. No draft model or training is needed. The price is W * (N - 1) rows in each step,
+and a row for each node of the drafts.
 
-Rows are free as long as a step waits for the weights anyway. So the window is as wide as the step curve says is free, W
-at most; where nothing is free there is none. Whether the rest pays is for the controller to find out
+Rows are free as long as a step waits for the weights anyway. So the window is as wide as the step curve allows without
+cost, at most W. If no row is free, the window is empty. The controller measures whether the rest pays off
 (`specq.verifier.control.policy`).
 """
 
@@ -26,16 +25,18 @@ from specq.protocol import LOOKAHEAD, LOOKAHEAD_LANE, NO_SCRATCH, Int32Array, Mo
 from specq.runtime import Faults
 from specq.verifier.sources import Budget, ComputedDrafts, DraftBatch, DraftSource, Round, Session, Setup, StepCurve
 
-MOST_FIRSTS = 4096  # tokens with which n-grams of a session begin; the oldest is forgotten
-WIDER = 2  # times its columns: what must be free before a window is widened, since that begins it anew
-# Of the n-gram that was met last, of the one before, ...: the probability of its first token is FIRST / 1, FIRST / 2,
-# ...; of each that follows NEXT. The lane's calibration corrects them.
+MOST_FIRSTS = 4096  # first tokens of a session's n-grams; beyond this the oldest is forgotten
+WIDER = 2  # A window starts from scratch when it widens, so this many times its columns must be free before.
+# The newest n-gram's first token has the probability FIRST / 1, the one before FIRST / 2, and so on. Each further token
+# has NEXT. The lane's calibration corrects them.
 FIRST, NEXT = 0.5, 0.7
 
 
 class Ngrams(NamedTuple):
-    """A tree of tokens, parents before children: the places of their parents among them (-1: the context), and their
-    scores."""
+    """A tree of tokens, parents before children.
+
+    It has the indices of their parents (-1: the context), and their scores.
+    """
 
     token_ids: list[int]
     parents: list[int]
@@ -43,24 +44,26 @@ class Ngrams(NamedTuple):
 
 
 class LookaheadWindow:
-    """The guesses of one session: `levels` of `num_columns` tokens each, at most `ngram` - 1 of them, and the pool of
-    n-grams."""
+    """The guesses of one session, and its pool of n-grams.
+
+    It has at most `ngram` - 1 `levels`, with `num_columns` tokens each.
+    """
 
     def __init__(self, ngram: int, guesses: int) -> None:
         self.ngram, self.guesses = ngram, guesses
         self.levels: list[list[int]] = []
-        self.pool: dict[int, list[tuple[int, ...]]] = {}  # first token -> what followed it, the last met first
-        self.asked: Int32Array | None = None  # the tokens of the rows that were asked for
+        self.pool: dict[int, list[tuple[int, ...]]] = {}  # first token -> what followed it, newest first
+        self.asked: Int32Array | None = None  # the tokens of the requested rows
 
     @property
     def num_columns(self) -> int:
         return len(self.levels[0]) if self.levels else 0
 
     def rows(self, token_ids: Sequence[int], num_columns: int) -> ScratchRows:
-        """Return the window of a text as scratch rows, so many columns wide: one level after the other.
+        """Return the window of a text as scratch rows, `num_columns` wide, one level after the other.
 
-        The first level is a chain, and each token of another follows the one above it. So a token sees its own column,
-        and the first tokens of all columns before.
+        The first level is a chain, and each token of another level follows the one above it. So a token sees its own
+        column, and the first tokens of all columns before.
         """
         self._resize(token_ids, num_columns)
         width, base = self.num_columns, len(token_ids)
@@ -71,14 +74,14 @@ class LookaheadWindow:
         return ScratchRows(self.asked, parents, (base + places).astype(np.int32).reshape(-1))
 
     def _resize(self, token_ids: Sequence[int], num_columns: int) -> None:
-        """Begin with tokens of the text, or leave out columns."""
+        """Start with tokens of the text, or remove columns."""
         if not self.levels or num_columns >= WIDER * self.num_columns:
             tokens = list(token_ids[-num_columns:])
             self.levels = [(tokens * num_columns)[:num_columns]]
         self.levels = [level[:num_columns] for level in self.levels]
 
     def learn(self, following: Sequence[int]) -> None:
-        """Take in what the target says after each row that was asked for."""
+        """Store the target's output after each requested row."""
         width, self.asked = self.num_columns, None
         found = list(following[-width:])
         if len(self.levels) == self.ngram - 1:
@@ -108,12 +111,12 @@ class LookaheadWindow:
         return drafted
 
 
-FREE = 0.1  # share of a step's time by which all windows may make it longer
+FREE = 0.1  # share of a step's time by which all windows together may lengthen it
 MOST_NODES = 64  # of a session's drafts
 
 
 class SessionLookahead:
-    """The window of one session, and what of its n-grams is drafted."""
+    """The window of one session, and which of its n-grams are drafted."""
 
     def __init__(self, session: Session, ngram: int, guesses: int) -> None:
         self.window = LookaheadWindow(ngram, guesses)
@@ -127,8 +130,11 @@ class SessionLookahead:
 
 
 class LookaheadDecoder(DraftSource):
-    """The windows of all sessions. `window`, `ngram`, `guesses`: W, N and G, of which 0 is W; `is_adaptive`: else
-    windows have W columns always."""
+    """The windows of all sessions.
+
+    window, ngram, guesses   W, N and G. A G of 0 means W.
+    is_adaptive              False: windows always have W columns.
+    """
 
     name = LOOKAHEAD
     takes_sync = False
@@ -138,10 +144,10 @@ class LookaheadDecoder(DraftSource):
         self.width, self.ngram, self.guesses, self.is_adaptive = window, ngram, guesses or window, is_adaptive
         self._num_tokens, self._end = info.num_tokens, min(info.max_length, info.kv_slots or info.max_length)
         self._num_columns = 0  # of each session in the next step
-        self._sessions: dict[int, SessionLookahead | None] = {}  # None: nothing is drafted for this session
+        self._sessions: dict[int, SessionLookahead | None] = {}  # None: no drafts for this session
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """Return the n-grams of each session for which they pay. If that fails for one, it is left out from then on."""
+        """Return n-grams of the sessions. A session that raises an exception is left out from then on."""
         self._num_columns = self.free_columns(len(sessions), budget.curve) if self.is_adaptive else self.width
         found: list[tuple[Session, Ngrams]] = []
         faults = Faults()
@@ -156,7 +162,7 @@ class LookaheadDecoder(DraftSource):
         return _batches(found, budget.min_accept_prob) if found else ()
 
     def free_columns(self, num_sessions: int, curve: StepCurve) -> int:
-        """Return how many columns each of so many sessions may have, at most W, so that their rows are free."""
+        """Return how many columns, at most W, each session may have so that their rows are free."""
         most = (1 + FREE) * curve(num_sessions)
         rows = num_sessions * (self.ngram - 1)
         return next(
@@ -164,7 +170,7 @@ class LookaheadDecoder(DraftSource):
         )
 
     def scratch(self, session: Session) -> ScratchRows:
-        """Return the session's window, where there is one and it fits below the greatest length."""
+        """Return the session's window, if it has one that fits below the maximum length."""
         own = self._sessions.get(session.session_id)
         end = session.length + self._num_columns + self.ngram - 2
         if own is None or not self._num_columns or end > min(session.limit, self._end):
@@ -172,7 +178,7 @@ class LookaheadDecoder(DraftSource):
         return own.window.rows(session.token_ids, self._num_columns)
 
     def observe(self, rounds: Sequence[Round], computed: Sequence[ComputedDrafts]) -> None:
-        """Let the windows take in what the target said after their rows."""
+        """Give the windows the target's output after their rows."""
         for shares, output in computed:
             if output.scratch_logits is None:
                 continue
@@ -192,7 +198,7 @@ class LookaheadDecoder(DraftSource):
         return self._sessions[session.session_id]
 
     def refuse(self, session: Session) -> None:
-        """Draft no more for a session."""
+        """Stop drafting for a session."""
         self._sessions[session.session_id] = None
 
     def close(self, session: Session) -> None:
@@ -201,7 +207,7 @@ class LookaheadDecoder(DraftSource):
 
 
 def _batches(found: Sequence[tuple[Session, Ngrams]], min_accept_prob: float) -> Sequence[DraftBatch]:
-    """Return what is hung of the n-grams of some sessions."""
+    """Return batches with the n-grams of some sessions."""
     sessions, drafted = zip(*found, strict=True)
     drafts = TextDrafts(
         sizes=np.array([len(own.token_ids) for own in drafted], np.int32),
@@ -213,7 +219,7 @@ def _batches(found: Sequence[tuple[Session, Ngrams]], min_accept_prob: float) ->
 
 
 def make(setup: Setup) -> LookaheadDecoder | None:
-    """Return the windows of a verifier that was asked for lookahead decoding."""
+    """Return the windows of a verifier with lookahead decoding; None without it."""
     config = setup.config
     if not config.lookahead:
         return None

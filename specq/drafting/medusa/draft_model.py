@@ -1,13 +1,12 @@
-"""`draft-model` with Medusa heads: a small target that decodes with its heads, and so drafts what it would say in fewer
-passes.
+"""`draft-model` with Medusa heads: a small target decodes with its heads, and so drafts its tokens in fewer passes.
 
-The pass for a node also computes what heads guess below it, from the hidden state of the row before it. What the model
-itself says at these rows is known then: where a child that the model makes is one that was guessed, its own children
-need no pass. So every child is the model's, made of its logits by the same `ChildMaker` as those of a draft model
-without heads, drawn or ranked; heads decide only what is computed beforehand.
+The pass for a node also computes guesses below it. Heads make them from the hidden state of the row before it. After
+the pass, the model's own output at these rows is known. If a child of the model was guessed, its own children need no
+pass. So every child is the model's, made from its logits by the same `ChildMaker` as those of a draft model without
+heads, drawn or ranked. Heads only decide what is computed in advance.
 
-A guess has a KV slot, as a node has. It becomes a node when its token is among the children of the node above it; the
-others are thrown away as soon as that node's children are made.
+A guess has a KV slot, as a node has. It becomes a node when its token is among the children of the node above it. The
+other guesses are discarded as soon as that node's children are made.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _Path = tuple[float, tuple[int, ...]]  # a log-probability, and ranks
 
 @dataclass(slots=True, eq=False)
 class _Guess:
-    """A token that was computed below a node, and what follows it: logits [columns], and guesses by token."""
+    """A token that was computed below a node, with its logits [columns], and the guesses below it by token."""
 
     token_id: int
     slot: int
@@ -45,7 +44,7 @@ class _Guess:
     below: dict[int, _Guess] = field(default_factory=dict)
 
     def each(self) -> Iterator[_Guess]:
-        """Yield it and all below."""
+        """Yield this guess and all below."""
         yield self
         for guess in self.below.values():
             yield from guess.each()
@@ -53,12 +52,12 @@ class _Guess:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a session's nodes, and of its context.
+    """The data of a session's nodes, and of its context.
 
-    states   of the row of each that was computed
-    logits   of those that were computed as guesses, until their children are made
-    guesses  below them, by token
-    before   of the row from which the context's last token was made
+    states   hidden states of computed rows.
+    logits   of nodes that were computed as guesses, until their children are made.
+    guesses  the guesses below nodes, by token.
+    before   the state of the row from which the context's last token was made.
     """
 
     states: dict[int, HiddenRow] = field(default_factory=dict)
@@ -68,8 +67,10 @@ class _Known:
 
 
 class _Planned(NamedTuple):
-    """A guess of a pass: below the node asked about, or below an earlier guess of the same pass, by its number (-1:
-    none)."""
+    """A guess of a pass, below the requested node or below an earlier guess of the same pass.
+
+    above: the index of that guess. -1: none.
+    """
 
     node_id: int
     above: int
@@ -80,9 +81,10 @@ class _Planned(NamedTuple):
 class _Plan(NamedTuple):
     """What a pass computes for a session.
 
-    num_pending   tokens of the context that have no KV
-    node_ids      the nodes asked about; `fresh`: those without KV
-    guesses       below them, those above first
+    num_pending   tokens of the context without KV.
+    node_ids      the requested nodes.
+    fresh         the requested nodes without KV.
+    guesses       the guesses below them, parents first.
     """
 
     session_id: int
@@ -98,7 +100,7 @@ class _Plan(NamedTuple):
 
 
 class MedusaModel(KvTrees):
-    """Drafts with contexts of a model, and heads for it. Other arguments as of `KvTrees`."""
+    """Drafts with contexts of a model, and heads for it. Other arguments as in `KvTrees`."""
 
     def __init__(
         self,
@@ -127,7 +129,7 @@ class MedusaModel(KvTrees):
         self._known.pop(session_id, None)
 
     def rewind(self, session_id: int, length: int) -> bool:
-        """Forget committed tokens beyond so many, and all nodes; see `Drafter.rewind`."""
+        """Forget committed tokens beyond `length`, and all nodes; see `Drafter.rewind`."""
         self._forget(session_id)
         return super().rewind(session_id, length)
 
@@ -138,8 +140,11 @@ class MedusaModel(KvTrees):
             self._known[session_id] = _Known()
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens and re-root the nodes; see `Drafter.commit`. What is known of the node that the
-        context ends with now is known of the context; behind a correction, what heads say there is."""
+        """Append committed tokens and move the root of the nodes; see `Drafter.commit`.
+
+        The data of the node that now ends the context becomes the context's. After a correction the heads' predictions
+        there are kept.
+        """
         if not len(token_ids):
             return
         known, session = self._known[session_id], self._sessions[session_id]
@@ -166,8 +171,11 @@ class MedusaModel(KvTrees):
     # -----------------------------------------------------------------------------------------------------------
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Answer all requests, with one pass for those of nodes that were not guessed; no children at the model's
-        maximum length. See `Drafter.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
+        """Answer all requests, with one pass for nodes that were not guessed.
+
+        Nodes at the model's maximum length get no children. See `Drafter.expand`. Raises EngineError, with the state
+        unchanged, if there are too few KV slots.
+        """
         wanted = [request for request in requests if self._may_have_children(request)]
         asked = self._asked(one for one in wanted if one.node_id not in self._known[one.session_id].logits)
         with self._contexts.alive():
@@ -198,7 +206,7 @@ class MedusaModel(KvTrees):
         return [children.first(len(request.child_ids)) for children, request in zip(made, wanted, strict=True)]
 
     def _keep(self, request: Expansion, children: Children) -> None:
-        """Keep children as nodes. Of those that were guessed all is known; the other guesses go."""
+        """Store children as nodes. Guessed children keep their data; the other guesses are discarded."""
         session, known = self._sessions[request.session_id], self._known[request.session_id]
         session.add(request, session.child_position(request.node_id), children)
         below = known.guesses.pop(request.node_id, {})
@@ -211,14 +219,14 @@ class MedusaModel(KvTrees):
             known.guesses[child_id] = guess.below
             for further in guess.below.values():
                 for one in further.each():
-                    one.logits = one.logits.clone()  # of the pass's other rows nothing is kept
+                    one.logits = one.logits.clone()  # release the memory of the pass's other rows
         self._drop(iter(below.values()))
 
     # --- a pass
     # -------------------------------------------------------------------------------------------------------------
 
     def _compute(self, asked: Asked) -> dict[tuple[int, int], torch.Tensor]:
-        """Run what is pending, the nodes asked about, and guesses below them; return the logits of each node."""
+        """Compute pending tokens, the requested nodes, and guesses below them; return the logits of each node."""
         self._contexts.prefill(self._pool.places(asked))
         plans = self._plans(asked)
         sizes = [plan.num_own + len(plan.guesses) for plan in plans]
@@ -228,7 +236,7 @@ class MedusaModel(KvTrees):
             for plan, slots in zip(plans, parts, strict=True):
                 self._pack(packer, plan, slots)
             output = self._contexts.run_with_states(packer.pack())
-        states, found, first = output.hidden.clone(), {}, 0  # the forward may use its own memory again
+        states, found, first = output.hidden.clone(), {}, 0  # the forward pass may reuse its own memory
         for plan, slots in zip(plans, parts, strict=True):
             rows = range(first, first + len(plan.node_ids) + len(plan.guesses))
             first = rows.stop
@@ -242,7 +250,7 @@ class MedusaModel(KvTrees):
         return found
 
     def _plans(self, asked: Asked) -> list[_Plan]:
-        """Return what to compute; fewer guesses where slots are short."""
+        """Return what to compute, with fewer guesses if slots are short."""
         guesses = self._guess(asked)
         plans = []
         for session_id, node_ids in asked.items():
@@ -255,7 +263,7 @@ class MedusaModel(KvTrees):
         return plans
 
     def _guess(self, asked: Asked) -> dict[int, list[_Planned]]:
-        """Return what heads think likeliest below the nodes asked about, at most MOST_GUESSES in all."""
+        """Return the tokens that heads find likeliest below the requested nodes, at most MOST_GUESSES in all."""
         places: list[tuple[int, int]] = []
         states: list[HiddenRow] = []
         for session_id, node_ids in asked.items():
@@ -274,7 +282,7 @@ class MedusaModel(KvTrees):
             for i, position in enumerate(positions)
             for score, path in _likely_paths(ranked.scores[i], self.info.max_length - 1 - position)
         ]
-        # Those above first: none is likelier than what it hangs on.
+        # Parents first: a guess is never likelier than its parent.
         candidates.sort(key=lambda one: (-one[0], len(one[2])))
         found: dict[int, list[_Planned]] = {}
         numbers: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -288,8 +296,7 @@ class MedusaModel(KvTrees):
         return found
 
     def _state_before(self, session_id: int, node_id: int) -> HiddenRow | None:
-        """Return the state of the row from which a node's token was made, or the context's last one; None if it is not
-        known."""
+        """Return the state of the row before a node's token, or the context's last one; None if unknown."""
         known = self._known[session_id]
         if node_id == CONTEXT:
             return known.before
@@ -315,7 +322,7 @@ class MedusaModel(KvTrees):
             packer.add_node(guess.token_id, slot, guess.position, session.length, of_guesses[-1])
 
     def _settle(self, plan: _Plan, slots: Int32Array) -> None:
-        """After the pass: pending tokens are committed to the table, nodes own their slots."""
+        """After the pass, commit the pending tokens to the table, and give the nodes their slots."""
         pending, fresh, _ = np.split(slots, [plan.num_pending, plan.num_own])
         for node_id, slot in zip(plan.fresh, fresh.tolist(), strict=True):
             plan.session.nodes[node_id].slot = slot
@@ -324,7 +331,7 @@ class MedusaModel(KvTrees):
     def _add_guesses(
         self, plan: _Plan, slots: Int32Array, logits: torch.Tensor, states: torch.Tensor, rows: Sequence[int]
     ) -> None:
-        """Keep a session's guesses, given their slots and their rows of the pass."""
+        """Store a session's guesses, given their slots and their rows of the pass."""
         guesses, made = self._known[plan.session_id].guesses, list[_Guess]()
         for planned, slot, row in zip(plan.guesses, slots.tolist(), rows, strict=True):
             made.append(_Guess(planned.token_id, slot, logits[row], HiddenRow(states, row)))
@@ -335,8 +342,7 @@ class MedusaModel(KvTrees):
 
 
 def _likely_paths(scores: Float32Array, most_deep: int) -> list[_Path]:
-    """Return the paths of ranks that are likely by log-probabilities f32[places, ranks], with those of the whole
-    path."""
+    """Return the likely paths of ranks with their log-probabilities, given log-probabilities f32[places, ranks]."""
     found, level = list[_Path](), list[_Path]([(0.0, ())])
     least = float(np.log(LEAST_CHANCE))
     for of_place in scores[: max(most_deep, 0)].tolist():

@@ -1,11 +1,10 @@
-"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) as a source of drafts: which tokens they think likely after each
-context.
+"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) as a source of drafts: the likely tokens after each context.
 
-The hidden states stay where the target computes, and so does all but the likeliest tokens. Tokens are ranked as a draft
-model's are: by the scores that the target's own noise perturbs; where the verifier draws otherwise, by what the heads
-say alone.
+The hidden states stay where the target computes, and so does everything but the likeliest tokens. Tokens are ranked as
+a draft model's are, by scores that the target's own noise perturbs. Where the verifier draws with other random numbers,
+they are ranked by the heads' scores alone.
 
-On a GPU this is recorded for numbers of contexts that are powers of two, and the host waits for nothing but the tokens.
+On a GPU this is recorded for numbers of contexts that are powers of two, and the host waits only for the tokens.
 """
 
 from __future__ import annotations
@@ -38,8 +37,11 @@ Wait = Callable[[], Ranked]
 
 
 class Medusa:
-    """Fulfils `HeadSource`; `limit_vocab`: tokens from this one on are not drafted. `replays`: what records; by default
-    as the device can."""
+    """Implements `HeadSource`.
+
+    limit_vocab   drafted tokens are below this.
+    replays       records passes. Default: as the device supports.
+    """
 
     def __init__(self, heads: MedusaHeads, limit_vocab: int, replays: Replays | None = None) -> None:
         self.num_heads = heads.num_heads
@@ -47,9 +49,7 @@ class Medusa:
         self._num_columns = len(heads.token_ids) if heads.token_ids is not None else limit_vocab
         device = heads.output.device
         self._replays = replays or Replays.on(device)
-        self._states = heads.output.new_zeros(
-            BATCH_SIZES[-1], heads.output.shape[-1]
-        )  # of the contexts that are recorded
+        self._states = heads.output.new_zeros(BATCH_SIZES[-1], heads.output.shape[-1])  # of the recorded contexts
         names = heads.token_ids
         self._names = None if names is None else torch.from_numpy(names).to(device)
         self._count = 0
@@ -74,7 +74,7 @@ class Medusa:
         return Pending(parts[0][1] if len(parts) == 1 else partial(_joined, parts, len(states)))
 
     def _start(self, rows: torch.Tensor, sampling: list[Sampling], ends: IntpArray, count: int) -> Wait:
-        """Begin to rank behind states [n, hidden] where the host may have a part in it."""
+        """Begin to rank tokens after states [n, hidden], where the host may take part."""
         logits = self._heads.logits(rows)[:, :, : self._num_columns]  # [contexts, heads, columns]
         own = [one.params for one in sampling for _ in range(self.num_heads)]
         positions = (ends[:, None] + np.arange(self.num_heads)).reshape(-1).tolist()
@@ -88,11 +88,11 @@ class Medusa:
 
     @torch.no_grad()
     def _recorded(self, rows: torch.Tensor, sampling: list[Sampling], ends: IntpArray, count: int) -> Wait:
-        """Begin to rank behind states [n, hidden] on the device."""
+        """Begin to rank tokens after states [n, hidden] on the device."""
         assert self._replays is not None
         num_contexts, num_heads = len(rows), self.num_heads
         size = padded_batch(num_contexts)
-        most = self._count = max(count, self._count)  # near the end of a text fewer are asked for
+        most = self._count = max(count, self._count)  # near the end of a text fewer are requested
         ints = np.zeros((size, 1 + 2 * num_heads), np.int32)
         inverse, keys = noise_of(sampling, ends[:, None] + np.arange(num_heads))
         ints[:num_contexts, 0], ints[:num_contexts, 1:] = inverse.view(np.int32), keys.reshape(num_contexts, -1)
@@ -119,7 +119,7 @@ class Medusa:
         return finish
 
     def warm_up(self, most_contexts: int) -> None:
-        """Record what so many contexts need as a rule, so that none waits for it."""
+        """Record what `most_contexts` contexts usually need, so that no context waits for a recording."""
         if self._replays is None:
             return
         greedy = Sampling.of(SamplingParams())
@@ -130,7 +130,7 @@ class Medusa:
 
 
 def _gathered(states: Sequence[HiddenRow]) -> torch.Tensor:
-    """Return [n, hidden]: these rows, in memory of their own. As a rule all are of one step."""
+    """Return these rows [n, hidden] in new memory. Usually all are of one step."""
     values = states[0].values
     if any(state.values is not values for state in states):
         return torch.stack([state.values[state.row] for state in states])
@@ -139,7 +139,7 @@ def _gathered(states: Sequence[HiddenRow]) -> torch.Tensor:
 
 
 def _joined(parts: list[tuple[IntpArray, Wait]], num_contexts: int) -> Ranked:
-    """Return what is said of all contexts, by parts."""
+    """Return the result for all contexts from those of parts."""
     ranked = [(which, wait()) for which, wait in parts]
     shape = num_contexts, *ranked[0][1].token_ids.shape[1:]
     found = Ranked(np.empty(shape, np.int32), np.empty(shape, np.float32))

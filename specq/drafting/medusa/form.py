@@ -1,21 +1,21 @@
-"""The form of Medusa heads: what their config.json says, and which tensors they have.
+"""The form of Medusa heads: the content of their config.json, and their tensors.
 
-Such heads are a directory of config.json and medusa_lm_head.safetensors or medusa_lm_head.pt, as the authors of Medusa
-write them (Cai et al. 2024, arXiv 2401.10774). Head i says what stands i + 1 places after the next token, by the
+Heads are a directory with config.json and medusa_lm_head.safetensors or medusa_lm_head.pt, as Medusa's authors write
+them (Cai et al. 2024, arXiv 2401.10774). Head i predicts the token i + 1 positions after the next token, from the
 target's last hidden state:
 
 - `medusa_num_layers` residual blocks, x + silu(W x + b): `i.j.linear.weight` [hidden, hidden] and `i.j.linear.bias`
-    [hidden];
-- a matrix to the vocabulary, `i.N.weight` [tokens, hidden], where N is the number of blocks.
+  [hidden].
+- A matrix to the vocabulary, `i.N.weight` [tokens, hidden], where N is the number of blocks.
 
-The heads that `specq train medusa` writes are smaller by three things, each of which may be there or not:
+The heads that `specq train medusa` writes are smaller in three ways, each optional:
 
-- without any `i.N.weight`, all heads end in the target's own output matrix;
-- the matrices speak of the tokens in `lm_head.token_ids` (int32, ascending) and of no others;
-- a matrix is int8 with a float32 scale for each row, in NAME.scale, as in `draft_form`.
+- Without any `i.N.weight`, all heads end in the target's own output matrix.
+- The matrices cover only the tokens in `lm_head.token_ids` (int32, ascending).
+- A matrix is int8 with a float32 scale for each row, in NAME.scale, as in `draft_form`.
 
-Their config.json says for which target they are: `hidden_size`, `num_tokens` and `tokenizer_hash` (see `specq.text`);
-and, where heads were trained together with a target, which is of no other, `target_fingerprint` (see
+Their config.json names their target: `hidden_size`, `num_tokens` and `tokenizer_hash` (see `specq.text`). Heads that
+were trained together with a target fit no other one, and also have `target_fingerprint` (see
 `specq.engines.checkpoint`).
 """
 
@@ -29,8 +29,8 @@ from specq.checkpoints import read_json
 from specq.checkpoints.draft_form import HASH_LENGTH, SCALE, TOKEN_IDS
 from specq.protocol import ConfigError
 
-MODEL_TYPE = "specq-medusa"  # of heads of our own; Medusa's authors name their target's
-WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # the first that is there is read
+MODEL_TYPE = "specq-medusa"  # our own heads; Medusa's authors use their target's type
+WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # the first that exists is read
 MOST_HEADS, MOST_LAYERS = 16, 8
 
 Forms = dict[str, tuple[str, tuple[int, ...]]]
@@ -38,7 +38,7 @@ Forms = dict[str, tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class HeadsShape:
-    """What config.json says. Of the target: 0 or "" where it is not said."""
+    """The content of config.json. Values of the target are 0 or "" if missing."""
 
     medusa_num_heads: int
     medusa_num_layers: int
@@ -56,9 +56,9 @@ class HeadsShape:
 
 
 def heads_shape(heads: Path) -> HeadsShape:
-    """Return what a directory's config.json says; ConfigError if it holds no Medusa heads."""
+    """Return the content of a directory's config.json; ConfigError if it holds no Medusa heads."""
     if not (heads / "config.json").is_file():
-        raise ConfigError(f"{heads} holds no Medusa heads: there is no config.json in it")
+        raise ConfigError(f"{heads} contains no Medusa heads: it has no config.json")
     said = read_json(heads, "config.json")
     own = said.get("model_type") == MODEL_TYPE
     return HeadsShape(
@@ -82,7 +82,7 @@ def _hash(heads: Path, said: dict[str, Any], key: str) -> str:
     value = said.get(key)
     if isinstance(value, str) and len(value) == HASH_LENGTH:
         return value
-    raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}; it must be of {HASH_LENGTH} hex digits")
+    raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}, but must be of {HASH_LENGTH} hex digits")
 
 
 def block_names(head: int, layer: int) -> tuple[str, str]:
@@ -115,7 +115,7 @@ def reason_against(shape: HeadsShape, found: Forms) -> str:
 
 
 def _needed(shape: HeadsShape, found: Forms, hidden: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that the tensors of a file must have, by name."""
+    """Return the required shapes of a file's tensors, by name."""
     needed: dict[str, tuple[int, ...]] = {}
     outputs = [output_name(shape, head) for head in range(shape.medusa_num_heads)]
     known = next((found[name][1] for name in outputs if name in found), None)  # None: the target's matrix is shared

@@ -1,7 +1,6 @@
-"""What a verifier needs of heads that draft from the target's own hidden states: the likeliest tokens of each, in
-arrays.
+"""What a verifier needs from heads that draft from the target's own hidden states: the likeliest tokens, in arrays.
 
-`specq.drafting.medusa.drafter` fulfils it; nothing here imports torch.
+`specq.drafting.medusa.drafter` implements this interface. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from specq.protocol import Float32Array, Int32Array, SamplingParams
 
 
 class HiddenRow(NamedTuple):
-    """One row of hidden states [n, hidden], wherever these are."""
+    """One row of hidden states [n, hidden], on any device."""
 
     values: Any
     row: int
 
 
 class Ranked(NamedTuple):
-    """What heads say of the places after some contexts.
+    """The heads' predictions for the positions after some contexts.
 
-    token_ids  i32[contexts, heads, count]: the likeliest tokens of each place, likeliest first
-    scores     f32[contexts, heads, count]: their log-probabilities; -inf where there is no such token
+    token_ids  i32[contexts, heads, count]: the likeliest tokens of each position, likeliest first.
+    scores     f32[contexts, heads, count]: their log-probabilities. -inf where there is no such token.
     """
 
     token_ids: Int32Array
@@ -32,15 +31,16 @@ class Ranked(NamedTuple):
 
 
 class HeadSource(Protocol):
-    """Heads, driven by one thread. They keep nothing of a context."""
+    """Heads, called by one thread. They keep no data of a context."""
 
     num_heads: int
 
     def start(
         self, states: Sequence[HiddenRow], params: Sequence[SamplingParams], lengths: Sequence[int], count: int
     ) -> Pending[Ranked]:
-        """Begin to rank what follows some contexts, at most `count` tokens a place.
+        """Begin to rank the tokens after some contexts, at most `count` tokens a position.
 
-        states: of the row from which the target made each context's last token; lengths: of the contexts.
+        states    of the row from which the target made each context's last token.
+        lengths   of the contexts.
         """
         ...

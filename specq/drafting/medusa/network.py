@@ -1,6 +1,6 @@
-"""Medusa heads in the form of `specq.drafting.medusa.form` -> matrices in memory that turn hidden states into logits.
+"""Load Medusa heads in the form of `specq.drafting.medusa.form` as matrices that turn hidden states into logits.
 
-Rule: heads that do not fit their target are refused here, before anything is drafted with them.
+Rule: heads that do not fit their target are refused here, before they draft.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from specq.protocol import ConfigError, Int32Array, ModelInfo
 class MedusaHeads:
     """K heads.
 
-    blocks     (weights [K, hidden, hidden], biases [K, 1, hidden]) of each residual block
-    output     [columns, hidden] for all heads, or [K, columns, hidden]
-    token_ids  i32[columns] the token of each column, ascending; None: column i is token i
+    blocks     (weights [K, hidden, hidden], biases [K, 1, hidden]) of each residual block.
+    output     [columns, hidden] for all heads, or [K, columns, hidden].
+    token_ids  i32[columns]: the token of each column, ascending. None: column i is token i.
     """
 
     blocks: list[tuple[torch.Tensor, torch.Tensor]]
@@ -39,7 +39,7 @@ class MedusaHeads:
 
     @torch.no_grad()
     def rows(self, states: torch.Tensor) -> torch.Tensor:
-        """Return [K, n, columns] of hidden states [n, hidden], in the heads' own number format."""
+        """Return logits [K, n, columns] from hidden states [n, hidden], in the heads' own number format."""
         x = states.to(self.output.dtype).expand(self.num_heads, -1, -1)  # [K, n, hidden]
         for weights, biases in self.blocks:
             x = x + functional.silu(torch.baddbmm(biases, x, weights.mT))
@@ -48,17 +48,19 @@ class MedusaHeads:
         return functional.linear(x.reshape(-1, x.shape[-1]), self.output).view(*x.shape[:2], -1)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Return f32[n, K, columns] of hidden states [n, hidden]."""
+        """Return logits f32[n, K, columns] from hidden states [n, hidden]."""
         return self.rows(states).transpose(0, 1).float()
 
 
 def load_heads(heads: str, target: str, info: ModelInfo, device: str = "auto") -> MedusaHeads:
-    """Load heads for the target in `target`, a directory or GGUF file; `info` describes it. On a CPU they compute in
-    float32, else in bfloat16. Raises ConfigError for what is no heads, for those of another hidden size or vocabulary,
-    and for those that were trained together with another target."""
+    """Load heads for the target in `target`, a directory or GGUF file; `info` describes the target.
+
+    On a CPU they compute in float32, else in bfloat16. Raises ConfigError if the files are not Medusa heads, are for
+    another hidden size or vocabulary, or were trained together with another target.
+    """
     directory = Path(heads)
     if not directory.is_dir():
-        raise ConfigError(f"there is no directory {heads} of Medusa heads; they must lie on this machine")
+        raise ConfigError(f"the directory {heads} of Medusa heads does not exist; it must be on this machine")
     shape = medusa_form.heads_shape(directory)
     tensors = read_tensors(directory, medusa_form.WEIGHTS, partial(medusa_form.reason_against, shape), "Medusa heads")
     _check_fit(directory, shape, tensors, Path(target), info)
@@ -70,14 +72,14 @@ def load_heads(heads: str, target: str, info: ModelInfo, device: str = "auto") -
 
 
 def _is_about(name: str) -> bool:
-    """Return whether a tensor says how to read others."""
+    """Return whether a tensor describes how to read others."""
     return name == draft_form.TOKEN_IDS or name.endswith(draft_form.SCALE)
 
 
 def _check_fit(directory: Path, shape: medusa_form.HeadsShape, tensors: Tensors, target: Path, info: ModelInfo) -> None:
     """Raise ConfigError for heads of another hidden size or vocabulary."""
     said = read_json(target, "config.json")
-    wanted = said.get("word_embed_proj_dim") or said["hidden_size"]  # the former: what OPT's output matrix reads
+    wanted = said.get("word_embed_proj_dim") or said["hidden_size"]  # the former: input size of OPT's output matrix
     hidden = tensors[medusa_form.block_names(0, 0)[0]].shape[1]
     if hidden != wanted:
         raise ConfigError(
@@ -103,7 +105,7 @@ def _check_fit(directory: Path, shape: medusa_form.HeadsShape, tensors: Tensors,
             )
     elif output is not None and not info.num_tokens <= len(output) <= info.vocab_size:
         raise ConfigError(
-            f"{directory}: these heads speak of {len(output)} tokens; {info.name} has {info.num_tokens}, in a matrix "
+            f"{directory}: these heads output {len(output)} tokens; {info.name} has {info.num_tokens}, in a matrix "
             f"of {info.vocab_size} rows"
         )
 
@@ -114,7 +116,7 @@ def _token_ids(tensors: Tensors) -> Int32Array | None:
 
 
 def tensor_value(name: str, tensors: Tensors) -> torch.Tensor:
-    """Return a tensor's values; those in 8 bits rounded to bfloat16, so that they are the same everywhere."""
+    """Return a tensor's values; 8-bit values are rounded to bfloat16, so that they are the same everywhere."""
     scale = tensors.get(name + draft_form.SCALE)
     return tensors[name] if scale is None else (tensors[name].float() * scale[:, None]).bfloat16()
 
@@ -136,8 +138,7 @@ def _output(
     device: torch.device,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return the heads' own matrices [K, columns, hidden], or the rows of the target's that are wanted [columns,
-    hidden]."""
+    """Return the heads' own matrices [K, columns, hidden], or the needed rows of the target's [columns, hidden]."""
     names = [medusa_form.output_name(shape, head) for head in range(shape.medusa_num_heads)]
     if names[0] in values:
         return torch.stack([values[name] for name in names])

@@ -1,11 +1,11 @@
-"""Medusa heads: trees drafted from the target's own last hidden state, by some matrices beside it.
+"""Medusa heads as a source: some matrices draft trees from the target's own last hidden state.
 
-The step in which the target makes a token gives the hidden state of that token's row too, which costs nothing. It stays
-on the device; `begin` lets the heads rank what may follow, and `collect` hangs a tree of the likeliest tokens onto each
-session: one of the shape that the job or the configuration asks for, else best first. All nodes are point masses.
-Scores are the heads' own log-probabilities, calibrated by what became of this lane's nodes.
+The step in which the target makes a token also returns the hidden state of that token's row, at no cost. It stays on
+the device. `begin` lets the heads rank the next tokens. `collect` grafts a tree of the likeliest tokens onto each
+session. The tree has the shape that the job or the configuration asks for, else it grows best first. All nodes are
+point masses. Scores are the heads' own log-probabilities, calibrated by the outcomes of this lane's nodes.
 
-Whether it pays is measured, as of every source. No I/O; time is an argument.
+As for every source, measurement decides whether it pays off. No I/O; time is an argument.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from specq.verifier.sources import (
 log = structlog.get_logger(__name__)
 
 MOST_NODES = 64  # of one session, best first
-ALL_NODES = 256  # of all sessions together, but at least one for each head of each
+ALL_NODES = 256  # of all sessions together, but at least one for each head of each session
 
 
 class _State(NamedTuple):
@@ -51,7 +51,7 @@ class _State(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """Sessions for which the heads rank, the tree of each and how many nodes it may have, and what is pending."""
+    """Sessions for which the heads rank tokens, the tree and maximum nodes of each, and the pending result."""
 
     sessions: list[Session]
     trees: list[RankTree]
@@ -79,7 +79,7 @@ class MedusaSource(DraftSource):
     # --- a round ------------------------------------------------------------------------------------------------------
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
-        """Let the heads rank what may follow the sessions whose last hidden state is known."""
+        """Let the heads rank the next tokens of the sessions whose last hidden state is known."""
         sessions = [session for session in sessions if self._knows(session)]
         of_rooms = zip(sessions, rooms_of(sessions), strict=True)
         rooms = {one.session_id: room for one, room in of_rooms if room > 0}
@@ -98,7 +98,7 @@ class MedusaSource(DraftSource):
         trees = [
             tree_for(one.speculation, min(num_heads, room), self._tree)
             for one, room in zip(sessions, rooms, strict=True)
-        ]  # none deeper than there is room
+        ]  # no tree is deeper than its room
         share = max(num_heads, min(MOST_NODES, ALL_NODES // len(sessions)))
         most = [
             one.speculation.max_nodes or (len(tree.ranks) if tree.is_fixed else share)
@@ -110,18 +110,18 @@ class MedusaSource(DraftSource):
         return _Begun(sessions, trees, most, self.heads.start(rows, params, lengths, count))
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """Return the trees of the sessions for which heads rank; those that have ended meanwhile have no effect."""
+        """Return the trees of the sessions for which heads rank; trees of ended sessions have no effect."""
         begun, self._begun = self._begun, None
         if begun is None:
             return ()
         ranked = begun.pending.collect()
-        # Sessions with the same tree together: as a rule all of them.
+        # Group sessions by tree. Usually all sessions have the same one.
         order = sorted(range(len(begun.sessions)), key=lambda i: (id(begun.trees[i]), begun.most[i]))
         alike = groupby(order, key=lambda i: (id(begun.trees[i]), begun.most[i]))
         return [_batch(begun, list(which), ranked) for _, which in alike]
 
     def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
-        """Keep the hidden state behind each session's text: that of the row from which its last token was made."""
+        """Store the hidden state behind each session's text: that of the row from which its last token was made."""
         done = {one.session_id: one for one in rounds.sessions if one.takes_drafts}
         paths = accepted_paths(rounds)
         for shares, output in computed:
@@ -129,7 +129,7 @@ class MedusaSource(DraftSource):
                 continue
             for session, start in zip(shares.sessions, output.hidden.starts.tolist(), strict=False):
                 if done.get(session.session_id) is session:
-                    path = paths.get(session.session_id)  # from its last node, or the last token before all nodes
+                    path = paths.get(session.session_id)  # row of its last node, or of the last token before all
                     self._keep(session, HiddenRow(output.hidden.values, start + (1 + path[-1] if path else 0)))
 
     def _keep(self, session: Session, row: HiddenRow) -> None:
@@ -141,7 +141,7 @@ class MedusaSource(DraftSource):
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def refuse(self, session: Session) -> None:
-        """Draft no more for a session."""
+        """Stop drafting for a session."""
         self.close(session)
         self._refused[session.session_id] = session
 
@@ -162,7 +162,7 @@ def _batch(begun: _Begun, which: list[int], ranked: Ranked) -> DraftBatch:
         np.minimum(tree.ranks, ranked.token_ids.shape[2] - 1),
     )
     token_ids = ranked.token_ids[which][:, depths, ranks]
-    places = np.cumsum(wanted, axis=1) - 1  # of the wanted nodes among each other
+    places = np.cumsum(wanted, axis=1) - 1  # indices among the wanted nodes
     parents: Int32Array = np.where(tree.parents < 0, -1, places[:, tree.parents]).astype(np.int32)
     sessions = [begun.sessions[i] for i in which]
     return DraftBatch(
@@ -182,20 +182,22 @@ def _batch(begun: _Begun, which: list[int], ranked: Ranked) -> DraftBatch:
 
 
 def make(setup: Setup) -> MedusaSource | None:
-    """Load the heads that shall draft in this process, if there are any; ConfigError where they do not fit the
-    target."""
+    """Load the heads that the configuration names for this process; None if it names none.
+
+    Raises ConfigError if they do not fit the target.
+    """
     if not setup.heads:
         return None
-    from specq.drafting.eagle3.loading import is_eagle  # brings torch, which not every engine needs
+    from specq.drafting.eagle3.loading import is_eagle  # imports torch, which not every engine needs
     from specq.drafting.medusa.drafter import Medusa
-    from specq.drafting.medusa.network import load_heads  # brings torch, which not every engine needs
+    from specq.drafting.medusa.network import load_heads  # imports torch, which not every engine needs
 
     if is_eagle(setup.heads):
         return None
     setup.tell(f"loading Medusa heads from {setup.config.heads}")
     heads = load_heads(setup.heads, setup.target, setup.info, setup.device)
     tree = checked_tree(setup.config.heads_tree, heads.num_heads, f"there are {heads.num_heads} heads")
-    log.info("heads_ready", heads=setup.config.heads, num_heads=heads.num_heads, num_paths=len(tree))
+    log.info("medusa_heads_loaded", heads=setup.config.heads, num_heads=heads.num_heads, num_paths=len(tree))
     medusa = Medusa(heads, setup.info.num_tokens)
     medusa.warm_up(setup.config.max_sessions)
     return MedusaSource(medusa, tree)

@@ -1,19 +1,19 @@
-"""`draft-model` with a parallel draft model (PARD, An et al. 2025, arXiv 2504.18583): one pass foresees several places
-of a text.
+"""`draft-model` with a parallel draft model (PARD): one pass predicts several positions.
 
-The pass for a node reads what leads to it and then masks; the node's own row says what follows it, the first mask what
-follows that, and so on. Masks see one another, but no drafted token: so what is likely at a place does not depend on
-which tokens stand before it, and all nodes that the pass foresees get the same children at their depth. Which of them
-are worth having, the drafter chooses, best first (`specq.drafting.worker`): it asks for the children of a node, and a
-pass is run only for those that no earlier pass foresaw, for all of them at once. Those are the likely outcomes of what
-is being verified: the context, and the ends of what was foreseen.
+The method is that of An et al. 2025, arXiv 2504.18583. The pass for a node reads its ancestors and itself, and then
+masks. The node's own row predicts the token after it, the first mask the next one, and so on. Masks see one another,
+but no drafted token. So the prediction for a position does not depend on the tokens before it. All nodes at one depth
+of a pass get the same children. The draft worker chooses which of them are expanded, best first
+(`specq.drafting.worker`). A request needs a pass only if no earlier pass predicted the children of its node. One pass
+covers all such nodes at once. These are the likely outcomes of the verification in flight: the context, and the ends of
+the predictions.
 
-Nodes get their KV with the first pass for them or for one of their descendants; that of masks is thrown away after
-each.
+Nodes get their KV with the first pass for them or for one of their descendants. The KV of masks is discarded after each
+pass.
 
 Children are ranked as a draft model's are. They are chosen by content and not drawn, so they are point masses under
-`probabilistic`, too; there the scores are those of the model alone, since the noise of the job's seed must not choose
-what it judges.
+`probabilistic`, too. There the scores are those of the model alone, because the random numbers of the job's seed must
+not choose the tokens that they judge.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion, 
 from specq.engines.torch import RowPacker
 from specq.protocol import Int32Array, SamplingParams
 
-WIDTH = 8  # children of each place that are kept, if no more are asked for
+WIDTH = 8  # children of each position that are kept, unless more are requested
 
 
 class _Foreseen(NamedTuple):
-    """What a pass said of the places after some node; the children of ours are those at this place."""
+    """A pass's predictions for the positions after some node; the node's children are those at this place."""
 
     places: Sequence[Children]
     place: int
@@ -44,10 +44,11 @@ class _Foreseen(NamedTuple):
 class _Plan(NamedTuple):
     """What a pass computes for a session.
 
-    node_ids, lines, num_places   the nodes asked about; of each the ids that lead to it, its own last, and how many
-                                  places are foreseen
-    fresh                         the nodes in `lines` that have no KV yet, each after its ancestors
-    num_pending                   tokens of the context that have none
+    node_ids      the requested nodes.
+    lines         for each requested node the ids of its ancestors and, last, its own.
+    num_places    for each requested node how many positions are predicted.
+    fresh         the nodes in `lines` without KV, each after its ancestors.
+    num_pending   tokens of the context without KV.
     """
 
     session_id: int
@@ -65,12 +66,12 @@ class _Plan(NamedTuple):
 
     @property
     def num_slots(self) -> int:
-        """How many are needed: masks need some, too."""
+        """How many slots are needed, including those of masks."""
         return self.num_own + sum(self.num_places) - len(self.num_places)
 
 
 class ParallelModel(KvTrees):
-    """Drafts with contexts of a model that has masks. Other arguments as of `KvTrees`."""
+    """Drafts with contexts of a model that has masks. Other arguments as in `KvTrees`."""
 
     def __init__(
         self, contexts: Contexts, *, distribution_size: int = 32, rng: np.random.Generator | None = None
@@ -90,14 +91,17 @@ class ParallelModel(KvTrees):
         self._foreseen.pop(session_id, None)
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens and re-root the nodes; see `Drafter.commit`. What follows the new context is not
-        known before it is asked for: a pass of its own says that better than one that foresaw it."""
+        """Append committed tokens and move the root of the nodes; see `Drafter.commit`.
+
+        The children of the new context are unknown until they are requested, because a pass of their own predicts them
+        better than an earlier one.
+        """
         super().commit(session_id, token_ids, path)
         if len(token_ids):
             self._keep_known(session_id)
 
     def rewind(self, session_id: int, length: int) -> bool:
-        """Forget committed tokens beyond so many, and all nodes; see `Drafter.rewind`."""
+        """Forget committed tokens beyond `length`, and all nodes; see `Drafter.rewind`."""
         super().rewind(session_id, length)
         self._keep_known(session_id)
         return True
@@ -107,8 +111,11 @@ class ParallelModel(KvTrees):
         self._foreseen[session_id] = {i: found for i, found in self._foreseen[session_id].items() if i in nodes}
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Answer all requests, with one pass for those of nodes that were not foreseen; no children at the model's
-        maximum length. See `Drafter.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
+        """Answer all requests, with one pass for nodes whose children were not predicted.
+
+        Nodes at the model's maximum length get no children. See `Drafter.expand`. Raises EngineError, with the state
+        unchanged, if there are too few KV slots.
+        """
         asked = self._asked(one for one in requests if one.node_id not in self._foreseen[one.session_id])
         if asked:
             with self._contexts.alive():
@@ -117,8 +124,7 @@ class ParallelModel(KvTrees):
         return [self._answer(request) for request in requests]
 
     def _look_ahead(self, asked: Asked, width: int) -> None:
-        """Run a pass for these nodes, and keep what it says of the places after each: `width` children of each
-        place."""
+        """Run a pass for these nodes, and store its predictions: `width` children for each position after a node."""
         plans = [self._plan(session_id, node_ids) for session_id, node_ids in asked.items()]
         with self._contexts.taken(sum(plan.num_slots for plan in plans)) as taken:
             parts = np.split(taken, np.cumsum([plan.num_slots for plan in plans])[:-1])
@@ -142,9 +148,11 @@ class ParallelModel(KvTrees):
         return _Plan(session_id, session, node_ids, lines, list(fresh), self._num_pending(session), counts)
 
     def _pack(self, packer: RowPacker, plan: _Plan, slots: Int32Array) -> None:
-        """Add a session's rows, in these slots: its pending tokens, then for each node asked about what leads to it and
-        was not read yet, the node, and its masks. The rows that a node's places follow from, its own and those of its
-        masks, give logits."""
+        """Add a session's rows, in these slots.
+
+        These are its pending tokens, then for each requested node its unread ancestors, the node, and its masks. The
+        rows that predict positions, the node's own and those of its masks, give logits.
+        """
         session, own, masks = plan.session, *np.split(slots, [plan.num_own])
         self._contexts.pack(packer, plan.session_id, own[: plan.num_pending], judged=plan.node_ids[0] == CONTEXT)
         slot_of = {i: node.slot for i, node in session.nodes.items()}
@@ -167,7 +175,7 @@ class ParallelModel(KvTrees):
                 packer.add_node(self.info.vocab_size + place, slot, first + place, session.length, lineage.copy())
 
     def _wanted(self, plan: _Plan, width: int) -> Iterator[ChildRequest]:
-        """Yield what is asked of each of a session's rows that give logits."""
+        """Yield the requests to a session's rows with logits."""
         params = ranking_params(plan.session.params)
         for node_id, count in zip(plan.node_ids, plan.num_places, strict=True):
             first = plan.session.child_position(node_id)
@@ -175,8 +183,7 @@ class ParallelModel(KvTrees):
                 yield ChildRequest(params, position, width, plan.session_id)
 
     def _settle(self, plan: _Plan, slots: Int32Array) -> None:
-        """After a pass: pending tokens are committed to the table, nodes own their slots, and those of masks are
-        free."""
+        """After a pass, commit the pending tokens to the table, give the nodes their slots, and free those of masks."""
         pending, fresh, masks = np.split(slots, [plan.num_pending, plan.num_own])
         for node_id, slot in zip(plan.fresh, fresh.tolist(), strict=True):
             plan.session.nodes[node_id].slot = slot
@@ -184,7 +191,7 @@ class ParallelModel(KvTrees):
         self._pool.give(masks)
 
     def _answer(self, request: Expansion) -> Children:
-        """Cut children to those requested, and keep them as nodes."""
+        """Cut children to the requested number, and store them as nodes."""
         foreseen = self._foreseen[request.session_id]
         found = foreseen.get(request.node_id)
         if found is None:

@@ -1,9 +1,10 @@
-"""Suffix decoding: what followed the end of a text where it stood before, in this text or in others.
+"""Suffix decoding: draft what followed the same suffix earlier, in this text or in others.
 
     reference     the tree and its drafts in plain Python, which explains them
     compiled      the same in C
-    source        drafts inside a verifier; text_drafts: what it shares with lookahead decoding; shared_texts: texts of
-                  ended jobs
+    source        drafts inside a verifier
+    text_drafts   what `source` shares with lookahead decoding
+    shared_texts  texts of ended jobs
     ngram         a drafter for draft workers
     texts         the texts of many sessions: one call drafts for all
 
@@ -30,11 +31,11 @@ from specq.drafting.suffix.texts import (
 
 
 class SuffixTree(Protocol):
-    """How often each short sequence of tokens stood in some texts, and what followed it."""
+    """How often each short sequence of tokens occurred in some texts, and what followed it."""
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of all texts, and one for the end of each."""
+        """The number of tokens of all texts, plus one for the end of each."""
         ...
 
     @property
@@ -45,18 +46,18 @@ class SuffixTree(Protocol):
         ...
 
     def end_text(self) -> None:
-        """End the last text; what is appended next is another one."""
+        """End the last text; the next tokens begin another one."""
         ...
 
 
 def make_tree(*, is_compiled: bool = True) -> SuffixTree:
-    """Return a tree of no text; `is_compiled`: False for the reference."""
+    """Return an empty tree; `is_compiled`: False for the reference."""
     found = kernels() if is_compiled else None
     return ReferenceMatcher() if found is None else CompiledMatcher(found)
 
 
 def make_texts(*, is_compiled: bool = True) -> SuffixTexts:
-    """Return no texts yet; `is_compiled`: as of `make_tree`."""
+    """Return an empty set of texts; `is_compiled` as in `make_tree`."""
     found = kernels() if is_compiled else None
     return ReferenceTexts() if found is None else CompiledTexts(found)
 
@@ -70,9 +71,14 @@ def draft(
     fan_out: int = 1,
     floor: float = 0.0,
 ) -> DraftedSuffix:
-    """Return what may follow a text that ends with `tail`: at most `most` nodes, at most `most_depth` deep, of each at
-    most `fan_out` children; none likelier to be left out than `floor`. Of trees that know as long an end of it, the
-    earlier count first; all are of one kind, and at most MOST_TREES."""
+    """Return what may follow a text that ends with `tail`.
+
+    most, most_depth, fan_out   maximum nodes, depth, and children of a node.
+    floor                       minimum probability of a node.
+
+    If several trees know an equally long suffix, the earlier tree counts first. All trees are of one kind, at most
+    MOST_TREES.
+    """
     found: DraftedSuffix = type(trees[0]).draft(trees, tail[-DEPTH:], min(most, MOST_NODES), most_depth, fan_out, floor)
     return found
 

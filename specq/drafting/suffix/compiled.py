@@ -22,7 +22,7 @@ def kernels() -> ctypes.CDLL | None:
 
 
 def with_signatures(found: ctypes.CDLL) -> ctypes.CDLL:
-    """Say what the functions of a library take."""
+    """Declare the argument and result types of a library's functions."""
     pointer, number, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
     found.suffix_new.restype = pointer
     found.suffix_free.argtypes = [pointer]
@@ -43,7 +43,7 @@ DOUBTS_IN_C = (ctypes.c_double * len(DOUBTS))(*DOUBTS)
 
 
 class CompiledMatcher:
-    """See `specq.drafting.suffix.SuffixTree`."""
+    """A suffix tree in C. See `specq.drafting.suffix.SuffixTree`."""
 
     def __init__(self, kernels: ctypes.CDLL) -> None:
         self._kernels = kernels
@@ -52,7 +52,7 @@ class CompiledMatcher:
             raise MemoryError
         weakref.finalize(self, kernels.suffix_free, self.address)
         self._alone = (ctypes.c_void_p * 1)(self.address)
-        self._drafted = _Ids(), _Ids(), _Probs()  # of drafts that this tree comes first in
+        self._drafted = _Ids(), _Ids(), _Probs()  # of drafts where this tree is the first
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""`ngram`: suffix decoding in a draft worker. It needs no model, so it drafts for targets of any tokenizer."""
+"""`ngram`: suffix decoding in a draft worker. It needs no model, so it drafts for targets with any tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specq.drafting.suffix import DEPTH, SuffixTree, draft, make_tree
 from specq.drafting.table import DrafterSpec
 from specq.protocol import Int32Array, ModelInfo, SamplingParams
 
-FLOOR = 0.01  # of the probability of a child
+FLOOR = 0.01  # minimum probability of a child
 INFO = ModelInfo(
     name="ngram",
     fingerprint="ngram",
@@ -40,7 +40,7 @@ class _Session:
 
 
 class NgramDrafter(Drafter):
-    """Takes and ignores what drafters with models need."""
+    """Drafts by suffix decoding. It ignores the arguments of drafters with models."""
 
     def __init__(self, model: str = "", **options: Any) -> None:
         self.info = INFO

@@ -1,14 +1,14 @@
-"""Suffix decoding in plain Python: a suffix tree that grows with its texts, and drafts from several of them
-(SuffixDecoding, arXiv 2411.04975). kernels/suffix.c does the same, to the last bit.
+"""Suffix decoding in plain Python: a suffix tree that grows with its texts, and drafts from several trees.
 
-The tree holds, for each sequence of at most DEPTH tokens that a text has, how often it stood there. What stood only
-once is not spelled out: a node that was met once has no children, and the text itself goes on from where it ended. When
-a sequence is met again, the child that the text gives becomes a node. So a new token costs a node or two, and no node
-for each length.
+The method is SuffixDecoding (arXiv 2411.04975). kernels/suffix.c gives the same results, bit by bit.
 
-A prediction goes by the sequences that end the text and stood there, or in another text, before: longest first, each is
-trusted as far as its length, its number and the number of different followers say (as in Witten and Bell's method,
-1991), and what is left goes to the next shorter one.
+For each sequence of at most DEPTH tokens in a text, the tree holds how often it occurred. A sequence that occurred once
+has a node without children, and the text itself has the tokens after it. When the sequence occurs again, the next token
+in the text becomes a child node. So a new token adds one or two nodes, and not one for each length.
+
+A prediction uses the suffixes of the text that occurred before, in this or another text, longest first. Each suffix
+gets a trust from its length, its count and its number of different followers, as in Witten and Bell's method (1991).
+The rest of the probability goes to the next shorter suffix.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from typing import NamedTuple
 
 NONE, ROOT = -1, 0
 DEPTH = 16  # tokens of the longest sequence
-CONTEXTS = 12  # of a place, that are followed
-CHILDREN = 32  # of a node, that are looked at: those that were met last
+CONTEXTS = 12  # contexts of a position that are followed
+CHILDREN = 32  # children of a node that are used: the newest
 MOST_NODES = 64  # of a draft
 MOST_TREES = 4  # of a draft
 LEAST_LEFT = 0.02
-# By length of match: how many followers that were never seen count for each that was. At one follower, seen once, half
-# of it is the chance that it follows again for 1, and so on; a lane's calibration corrects it. What a single token was
-# followed by says nothing, but it begins longer matches.
+# DOUBTS: by length of match, how many unseen followers count for each seen one. TRUSTED: the probability that a single
+# follower, seen once, follows again. A lane's calibration corrects it. A single token has no trust of its own, but it
+# begins longer matches.
 TRUSTED = (0.0, 0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.95, 0.95, 0.95)
 DOUBTS = tuple(1.0 / max(trusted, 1e-6) - 1.0 for trusted in TRUSTED)
 
 
 class DraftedSuffix(NamedTuple):
-    """A tree of nodes, parents before children: their tokens, the places of their parents among them (NONE: the text's
-    end), and the probability of each given its parent."""
+    """A tree of nodes, parents before children.
+
+    It has their tokens, the indices of their parents (NONE: the text's end), and the probability of each given its
+    parent.
+    """
 
     token_ids: list[int]
     parents: list[int]
@@ -43,19 +46,19 @@ class _Node:
     __slots__ = ("at", "children", "count")
 
     def __init__(self, at: int) -> None:
-        self.count, self.at = 1, at  # how often, and where it ended last
-        self.children: dict[int, _Node] = {}  # by token; the one that was met last comes last
+        self.count, self.at = 1, at  # how often it occurred, and where it ended last
+        self.children: dict[int, _Node] = {}  # by token, the newest last
 
 
 class ReferenceMatcher:
-    """See `specq.drafting.suffix.SuffixTree`."""
+    """A suffix tree in Python. See `specq.drafting.suffix.SuffixTree`."""
 
     def __init__(self) -> None:
-        self._tokens: list[int] = []  # of all texts; NONE after the end of each
+        self._tokens: list[int] = []  # of all texts, with NONE after the end of each
         self.root = _Node(NONE)
         self._active: list[
             tuple[_Node, int]
-        ] = []  # nodes that the end has reached, met before; and their depths; longest first
+        ] = []  # known nodes that match the text's end, and their depths, longest first
         self.num_nodes = 1
 
     @property
@@ -73,7 +76,7 @@ class ReferenceMatcher:
         self._active = []
 
     def _grow(self, token: int) -> None:
-        """Let all sequences that end the text, and were met before, end with one token more."""
+        """Extend all known sequences at the end of the text by one token."""
         at, active = len(self._tokens), list[tuple[_Node, int]]()
         self._tokens.append(token)
         for node, depth in [*self._active, (self.root, 0)]:
@@ -99,7 +102,7 @@ class ReferenceMatcher:
         return _Context(self, self.root, NONE, 0)
 
     def matches(self, tail: Sequence[int]) -> list[_Context]:
-        """Return the contexts of the last 1, 2, ... tokens, as far as something followed them."""
+        """Return the contexts of the last 1, 2, ... tokens, as long as a token has followed them before."""
         found: list[_Context] = []
         for length in range(1, min(len(tail), DEPTH) + 1):
             context: _Context | None = self.begins()
@@ -130,7 +133,10 @@ class ReferenceMatcher:
 
 
 class _Context(NamedTuple):
-    """A place of a tree that some tokens lead to; `node` None: it was met once, and the text goes on after `at`."""
+    """A place of a tree that some tokens lead to.
+
+    node None: the sequence occurred once, and the text continues after `at`.
+    """
 
     tree: ReferenceMatcher
     node: _Node | None
@@ -138,7 +144,7 @@ class _Context(NamedTuple):
     depth: int
 
     def step(self, token: int) -> _Context | None:
-        """Return the place that one token more leads to."""
+        """Return the place that one more token leads to."""
         if self.node is None:
             if self.tree.token_at(self.at + 1) != token:
                 return None
@@ -149,7 +155,7 @@ class _Context(NamedTuple):
         return _Context(self.tree, child if child.children else None, child.at, self.depth + 1)
 
     def followers(self) -> list[tuple[int, int]]:
-        """Return (token, how often it followed), the one that followed last first."""
+        """Return (token, how often it followed), newest first."""
         if self.node is None:
             token = self.tree.token_at(self.at + 1)
             return [] if token == NONE else [(token, 1)]
@@ -157,7 +163,7 @@ class _Context(NamedTuple):
 
 
 def _begin(trees: Sequence[ReferenceMatcher], tail: Sequence[int]) -> list[_Context]:
-    """Return the contexts of the text's end, longest first, those of earlier trees before others."""
+    """Return the contexts of the text's end, longest first; of equal ones those of earlier trees first."""
     found = [context for tree in trees for context in tree.matches(tail)]
     return sorted(found, key=lambda context: -context.depth)[:CONTEXTS]
 
@@ -168,7 +174,7 @@ def _advance(contexts: Sequence[_Context], token: int, trees: Sequence[Reference
 
 
 def _predict(contexts: Sequence[_Context], fan_out: int) -> list[tuple[int, float]]:
-    """Return (token, probability) of what may follow, likeliest first."""
+    """Return (token, probability) of possible next tokens, likeliest first."""
     sums, left = dict[int, float](), 1.0
     for context in contexts:
         if left <= LEAST_LEFT:
@@ -188,7 +194,7 @@ def _predict(contexts: Sequence[_Context], fan_out: int) -> list[tuple[int, floa
 def _draft(
     trees: Sequence[ReferenceMatcher], tail: Sequence[int], most: int, most_depth: int, fan_out: int, floor: float
 ) -> DraftedSuffix:
-    """Add the likeliest node that is offered, and offer what may follow it, until there are `most`."""
+    """Add the likeliest candidate node and its candidate children, until there are `most` nodes."""
     drafted = DraftedSuffix([], [], [])
     places = [
         (_begin(trees, tail), 0, 1.0)

@@ -1,10 +1,10 @@
-"""What the verifier keeps of sessions that have ended, so that later ones of the same owner are drafted for from it.
+"""The texts of ended sessions, from which a verifier drafts for later sessions of the same owner.
 
-Rules: a text is seen by its owner's sessions alone, since drafts tell what they were made of, by how fast tokens come
-if by nothing else. It is bounded: in tokens, of all owners together. No I/O, no clock.
+Rules: only its owner's sessions use a text, because drafts reveal their source, at least by how fast tokens arrive. The
+total size is bounded, in tokens of all owners. No I/O, no clock.
 
-Nothing is taken out of a suffix tree. An owner has two: the older goes when the younger has grown to half of what there
-is room for, and takes its place. If there is no room for all owners, who was served longest ago loses all.
+A suffix tree never shrinks. An owner has two trees. When the newer one reaches half of the bound, it replaces the older
+one, and a new tree begins. If the bound is too small for all owners, the least recently served owner loses both.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from specq.drafting.suffix import DEPTH as SUFFIX_DEPTH
 from specq.drafting.suffix import SuffixTree
 from specq.drafting.suffix import make_tree as make_suffix_tree
 
-TOKENS_AT_ONCE = 1024  # that are taken in between two steps
-NODES_A_TOKEN = 4  # beyond which a tree counts as if it had more tokens
-# tokens that an owner counts as: an empty tree has room for so many, and there are as many owners as clients name
+TOKENS_AT_ONCE = 1024  # tokens that are added between two steps
+NODES_A_TOKEN = 4  # nodes per token beyond which a tree counts as having more tokens
+# minimum size of an owner in tokens: an empty tree has room for this number, and clients may name any number of owners
 LEAST = 256
 
 
 class Ended(NamedTuple):
-    """A text that is not taken in yet."""
+    """A text that is not added yet."""
 
     owner: str
     token_ids: list[int]
 
 
 class SharedTexts:
-    """The texts of all owners; `max_tokens` 0: of none."""
+    """The texts of all owners; `max_tokens` 0: keep none."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self._owners: OrderedDict[str, list[SuffixTree]] = (
             OrderedDict()
-        )  # the younger tree first; who was served last comes last
+        )  # the newer tree first; the owner that was served last comes last
         self._ended: deque[Ended] = deque()
-        self._place = 0  # in the first of those
+        self._place = 0  # in the first text of the queue
         self._num_waiting = 0
         self._sizes: dict[str, int] = {}  # of the owners' trees
-        self.num_tokens = 0  # what is kept, as it counts against the bound
+        self.num_tokens = 0  # total size, as counted against the bound
 
     @property
     def num_owners(self) -> int:
         return len(self._owners)
 
     def trees(self, owner: str) -> Sequence[SuffixTree]:
-        """Return what there is of an owner, the younger first."""
+        """Return the trees of an owner, the newer first."""
         found = self._owners.get(owner, ())
         if found:
             self._owners.move_to_end(owner)
         return found
 
     def add(self, owner: str, token_ids: Sequence[int], prompt_len: int) -> None:
-        """Take what was generated in a session, and the end of its prompt, which says what it follows."""
+        """Queue the generated text of a session, with the end of its prompt as its context."""
         text = list(token_ids[max(prompt_len - SUFFIX_DEPTH, 0) :]) if len(token_ids) > prompt_len else []
         if not text or len(text) > self.max_tokens // 2 or self._num_waiting + len(text) > self.max_tokens:
             return
@@ -64,7 +64,7 @@ class SharedTexts:
         self._num_waiting += len(text)
 
     def grow(self) -> None:
-        """Take in some of what waits."""
+        """Add a part of the queued texts."""
         if not self._ended:
             return
         owner, token_ids = self._ended[0]
@@ -93,7 +93,7 @@ class SharedTexts:
             self._measure(owner)
 
     def _measure(self, owner: str) -> None:
-        """Count what an owner's trees take now."""
+        """Update the size of an owner's trees."""
         self.num_tokens -= self._sizes.pop(owner, 0)
         if owner in self._owners:
             size = max(sum(map(_size, self._owners[owner])), min(LEAST, self.max_tokens))

@@ -1,7 +1,7 @@
-"""Suffix decoding: what followed the end of a session's text where it stood before, in this text or in earlier ones of
-the same owner (SuffixDecoding, arXiv 2411.04975), where that promises more than what others have drafted.
+"""Suffix decoding as a source: draft what followed the text's suffix earlier, if that promises more than other drafts.
 
-A step costs one call for all sessions to draft, and one to choose what is hung.
+It searches this text and earlier ones of the same owner (SuffixDecoding, arXiv 2411.04975). A step makes one call to
+draft for all sessions, and one to choose what is grafted.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from specq.verifier.sources import NONE, Budget, DraftBatch, DraftSource, Sessio
 MOST_DEPTH = 16  # of a draft
 MOST_NODES = 16
 FAN_OUT = 3
-# What is not even offered for selection: nodes with a smaller cumulative probability, before it is calibrated, than the
-# first, or than the share of what is likely enough.
+# Nodes below these limits are not offered for selection: a minimum cumulative probability before calibration, and a
+# share of the minimum that is likely enough.
 FLOOR, SHARE = 0.02, 0.25
 
 
 class SuffixDecoder(DraftSource):
-    """The texts of all sessions, and of those that have ended: so many tokens of all owners, 0: none.
+    """The texts of all sessions, and of ended ones: `shared_tokens` tokens of all owners. 0: none.
 
-    There is nothing to begin: a draft takes microseconds and waits for what others drafted.
+    `begin` starts no draft. A draft takes microseconds and waits for the drafts of other sources.
     """
 
     name = SUFFIX
@@ -41,12 +41,12 @@ class SuffixDecoder(DraftSource):
         self._shared = SharedTexts(shared_tokens)
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
-        """Take in a part of what has ended; nobody waits for it."""
+        """Add a part of the ended texts. No session waits for it."""
         self._shared.grow()
         return False
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """Return trees for the sessions for which they pay. If drafting fails for one, it is left out from then on."""
+        """Return trees for the sessions. A session that raises an exception is left out from then on."""
         if not sessions:
             return ()
         places = np.array([session.place for session in sessions], np.intp)
@@ -62,8 +62,10 @@ class SuffixDecoder(DraftSource):
         return SuffixRequests(places, trees.length, trees.limit, trees.recent, groups, others, FAN_OUT, floor)
 
     def _others(self, sessions: Sequence[Session]) -> tuple[Int32Array, Sequence[Sequence[SuffixTree]]]:
-        """Return which of the owners' trees each session sees, NONE: none; and these. Who comes last was served
-        last."""
+        """Return which group of owners' trees each session uses (NONE: none), and the groups.
+
+        The owner that comes last was served last.
+        """
         owners = [session.owner if session.place in self._texts else None for session in sessions]
         found: list[Sequence[SuffixTree]] = []
         groups: dict[str | None, int] = {None: NONE}
@@ -74,7 +76,7 @@ class SuffixDecoder(DraftSource):
         return np.array([groups[owner] for owner in owners], np.int32), found
 
     def _make_ready(self, session: Session, reason: int) -> None:
-        """Do what a session's text waits for; leave it alone where that cannot be."""
+        """Open or extend a session's text; refuse the session if that is impossible."""
         is_ready = False
         with Faults().of(session, "drafted for"):
             depth = most_depth(session, MOST_DEPTH)
@@ -89,17 +91,17 @@ class SuffixDecoder(DraftSource):
             self.refuse(session)
 
     def refuse(self, session: Session) -> None:
-        """Draft no more for a session."""
+        """Stop drafting for a session."""
         if session.place != NONE:
             self._texts.leave(session.place)
 
     def close(self, session: Session) -> None:
-        """Forget a session's text, but for what later ones of its owner may repeat."""
+        """Forget a session's text, but keep it for later sessions of its owner."""
         if session.place != NONE and self._texts.close(session.place):
             self._shared.add(session.owner, session.token_ids, session.prompt_len)
 
 
 def make(setup: Setup) -> SuffixDecoder | None:
-    """Return the texts of a verifier, unless it was asked for none."""
+    """Return the source of a verifier, unless the configuration disables it."""
     config = setup.config
     return None if config.prompt_lookup == "none" else SuffixDecoder(config.shared_tokens)

@@ -1,5 +1,4 @@
-"""Trees of tokens that texts give, as drafts: kept as far as they are likely enough, and only where they promise more
-than what is live."""
+"""Trees of tokens from texts, as drafts: the likely nodes, if they promise more than the live nodes."""
 
 from __future__ import annotations
 
@@ -12,15 +11,18 @@ from specq.protocol import Float64Array, Int32Array, IntpArray
 from specq.runtime import Faults, in_halves
 from specq.verifier.sources import NEXT_IDS, DraftBatch, Session, longest_chain, promised
 
-RARITY = 16  # where no node is likely enough, one is tried once in this many rounds
-LEAD = 1.25  # times the tokens that the live nodes promise: what a draft must promise to be hung beside them
+RARITY = 16  # if no node is likely enough, one is tried once in this many rounds
+LEAD = 1.25  # a draft must promise this many times the tokens of the live nodes to be grafted beside them
 NEVER = np.inf  # tokens
 NO_PROMISES = np.zeros(0)
 
 
 def most_depth(session: Session, most: int) -> int:
-    """Return how deep a draft may be for a session, at most; 0 where it takes none or asks for a shape of its own; or
-    where it is synchronous: such a session waits for its drafter's answer, and any draft counts as one."""
+    """Return the maximum depth of a session's draft.
+
+    It is 0 if the session takes no drafts or asks for a shape of its own. It is also 0 for a synchronous session, which
+    waits for its drafter's answer: any draft would count as one.
+    """
     if session.waits or not session.takes_drafts or session.speculation.has_fixed_shape:
         return 0
     return longest_chain(session.speculation, most)
@@ -29,8 +31,10 @@ def most_depth(session: Session, most: int) -> int:
 def batches_of_texts(
     sessions: Sequence[Session], lane: int, drafts: TextDrafts, min_accept_prob: float
 ) -> Sequence[DraftBatch]:
-    """Return what is hung of drafts in a lane, one for each session: none or one batch. These are the nodes that are
-    likely enough, or now and then one to learn from, where they promise more than what is live."""
+    """Return the batch of grafted drafts in a lane, one draft for each session; empty if no draft is grafted.
+
+    The batch has the likely nodes, or now and then one to learn from, where they promise more than the live nodes.
+    """
     trees = sessions[0].trees
     places = np.array([session.place for session in sessions], np.intp)
     sizes, token_ids, parents, scores = trees.operations.select(
@@ -59,7 +63,7 @@ def batches_of_texts(
 
 
 def _enough(sessions: Sequence[Session], places: IntpArray, sizes: Int32Array) -> Float64Array | float:
-    """Return how many tokens each draft must promise to be hung, [sessions] or one number for all."""
+    """Return how many tokens each draft must promise to be grafted, [sessions] or one number for all."""
     is_rivalled = (sessions[0].trees.num_live[places] > 0) & (sizes > 0)
     if not np.count_nonzero(is_rivalled):
         return 0.0

@@ -1,6 +1,6 @@
-"""The texts of many sessions, by slot: one call lets all take in what was committed, and drafts for all.
+"""The texts of many sessions, by slot: one call adds the committed tokens, and drafts for all.
 
-Rule: the texts in C draft what those in plain Python draft, to the last bit.
+Rule: the texts in C draft the same as those in plain Python, bit by bit.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from specq.drafting.suffix.reference import MOST_NODES, MOST_TREES, NONE, Refere
 from specq.protocol import Float64Array, Int32Array, IntpArray
 from specq.runtime import Buffer
 
-NO_TEXT, TOO_OLD, NO_MEMORY = -1, -2, -3  # why nothing can be drafted for a text yet: see `NotReady`
+NO_TEXT, TOO_OLD, NO_MEMORY = -1, -2, -3  # why a text cannot be drafted for yet: see `NotReady`
 
 
 class Requests(NamedTuple):
-    """What is drafted for n texts.
+    """A request to draft for n texts.
 
-    slots            [n]: each at most once
-    lengths, limits  i32[slots]: by slot, the committed tokens and how many there will be at most; a draft leaves room
-                     for one more
-    recent           i32[slots, window]: by slot, the newest tokens; the one at position i is at i % window
-    groups           i32[n]: which of `others` a text is drafted from, too, NONE: none; None for all
-    others           groups of at most MOST_TREES - 1 trees, all of the same kind as the texts'
-    fan_out, floor   as of `draft`
+    slots            [n]: each at most once.
+    lengths, limits  i32[slots]: by slot, the number of committed tokens and its maximum. A draft leaves room for one
+                     more.
+    recent           i32[slots, window]: by slot, the newest tokens. The token at position i is at i % window.
+    groups           i32[n]: the group in `others` that a text also drafts from. NONE: none. None: none for all texts.
+    others           groups of at most MOST_TREES - 1 trees, all of the same kind as the texts'.
+    fan_out, floor   as in `draft`.
     """
 
     slots: IntpArray
@@ -43,8 +43,12 @@ class Requests(NamedTuple):
 
 
 class TextDrafts(NamedTuple):
-    """What may follow n texts: sizes i32[n], the nodes of each; token_ids i32[all], parents i32[all]: as of `Drafted`;
-    scores f64[all]: the log-probability of each node given its parent. The next call for drafts overwrites them."""
+    """What may follow n texts. The next call for drafts overwrites it.
+
+    sizes                i32[n]: the number of nodes of each text.
+    token_ids, parents   i32[all]: as in `DraftedSuffix`.
+    scores               f64[all]: the log-probability of each node given its parent.
+    """
 
     sizes: Int32Array
     token_ids: Int32Array
@@ -53,45 +57,47 @@ class TextDrafts(NamedTuple):
 
 
 class NotReady(NamedTuple):
-    """Why nothing can be drafted, i32[n]: for some of n texts NO_TEXT (it must be begun), TOO_OLD (it lacks more tokens
-    than `recent` has) or NO_MEMORY (it is to be left alone)."""
+    """Why some of n texts cannot be drafted for, i32[n].
+
+    NO_TEXT: it must be opened. TOO_OLD: it lacks more tokens than `recent` has. NO_MEMORY: leave it alone.
+    """
 
     reasons: Int32Array
 
 
 class SuffixTexts(Protocol):
-    """Texts by slot: small numbers."""
+    """Texts by slot. Slots are small numbers."""
 
     def open(self, slot: int, most_nodes: int, most_depth: int) -> None:
-        """Begin a text, whose drafts have at most so many nodes, MOST_NODES or less, and so many levels."""
+        """Open a text, whose drafts have at most `most_nodes` <= MOST_NODES nodes and `most_depth` levels."""
         ...
 
     def leave(self, slot: int) -> None:
-        """Draft nothing for a slot until it is closed; a text that is there is forgotten."""
+        """Draft nothing for a slot until it is closed; its text is forgotten."""
         ...
 
     def close(self, slot: int) -> bool:
-        """Forget a slot; return whether a text was there."""
+        """Forget a slot; return whether it had a text."""
         ...
 
     def __contains__(self, slot: int) -> bool:
-        """Return whether a text is there."""
+        """Return whether a slot has a text."""
         ...
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Let a text take in what it lacks of these tokens, with which it begins."""
+        """Add the tokens that a text lacks; `token_ids` begins with the text."""
         ...
 
     def draft(self, requests: Requests) -> TextDrafts | NotReady:
-        """Let texts take in what was committed, and return what may follow each, if all are ready."""
+        """Add committed tokens to texts, and return what may follow each, if all are ready."""
         ...
 
 
 class ReferenceTexts:
-    """See `SuffixTexts`."""
+    """Texts in plain Python. See `SuffixTexts`."""
 
     def __init__(self) -> None:
-        # And the most of nodes and levels; None: it is left alone.
+        # With the maximum nodes and levels; None: it gets no drafts.
         self._texts: dict[int, tuple[ReferenceMatcher, int, int] | None] = {}
 
     def open(self, slot: int, most_nodes: int, most_depth: int) -> None:
@@ -160,12 +166,12 @@ TEXT = np.dtype([("tree", np.uintp), ("most_nodes", np.int32), ("most_depth", np
 
 
 class CompiledTexts:
-    """See `SuffixTexts`."""
+    """Texts in C. See `SuffixTexts`."""
 
     def __init__(self, kernels: ctypes.CDLL) -> None:
         self._kernels = kernels
         self._trees: dict[int, CompiledMatcher] = {}
-        self._nothing = CompiledMatcher(kernels)  # stands where a text is left alone
+        self._nothing = CompiledMatcher(kernels)  # for a text that gets no drafts
         self._texts = np.zeros(0, TEXT)  # by slot
         self._slots, self._groups, self._sizes, self._token_ids, self._parents = (Buffer(np.int32) for _ in range(5))
         self._scores = Buffer(np.float64)
@@ -224,7 +230,7 @@ class CompiledTexts:
 
 
 class _Column:
-    """The address of an array that is mostly the same one as before."""
+    """The address of an array that is mostly the same as before."""
 
     def __init__(self) -> None:
         self._array, self._address = np.zeros(0), 0
@@ -236,7 +242,7 @@ class _Column:
 
 
 def _in_c(others: Sequence[Sequence[CompiledMatcher]]) -> Any:
-    """Return the addresses of groups of trees, each group with as many places."""
+    """Return the addresses of groups of trees; all groups have the same number of places."""
     if not others:
         return None
     groups = ((ctypes.c_void_p * (MOST_TREES - 1)) * len(others))()

@@ -1,8 +1,8 @@
 """`vllm`: a draft model that vLLM runs, over its public API: a pass is one batch of requests of one token each.
 
-For draft models that the `draft-model` proposer does not load. Children come from the likeliest tokens that vLLM names,
-`CANDIDATES` of them. A draft distribution that travels is truncated to those, and the children are drawn from it as it
-is sent.
+It serves draft models that the `draft-model` proposer does not load. Children come from the likeliest tokens that vLLM
+returns, `CANDIDATES` in number. A draft distribution that is sent is truncated to these, and the children are drawn
+from the distribution as it is sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specq.engines.vllm.options import make_options, model_info, prepare_environ
 from specq.protocol import EngineError, Int32Array, SamplingParams
 
 CANDIDATES = 64
-MAX_REQUESTS = 256  # of a pass that vLLM takes at once
+MAX_REQUESTS = 256  # requests of a pass that vLLM runs at once
 MAX_ROWS = 2048
 
 
@@ -34,8 +34,13 @@ class _Session:
 
 
 class VllmModel(Drafter):
-    """`options` are arguments of vLLM's `EngineArgs`, `distribution_size` and `rng`
-    as in `specq.drafting.draft_model.children.ChildMaker`, the others as in `specq.engines.vllm.engine.VllmEngine`."""
+    """Drafts with a model in vLLM.
+
+    options                  arguments of vLLM's `EngineArgs`.
+    distribution_size, rng   as in `specq.drafting.draft_model.children.ChildMaker`.
+
+    The other arguments are as in `specq.engines.vllm.engine.VllmEngine`.
+    """
 
     def __init__(
         self,
@@ -70,7 +75,7 @@ class VllmModel(Drafter):
         self.info = model_info(arguments, self._client, name)
 
     def shutdown(self) -> None:
-        """Let go of the device and of worker processes."""
+        """Release the device and stop the worker processes."""
         self._client.shutdown()
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
@@ -88,7 +93,7 @@ class VllmModel(Drafter):
         session.paths.commit(tokens, path)
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Ask for what follows each node; none at the model's maximum length. See `Drafter.expand`."""
+        """Request what follows each node; none at the model's maximum length. See `Drafter.expand`."""
         prompts = [self._prompt(request) for request in requests]
         fit = [i for i, prompt in enumerate(prompts) if len(prompt) <= self.info.max_length and requests[i].child_ids]
         answers = [NO_CHILDREN] * len(requests)
@@ -105,7 +110,7 @@ class VllmModel(Drafter):
     def _prompt(self, request: Expansion) -> list[int]:
         session = self._sessions[request.session_id]
         if request.node_id not in session.paths:
-            raise EngineError(f"draft node {request.node_id} is unknown or was cut")
+            raise EngineError(f"draft node {request.node_id} is unknown or was removed")
         return [*session.token_ids, *session.paths[request.node_id]]
 
     def _wanted(self, request: Expansion, position: int) -> ChildRequest:
@@ -113,12 +118,15 @@ class VllmModel(Drafter):
         return ChildRequest(params, position, count, request.session_id)
 
     def _answer(self, request: Expansion, made: Children) -> Children:
-        """Cut children to those requested, and keep them as nodes."""
+        """Cut children to the requested number, and store them as nodes."""
         children = made.first(len(request.child_ids))
         self._sessions[request.session_id].paths.add(request, children.token_ids.tolist())
         return children
 
     def _embeddable(self, token_ids: Int32Array) -> list[int]:
-        """A target's padded vocabulary may be larger: what this model cannot embed only makes its guesses worse."""
+        """Clip token ids to the vocabulary.
+
+        A target's padded vocabulary may be larger. Tokens that this model cannot embed only make its guesses worse.
+        """
         embeddable: list[int] = np.clip(token_ids, 0, self.info.vocab_size - 1).tolist()
         return embeddable

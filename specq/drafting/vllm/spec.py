@@ -1,4 +1,4 @@
-"""The `vllm` drafter as the table has it: `specq.drafting.vllm.drafter`, which imports torch, without that."""
+"""The `vllm` drafter's entry for the table: `specq.drafting.vllm.drafter` without importing torch."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""Draft models of another vocabulary than the target's: drafters around a drafter, which speak the target's token
-ids.
+"""Draft models with another vocabulary than the target's: wrappers that translate to the target's token ids.
 
-    same     the draft model has the target's tokenizer; nothing stands around it
-    shared   `shared`: token-level intersection; only tokens that both have are drafted, with their distribution
-    text     `text`: string-level matching; what was drafted is made text and cut by the target's tokenizer, as point
-             masses
-    retelling  what both share: the session's text for the draft model, and its KV kept over what stays the same
+    same     the draft model has the target's tokenizer, and no wrapper is needed
+    shared   `shared`: token-level intersection. Only tokens in both vocabularies are drafted, with their distribution
+    text     `text`: string-level matching. Drafts become text, which the target's tokenizer cuts, as point masses
+    retelling  what both share: the session's text for the draft model, with KV kept for the unchanged part
 
-Rule: whatever is drafted here are ids of the target, and nobody else knows of two vocabularies. To add a way: a class
-with the arguments of `SharedVocabulary`, and a line in `VOCABULARIES`, which `specq.config` offers by the same names.
+Rule: all drafts from here are ids of the target, and no other module knows about two vocabularies. To add a way: write
+a class with the arguments of `SharedVocabulary`, and add a line to `VOCABULARIES`, which `specq.config` offers by the
+same names.
 """
 
 from __future__ import annotations
@@ -39,11 +38,13 @@ __all__ = ["SAME", "VOCABULARIES", "RetellingDrafter", "bridge", "in_vocabulary"
 def bridge(
     draft: ModelInfo, way: str, draft_files: dict[str, str], target_files: dict[str, str], target: str
 ) -> Callable[[Drafter], Drafter]:
-    """Return what makes a drafter with such a model one for a target of this name: the drafter itself, where both
-    have one tokenizer; else what stands around it.
+    """Return a function that adapts a drafter with this model to a target of this name.
 
-    draft_files, target_files   as `specq.text.load_tokenizer_files` returns them
-    Raises ConfigError where that is refused (`way` is `SAME`) or cannot be done.
+    It returns the drafter itself if both have one tokenizer, else a wrapper.
+
+    draft_files, target_files   as `specq.text.load_tokenizer_files` returns them.
+
+    Raises ConfigError if this is refused (`way` is `SAME`) or impossible.
     """
     for name, files in ((draft.name, draft_files), (target, target_files)):
         if not files and draft.tokenizer_hash:
@@ -61,7 +62,7 @@ def bridge(
 
 
 def _info(draft: ModelInfo, target_files: dict[str, str], target: str) -> ModelInfo:
-    """Return what a tokenizer says of its model."""
+    """Return the model's info with the values of the target's tokenizer."""
     if not draft.tokenizer_hash:
         return draft
     tokenizer = target_files["tokenizer.json"]
@@ -71,9 +72,9 @@ def _info(draft: ModelInfo, target_files: dict[str, str], target: str) -> ModelI
 
 
 def in_vocabulary(drafter: Drafter, way: str, vocabularies: Vocabularies, target: ModelInfo) -> RetellingDrafter[Any]:
-    """Return a drafter for targets with this tokenizer; ConfigError where the two cannot be brought together that way.
+    """Return a drafter for targets with this tokenizer; ConfigError if the two vocabularies cannot be combined so.
 
-    target   of whose fields those that follow from the tokenizer count
+    target   only the fields that follow from the tokenizer count.
     """
     info = replace(
         drafter.info,

@@ -1,4 +1,4 @@
-"""A draft model follows a text of another vocabulary: what both ways have in common."""
+"""Let a draft model follow a text of another vocabulary: what both ways have in common."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from specq.text import Retold, Vocabularies
 
 @dataclass(slots=True)
 class RetoldSession:
-    """A session; `params` are those that the draft model drafts with."""
+    """A session; `params` are the parameters for the draft model."""
 
     params: SamplingParams
     text: Retold
-    owner: str = field(default="", kw_only=True)  # as of `Drafter.open`
+    owner: str = field(default="", kw_only=True)  # as in `Drafter.open`
 
     @property
     def lead(self) -> int:
@@ -31,10 +31,10 @@ S = TypeVar("S", bound=RetoldSession)
 
 
 class RetellingDrafter(Drafter, Generic[S]):
-    """Drafts with ids of the target, around a drafter with ids of a draft model, whose sessions have the same ids.
+    """Drafts with ids of the target, around a drafter with ids of a draft model. Sessions have the same ids in both.
 
-    While the target follows what was drafted, so does the draft model. After a correction the end of the text is cut
-    anew, and the draft model goes back to where the two cuts part.
+    While the target follows the drafts, so does the draft model. After a correction the end of the text is tokenized
+    again, and the draft model goes back to where the two tokenizations differ.
     """
 
     def __init__(self, draft: Drafter, vocabularies: Vocabularies, info: ModelInfo) -> None:
@@ -57,7 +57,7 @@ class RetellingDrafter(Drafter, Generic[S]):
         """Return a new session with this context."""
 
     def _correct(self, session_id: int, token_ids: list[int]) -> None:
-        """Append tokens that were not drafted; the draft model's nodes are all gone."""
+        """Append tokens that were not drafted; all nodes of the draft model are removed."""
         session = self._sessions[session_id]
         text, num_before = session.text, len(session.text.draft_ids)
         num_kept = text.append(token_ids)

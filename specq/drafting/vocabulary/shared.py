@@ -1,10 +1,10 @@
-"""`shared`: token-level intersection (Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding
-Algorithms for Heterogeneous Vocabularies").
+"""`shared`: token-level intersection (Timor et al. 2025).
 
-The draft model's logits are cut down to the tokens that both vocabularies have, before anything is made of them. So
-children are ranked with the noise that the target draws with, and a draft distribution is one over the target's tokens,
-from which its children are drawn: the verifier's proof holds as it stands. A node of ours is a node of the draft model,
-of the same id.
+The source is "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies".
+
+The draft model's logits are cut down to the tokens that both vocabularies have, before children are made. So children
+are ranked with the noise that the target draws with. A draft distribution covers the target's tokens, and its children
+are drawn from it, so the verifier's proof holds unchanged. A node here is a node of the draft model with the same id.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
 
 class SharedMaker:
-    """Stands in the place of a draft model's `ChildMaker`, and makes children of shared tokens alone, by the draft
-    model's ids.
+    """Replaces a draft model's `ChildMaker`, and makes children of shared tokens only, with the draft model's ids.
 
-    lead   returns for a session how much further a position is in the target's text
+    lead   returns for a session how much further a position is in the target's text.
     """
 
     def __init__(self, maker: ChildMaker, shared: SharedTokens, lead: Callable[[int], int]) -> None:
@@ -46,23 +45,25 @@ class SharedMaker:
         self._past_last = int(shared.target_ids[-1]) + 1 if len(shared) else 0
 
     def make(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, limit_vocab: int) -> list[Children]:
-        """Return children as `ChildMaker.make` does; the limit is kept by what is shared."""
+        """Return children as `ChildMaker.make` does; the shared tokens already respect the limit."""
         placed = [replace(one, position=one.position + self._lead(one.session_id)) for one in wanted]
         made = self._maker.make(placed, logits[:, self._columns], self._past_last)
         return [renamed(children, self.shared.target_ids, self.shared.draft_ids) for children in made]
 
 
 class SharedVocabulary(RetellingDrafter[RetoldSession]):
-    """See the module; the arguments are those of `RetellingDrafter`."""
+    """Drafts tokens that both vocabularies have. See the module; the arguments are those of `RetellingDrafter`."""
 
     def __init__(self, draft: Drafter, vocabularies: Vocabularies, info: ModelInfo) -> None:
         super().__init__(draft, vocabularies, info)
         if draft.maker is None:
-            raise ConfigError(f"{draft.info.name} gives no logits, which vocabulary = shared needs; text needs none")
+            raise ConfigError(
+                f"{draft.info.name} returns no logits, which vocabulary = shared needs; use vocabulary = text"
+            )
         both = vocabularies.shared.within(min(draft.info.vocab_size, draft.info.num_tokens), info.num_tokens)
         draft.maker = made = SharedMaker(draft.maker, both, lambda session_id: self._sessions[session_id].lead)
         if not len(made.shared):
-            raise ConfigError(f"{draft.info.name} can draft no token that the target has; use vocabulary = text")
+            raise ConfigError(f"{draft.info.name} cannot draft any token of the target; use vocabulary = text")
         shared = made.shared
         by_draft = np.argsort(shared.draft_ids)
         self._draft_ids, self._target_ids = shared.draft_ids[by_draft], shared.target_ids[by_draft]
@@ -72,7 +73,7 @@ class SharedVocabulary(RetellingDrafter[RetoldSession]):
         return RetoldSession(params, Retold(self.vocabularies, token_ids))
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Let the draft model follow its nodes, and cut anew what comes after."""
+        """Let the draft model follow its nodes, and tokenize the rest again."""
         session, tokens, followed = self._sessions[session_id], token_ids.tolist(), len(path)
         if followed:
             drafted = [self._to_draft[token] for token in tokens[:followed]]
@@ -82,12 +83,12 @@ class SharedVocabulary(RetellingDrafter[RetoldSession]):
             self._correct(session_id, tokens[followed:])
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Let the draft model draft, and name its tokens as the target does."""
+        """Let the draft model draft, and translate its tokens to the target's."""
         return [renamed(children, self._draft_ids, self._target_ids) for children in self.draft.expand(requests)]
 
 
 def renamed(children: Children, ids: Int32Array, others: Int32Array) -> Children:
-    """Return children by other ids: others[i] for ids[i], which ascend."""
+    """Return children with other ids: others[i] for ids[i]. `ids` are ascending."""
 
     def rename(token_ids: Int32Array) -> Int32Array:
         if not len(token_ids):

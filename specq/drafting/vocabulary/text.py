@@ -1,12 +1,14 @@
-"""`text`: string-level matching (Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding
-Algorithms for Heterogeneous Vocabularies", string-level exact match).
+"""`text`: string-level matching (Timor et al. 2025).
 
-The draft model goes on with the text, greedily and in its own tokens; what it says is made text and cut by the target's
-tokenizer. So any token of the target may be drafted, by any proposer; but nodes are point masses, one child each, also
-where the job draws.
+The source is "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies",
+string-level exact match.
 
-A piece of text is told in the target's tokens only when the token that it ends with cannot grow any more: when another
-one follows it, when the draft has ended, or after `MOST_PIECES`, since a round does not wait for ever.
+The draft model continues the text greedily in its own tokens. Its output becomes text, which the target's tokenizer
+cuts. So any proposer can draft any token of the target. But nodes are point masses with one child each, even if the job
+samples.
+
+A piece of text becomes target tokens only when its last token cannot grow any more. That is when another token follows
+it, when the draft has ended, or after `MOST_PIECES`, because a round must not wait without end.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from specq.drafting.vocabulary.retelling import RetellingDrafter, RetoldSession
 from specq.protocol import EngineError, Int32Array, SamplingParams
 from specq.text import Retold, Vocabularies, whole_characters
 
-MOST_PIECES = 3  # tokens of the draft model that one token of the target waits for
-_NO_TEXT = b"\0"  # stands in the drafted text for a special token
-NEARLY_SURE = -1e-6  # the log-probability of a token that begins within one of the draft model's
+MOST_PIECES = 3  # draft tokens that one token of the target waits for
+_NO_TEXT = b"\0"  # stands for a special token in the drafted text
+NEARLY_SURE = -1e-6  # log-probability of a token that begins inside one of the draft model's tokens
 
 
 class Told(NamedTuple):
@@ -47,9 +49,9 @@ class _Piece(NamedTuple):
 class DraftedText:
     """The chain that follows a session's text.
 
-    pieces   the draft model's tokens after its own context
-    told     the target's tokens after the context, those that are certain
-    ended    no more can be drafted
+    pieces   the draft model's tokens after its own context.
+    told     the target's tokens after the context that are certain.
+    ended    no more can be drafted.
     """
 
     vocabularies: Vocabularies
@@ -57,9 +59,9 @@ class DraftedText:
     told: list[Told] = field(default_factory=list)
     ended: bool = False
     _data: bytearray = field(default_factory=bytearray)
-    _scores: dict[int, float] = field(default_factory=dict)  # by the byte that a piece begins with
-    _told_end: int = 0  # of the text
-    _num_waiting: int = 0  # pieces since the last that was told
+    _scores: dict[int, float] = field(default_factory=dict)  # by the byte where a piece begins
+    _told_end: int = 0  # where the certain tokens end in the text
+    _num_waiting: int = 0  # pieces since the last certain token
 
     @property
     def node_id(self) -> int:
@@ -67,7 +69,7 @@ class DraftedText:
         return self.pieces[-1].node_id if self.pieces else CONTEXT
 
     def add(self, node_id: int, token_id: int, score: float) -> None:
-        """Append what the draft model drafted."""
+        """Append a drafted token."""
         draft = self.vocabularies.draft
         spelled = draft.tokens[token_id] if token_id < len(draft.tokens) else None
         if spelled is None:
@@ -82,19 +84,19 @@ class DraftedText:
             self._tell(keeps_last=self._num_waiting < MOST_PIECES)
 
     def end(self) -> None:
-        """Tell all that is left: the draft model says no more."""
+        """Convert the rest to target tokens: the draft model has ended."""
         self._tell(keeps_last=False)
         self.ended = True
 
     def _tell_special(self, token_id: int) -> None:
-        """Tell a special token, if the target has it and all before it is told: none is drafted after one."""
+        """Convert a special token, if the target has it and all text before it is converted; else drop it."""
         special_id = self.vocabularies.target_special(token_id)
         if special_id is not None and self._told_end == len(self._data) - len(_NO_TEXT):
             score, self._told_end = self._scores[self._told_end], len(self._data)
             self.told.append(Told(special_id, score, self._told_end))
 
     def _tell(self, *, keeps_last: bool) -> None:
-        """Cut what is not told yet into tokens of the target, as far as that is exact."""
+        """Convert the rest of the text to tokens of the target, as far as that is exact."""
         data = bytes(self._data[self._told_end :])
         data = data[: whole_characters(data)]
         target = self.vocabularies.target
@@ -109,8 +111,10 @@ class DraftedText:
             self._num_waiting = int(keeps_last)
 
     def follow(self, count: int) -> list[_Piece]:
-        """Take off the first `count` tokens of the target, which were committed; return the draft model's that are
-        committed with them: those that end there or before."""
+        """Remove the first `count` tokens of the target, which were committed.
+
+        Returns the draft model's tokens that are committed with them, up to the same end.
+        """
         end = self.told[count - 1].end if count else 0
         followed = [piece for piece in self.pieces if piece.end <= end]
         start = followed[-1].end if followed else 0
@@ -124,8 +128,11 @@ class DraftedText:
 
 @dataclass(slots=True)
 class _Session(RetoldSession):
-    """`nodes`: for each of ours how many drafted tokens it ends, counted from the session's beginning; `num_followed`:
-    how many of these were committed."""
+    """A session and its drafted text.
+
+    nodes          for each node the number of drafted tokens up to its end, counted from the session's beginning.
+    num_followed   how many of these were committed.
+    """
 
     drafted: DraftedText
     nodes: dict[int, int] = field(default_factory=dict)
@@ -133,23 +140,23 @@ class _Session(RetoldSession):
     next_id: int = 0  # of the draft model's nodes
 
     def depth(self, node_id: int) -> int:
-        """Return how many drafted tokens lead from the context to a node, or to the context."""
+        """Return how many drafted tokens lead from the context to a node; 0 for the context."""
         if node_id == CONTEXT:
             return 0
         if node_id not in self.nodes:
-            raise EngineError(f"draft node {node_id} is unknown or was cut")
+            raise EngineError(f"draft node {node_id} is unknown or was removed")
         return self.nodes[node_id] - self.num_followed
 
 
 class TextVocabulary(RetellingDrafter[_Session]):
-    """See the module; the arguments are those of `RetellingDrafter`."""
+    """Drafts text that the target's tokenizer cuts. See the module; the arguments are those of `RetellingDrafter`."""
 
     def _session(self, token_ids: list[int], params: SamplingParams) -> _Session:
         greedy = replace(params, temperature=0.0)
         return _Session(greedy, Retold(self.vocabularies, token_ids), DraftedText(self.vocabularies))
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Keep what was drafted beyond the committed tokens if all of them were drafted; else begin anew."""
+        """Keep the drafts beyond the committed tokens if all of these were drafted; else start from scratch."""
         session, tokens, followed = self._sessions[session_id], token_ids.tolist(), len(path)
         pieces = session.drafted.follow(followed)
         own = [piece.token_id for piece in pieces]
@@ -178,7 +185,7 @@ class TextVocabulary(RetellingDrafter[_Session]):
         return len(drafted.told) < count and not drafted.ended
 
     def _draft_on(self, session_ids: Sequence[int]) -> None:
-        """Let the draft model draft one more token of its own for each session."""
+        """Let the draft model draft one more of its tokens for each session."""
         sessions = [self._sessions[session_id] for session_id in session_ids]
         asked = [
             Expansion(session_id, session.drafted.node_id, (session.next_id,))

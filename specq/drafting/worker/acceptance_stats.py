@@ -1,5 +1,7 @@
-"""What a drafter has learned over all its sessions: how good its drafts are, and whether drafting is of use; and
-which of the verified nodes it learns from."""
+"""Statistics of a drafter over all its sessions: the acceptance of its drafts, and whether drafting is useful.
+
+`judged` selects the verified nodes that the statistics learn from.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ MAX_MISSES = 5  # after this many misses in a row, one pass is made every 2**5 v
 class AcceptanceStats:
     """The statistics of sessions of one kind.
 
-    A miss is a pass that found nothing likely enough to be sent; `num_misses` counts those in a row. `is_silenced`:
-    whether the newest verdict asked for more than any node can promise.
+    num_misses    misses in a row. A miss is a pass without a node likely enough to be sent.
+    is_silenced   whether the newest verdict asks for a higher acceptance probability than any node can have.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
@@ -32,8 +34,7 @@ class AcceptanceStats:
 
     @property
     def backoff(self) -> int:
-        """How many verdicts to wait for before the next pass: none after a good one, about twice as many after each
-        miss."""
+        """How many verdicts to wait before the next pass: 0 after a good pass, about twice as many after each miss."""
         return int(2**self.num_misses) - 1
 
 
@@ -45,8 +46,11 @@ class HasParent(Protocol):
 
 
 def judged(nodes: Sequence[HasParent], accepted: AbstractSet[int]) -> list[int]:
-    """Return the indices of the verified nodes that were judged: those whose parent was accepted, up to the accepted
-    among their siblings. `nodes` has siblings in the order of judgement."""
+    """Return the indices of the verified nodes that were judged.
+
+    A node was judged if its parent was accepted and no earlier sibling was. `nodes` has siblings in the order of
+    judgement.
+    """
     reached: set[int] = {0}  # by identity, 0 for the context
     found: list[int] = []
     for i, node in enumerate(nodes):

@@ -1,4 +1,4 @@
-"""A drafter's nodes, and how some of them become a message."""
+"""A drafter's nodes, and how they become a message."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from specq.protocol import DraftDistribution, pack_distributions
 class DraftNode:
     """A drafted node.
 
-    predicted        the drafter's log-probability given the parent; score: the same after calibration
-    log_reach_prob   log of the cumulative acceptance probability, from where drafting began
-    rank             place among its siblings; distribution: what they were drawn from, None for a point mass
-    wire_id          the id that the verifier knows it by; -1: not sent
+    predicted        the drafter's log-probability given the parent.
+    score            the same after calibration.
+    log_reach_prob   log of the cumulative acceptance probability, counted from where drafting began.
+    rank             place among its siblings.
+    distribution     what the siblings were drawn from, None for a point mass.
+    wire_id          the id that the verifier knows it by. -1: not sent.
     """
 
     __slots__ = (
@@ -50,7 +52,7 @@ class DraftNode:
 def draft_fields(nodes: Sequence[DraftNode]) -> dict[str, Any]:
     """Return the fields of a `Draft` with these nodes, parents first; all have their `wire_id`.
 
-    Rule: a drawn node is sent with its draft distribution only together with all its earlier siblings, since it was
+    Rule: a drawn node is sent with its draft distribution only together with all its earlier siblings, because it was
     drawn from what they left. Otherwise it is sent as a point mass, which is exact, too.
     """
     distributions, rows = _whole_groups(nodes)
@@ -64,8 +66,11 @@ def draft_fields(nodes: Sequence[DraftNode]) -> dict[str, Any]:
 
 
 def _whole_groups(nodes: Sequence[DraftNode]) -> tuple[list[DraftDistribution], list[int]]:
-    """Return the draft distributions of the sibling groups whose first node is among these, and each node's row in that
-    list; -1 for a point mass, and for a node whose first sibling was sent before."""
+    """Return the draft distributions of the included sibling groups, and each node's row in that list.
+
+    A group is included if its first node is. The row is -1 for a point mass, and for a node whose first sibling was
+    sent before.
+    """
     distributions = [node.distribution for node in nodes if node.distribution is not None and not node.rank]
     row_of = {id(distribution): row for row, distribution in enumerate(distributions)}
     return distributions, [row_of.get(id(node.distribution), -1) for node in nodes]

@@ -1,7 +1,8 @@
 """One session at a drafter: the committed context, and the tree of nodes drafted beyond it.
 
-Rules: the tree grows best first, down to the acceptance probability that the verifier asks for, and not at all where it
-asks for more than 1; a verdict moves its root and cuts the rest. No I/O, no clock, no model.
+Rules: the tree grows best first, down to the acceptance probability that the verifier asks for. If the verifier asks
+for more than 1, the tree does not grow. A verdict moves its root and cuts the rest. This module has no I/O, no clock
+and no model.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from specq.drafting.worker.shapes import DEFAULT_DEPTH, Path, budget_of, shape_o
 from specq.protocol import Assign, Draft, SamplingParams, Speculation, Verdict
 
 MIN_REACH_PROB = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
-LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent, though it was likely enough
+LOST_AFTER = 4  # verdicts in a row that used no sent node, though one was likely enough
 MAX_LIVE_NODES = 256
-LEAST_CHANCE = 1e-6  # the least acceptance probability of a node
+LEAST_CHANCE = 1e-6  # lower bound of a node's acceptance probability
 SIBLING_VALUE = 0.2  # with a higher minimum acceptance probability, chains are drafted without siblings
 
 
 class DraftSession:
     """One session's context and tree at the drafter.
 
-    `acceptance_stats` are shared by sessions of its kind; `fan_out` and `max_ahead` bound a tree where the job does
-        not;
-    `chain` levels are drafted at a time.
+    acceptance_stats     shared by sessions of its kind.
+    fan_out, max_ahead   bounds of a tree, where the job sets none.
+    chain                levels drafted at a time.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class DraftSession:
         self.shape = shape_of(message.speculation, fan_out=fan_out, max_ahead=max_ahead)
         self.is_sync, self.is_jit = (message.speculation.mode == mode for mode in ("sync", "jit"))
         self.owes_chain = self.is_jit  # the verifier waits for a chain below the context
-        self.backup_depth = message.speculation.max_depth or DEFAULT_DEPTH  # of that chain
+        self.backup_depth = message.speculation.max_depth or DEFAULT_DEPTH  # depth of that chain
         self.chain = chain
         self.sends_one_chain = self.is_sync and chain > 1 and not message.speculation.has_fixed_shape
         self.budget = message.speculation.max_nodes if self.sends_one_chain else budget_of(message.speculation)
@@ -52,17 +53,17 @@ class DraftSession:
         self.limit = message.prompt_len + message.params.max_tokens
         self.roots: dict[int, DraftNode] = {}
         self.root_expanded = False
-        self.base_log_reach_prob = 0.0  # log_reach_prob of the committed context, which those of the nodes count from
+        self.base_log_reach_prob = 0.0  # log_reach_prob of the committed context; the nodes' values include it
         self.next_id = 0
         self.next_wire_id = 0
         self.num_live = 0
-        self.min_accept_prob = 0.0  # of the last verdict
-        self.floor = math.log(MIN_REACH_PROB)  # least log-probability of a node that is expanded or sent
-        self.waits = message.speculation.waits  # the session, for this drafter
+        self.min_accept_prob = 0.0  # from the last verdict
+        self.floor = math.log(MIN_REACH_PROB)  # minimum log-probability of a node that is expanded or sent
+        self.waits = message.speculation.waits  # whether the session waits for this drafter
         self.backoff = 0 if self.waits else acceptance_stats.backoff  # verdicts to wait for before the next pass
-        self.unused = 0  # verdicts in a row that used nothing of what was sent
+        self.unused = 0  # verdicts in a row that used no sent node
         self.is_silenced = acceptance_stats.is_silenced and not self.waits
-        self.awaits_verdict = False  # of a round that was sent as a whole
+        self.awaits_verdict = False  # the verdict of a round that was sent as a whole
         self.was_hit = False  # whether the context's last token was drafted before it was committed
 
     @property
@@ -82,7 +83,7 @@ class DraftSession:
             level = [child for node in level for child in node.children.values()]
 
     def frontier(self) -> Iterator[tuple[float, DraftNode | None]]:
-        """Yield (log-probability, node) of what may be expanded next; None stands for the context itself."""
+        """Yield (log-probability, node) for each node that may be expanded next; None stands for the context itself."""
         ahead = self.ahead
         if self.backoff or self.awaits_verdict or self.is_silenced or ahead < 1 or self.num_live >= self.most_live:
             return
@@ -103,7 +104,7 @@ class DraftSession:
                     node.expanded = True
 
     def _end_of_chain(self) -> Iterator[tuple[float, DraftNode]]:
-        """Yield the last of the likeliest children below the context, if the chain that is owed shall grow below it."""
+        """Yield the last node of the likeliest chain below the context, if the owed chain must still grow."""
         node = next(iter(self.roots.values()), None)
         while node is not None and node.expanded:
             node = next(iter(node.children.values()), None)
@@ -119,7 +120,7 @@ class DraftSession:
         return self.shape.num_children(node.path() if node is not None else (), hit=self.was_hit)
 
     def chain_below(self, node: DraftNode | None) -> list[int]:
-        """Return how many children each level gets of a chain below a node of `frontier`."""
+        """Return how many children each level of a chain gets, below a node of `frontier`."""
         depth = 0 if node is None else node.position + 1 - self.length
         room = min(self.chain, self.ahead - depth)
         if self.shape.fan_out:
@@ -131,15 +132,14 @@ class DraftSession:
 
     @property
     def is_answer(self) -> bool:
-        """Whether the session waits for what is drafted next."""
+        """Whether the session waits for the next draft."""
         return self.is_sync or self.owes_chain
 
     def _floor(self) -> float:
-        """Return the least log_reach_prob of a node that is expanded or sent: it is likely enough, and within the
-        budget.
+        """Return the minimum log_reach_prob of a node that is expanded or sent: likely enough, and within the budget.
 
-        Children of a node outside the budget are outside it, too, so a budget ends the growing by itself. What is drawn
-        run-ahead is never outside: growing stops before.
+        Children of a node outside the budget are also outside it, so the budget stops growth. Nodes drawn run-ahead are
+        never outside the budget, because growth stops before.
         """
         least = self.base_log_reach_prob + (math.log(MIN_REACH_PROB) if self.is_answer else self.floor)
         if not self.budget or self.num_live <= self.budget:
@@ -147,10 +147,10 @@ class DraftSession:
         return max(least, heapq.nlargest(self.budget, (node.log_reach_prob for node in self.live_nodes()))[-1])
 
     def grow(self, parent: DraftNode | None, children: Children, ids: Sequence[int]) -> DraftNode | None:
-        """Hang a drafter's children below a node, or below the context, as far as there is room; return the first.
+        """Attach a drafter's children below a node, or below the context, as far as there is room; return the first.
 
-        A drawn child is judged if its earlier siblings are rejected, and is never rated likelier than they are, so that
-        a cut by probability takes the last: no node is cut because of its own token.
+        A drawn child is judged if its earlier siblings are rejected. It never gets a higher rating than they do, so a
+        cut by probability removes the last sibling. A node is never cut because of its own token.
         """
         if self.draws_children:
             ids = ids[: max(0, self.most_live - self.num_live)]
@@ -181,8 +181,11 @@ class DraftSession:
         return siblings[tokens[0]] if tokens else None
 
     def draft(self) -> Draft | None:
-        """Return the nodes that are likely enough and were not sent yet, or None. What a session waits for is sent as a
-        whole, even if it is empty: a synchronous round, or a chain just in time."""
+        """Return the nodes that are likely enough and not yet sent, or None.
+
+        An answer that the session waits for is sent as a whole, even if it is empty. Such answers are a synchronous
+        round and a chain in `jit` mode.
+        """
         is_answer = self.is_answer
         if is_answer and next(self.frontier(), None) is not None:
             return None
@@ -197,11 +200,11 @@ class DraftSession:
         return self._message(fresh) if fresh or is_answer else None
 
     def _fresh(self, floor: float) -> list[DraftNode]:
-        """Return what is likely enough and was not sent yet, no more than the budget leaves room for, in the order in
-        which it grew; in a synchronous round, likeliest first.
+        """Return the likely nodes that were not sent yet, within the budget.
 
-        Of drawn siblings the first is sent at once even if it is not likely enough: the verifier must know which nodes
-        were expanded before others (decision 0008).
+        They come in the order in which they grew, in a synchronous round likeliest first. The first of drawn siblings
+        is sent at once even if it is not likely enough. The verifier must know which nodes were expanded before others
+        (decision 0008).
         """
         nodes = list(self.live_nodes())
         is_shown = self.draws_children and not self.is_sync
@@ -217,7 +220,7 @@ class DraftSession:
         return fresh if self.is_sync else sorted(fresh, key=lambda node: node.node_id)
 
     def _message(self, fresh: Sequence[DraftNode]) -> Draft:
-        """Return nodes, parents first, as a message; they get their ids for the wire."""
+        """Return nodes, parents first, as a message; this gives them their ids for the wire."""
         first_id = self.next_wire_id
         for node in fresh:
             node.wire_id = self.next_wire_id
@@ -232,7 +235,7 @@ class DraftSession:
         )
 
     def learn(self, verdict: Verdict) -> None:
-        """Learn how good drawn nodes are from those that were judged; `commit` learns from point masses."""
+        """Learn from drawn nodes that were judged; `commit` learns from point masses."""
         if not self.draws_children or verdict.base_len != self.length:
             return
         lanes = verdict.node_lanes.tolist() or [self.lane] * len(verdict.node_ids)
@@ -244,7 +247,7 @@ class DraftSession:
             self.acceptance_stats.calibration.observe(mine[i][0].predicted, i in accepted)
 
     def commit(self, tokens: Sequence[int]) -> list[int]:
-        """Append committed tokens and re-root; return the ids of the drafted nodes that they followed."""
+        """Append committed tokens and move the root; return the ids of the drafted nodes that they followed."""
         path: list[int] = []
         siblings: dict[int, DraftNode] | None = self.roots
         last: DraftNode | None = None
@@ -257,7 +260,7 @@ class DraftSession:
                 path.append(last.node_id)
         self.token_ids.extend(tokens)
         self.awaits_verdict, self.was_hit = False, last is not None
-        if self.is_sync:  # each round is drafted anew
+        if self.is_sync:  # each round is drafted from scratch
             siblings = last = None
         self.roots = siblings or {}
         self.root_expanded = last is not None and last.expanded
@@ -269,10 +272,10 @@ class DraftSession:
         return path
 
     def adjust(self, verdict: Verdict) -> None:
-        """Take in the verdict's minimum acceptance probability, and notice when what was sent must have been lost.
+        """Apply the verdict's minimum acceptance probability, and detect lost drafts.
 
-        A node is also drafted for the round after the next, when its ancestors must have been accepted: so its
-        probability may be as low as the square of the minimum.
+        A node is also drafted for the round after the next. Its ancestors must be accepted before, so its probability
+        may be as low as the square of the minimum.
         """
         self.backoff = max(0, self.backoff - 1)
         self.min_accept_prob = verdict.min_accept_prob / 1000
@@ -283,8 +286,7 @@ class DraftSession:
         self._notice_loss(minimum, was_used=len(verdict.node_ids) > 0)
 
     def _notice_loss(self, minimum: float, *, was_used: bool) -> None:
-        """Send all nodes again after several verdicts that used none, though one that was sent is likely enough to be
-        used."""
+        """Send all nodes again after several verdicts used none, though a sent node is likely enough to be used."""
         expects_use = any(
             node.wire_id >= 0 and node.log_reach_prob - self.base_log_reach_prob >= minimum
             for node in self.roots.values()
@@ -297,6 +299,6 @@ class DraftSession:
 
 
 def drafting_params(params: SamplingParams, speculation: Speculation) -> SamplingParams:
-    """Return what to draft with: the job's parameters, but for the temperature and top-p of its candidates."""
+    """Return the parameters to draft with: the job's, with the temperature and top-p of its candidates."""
     temperature = params.temperature if speculation.candidate_temp < 0 else speculation.candidate_temp
     return replace(params, temperature=temperature, top_p=speculation.candidate_top_p or params.top_p)

@@ -1,8 +1,8 @@
-"""The shapes that a drafted tree may take: how many children each of its nodes gets.
+"""The shapes of a drafted tree: how many children each of its nodes gets.
 
 A node is named by its path of ranks below the committed context: () is the context, (0, 2) the third child of its first
-child. `BestFirst` lets the drafter choose what to expand; the others are fixed beforehand, for comparison and for users
-who know their workload. A shape only bounds what is drafted: which nodes are verified is the scheduler's choice.
+child. With `BestFirst` the drafter chooses what to expand. The other shapes are fixed in advance, for comparison and
+for users who know their workload. A shape only bounds what is drafted. The scheduler chooses which nodes are verified.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Protocol
 
 from specq.protocol import Speculation
 
-DEFAULT_DEPTH = 5  # of candidates
-SYNC_NODES = 8  # budget of a best-first tree that is to be sent as a whole
+DEFAULT_DEPTH = 5  # depth of candidates
+SYNC_NODES = 8  # budget of a best-first tree that is sent as a whole
 
 Path = tuple[int, ...]
 
 
 class DraftShape(Protocol):
-    """What bounds a tree."""
+    """The bounds of a tree."""
 
     @property
     def max_depth(self) -> int: ...
 
     @property
     def fan_out(self) -> int:
-        """The number of children that every node gets at most; 0 if it depends on the node."""
+        """The maximum number of children of every node; 0 if it depends on the node."""
         ...
 
     def num_children(self, path: Path, *, hit: bool) -> int:
-        """Return how many children a node at most gets; `hit`: the context was drafted before it was committed."""
+        """Return the maximum number of children of a node; `hit`: the context was drafted before it was committed."""
         ...
 
 
@@ -47,7 +47,7 @@ class BestFirst:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """`num_candidates` chains, which part at the first token."""
+    """`num_candidates` chains that differ from the first token on."""
 
     max_depth: int
     num_candidates: int
@@ -58,8 +58,10 @@ class Candidates:
 
 
 class StaticTree:
-    """A tree given by its paths (Cai et al. 2024, "Medusa"), closed: with a path come its prefixes, and with a child
-    its earlier siblings."""
+    """A tree given by its paths (Cai et al. 2024, "Medusa").
+
+    The set of paths is closed: a path includes its prefixes, and a child includes its earlier siblings.
+    """
 
     fan_out = 0
 
@@ -76,11 +78,10 @@ class StaticTree:
 
 @dataclass(frozen=True, slots=True)
 class FixedFanOuts:
-    """A chain of `depth` tokens, and for each place where it may fail some guesses of what comes instead, each with a
-    chain of its own: the speculation cache of SSD ("Speculative Speculative Decoding"), as part of the tree.
+    """A chain of `depth` tokens with guesses for each place where it may fail, and a chain below each guess.
 
-    Entry i counts the children of the chain's i-th node, 0 being the context; one list after a hit and one after a
-    miss.
+    This is the speculation cache of SSD ("Speculative Speculative Decoding") as part of the tree. Entry i is the number
+    of children of the chain's i-th node, where 0 is the context. There is one list after a hit and one after a miss.
     """
 
     depth: int
@@ -103,8 +104,7 @@ class FixedFanOuts:
 
 
 def shape_of(speculation: Speculation, *, fan_out: int, max_ahead: int) -> DraftShape:
-    """Return the shape that a job asks for; the drafter's own `fan_out` and `max_ahead` hold where it asks for
-    nothing."""
+    """Return the shape that a job asks for; the drafter's own `fan_out` and `max_ahead` are the defaults."""
     depth = min(speculation.max_depth or max_ahead, max_ahead)
     if speculation.tree:
         return StaticTree(speculation.tree)
@@ -118,6 +118,6 @@ def shape_of(speculation: Speculation, *, fan_out: int, max_ahead: int) -> Draft
 
 
 def budget_of(speculation: Speculation) -> int:
-    """Return how many nodes, the likeliest, are expanded and sent; 0: all that are likely enough."""
+    """Return how many nodes, the likeliest ones, are expanded and sent; 0: all that are likely enough."""
     grows_at_once = speculation.mode == "sync" and not speculation.has_fixed_shape
     return speculation.max_nodes or (SYNC_NODES if grows_at_once else 0)

@@ -1,13 +1,13 @@
 """A draft worker without its sockets: verdicts in, drafts out, one drafter inside.
 
-For each session it keeps the committed context and the tree of nodes drafted beyond it. The tree grows best first: each
-pass expands, in one batched call over all sessions, the nodes likeliest to lie on the target's path. A drafter waits
-for nothing; it receives verdicts between passes, and they cut the tree and move its root.
+For each session it keeps the committed context and the tree of nodes drafted beyond it. The tree grows best first. Each
+pass expands the nodes likeliest to lie on the target's path, in one batched call over all sessions. A drafter never
+waits. It receives verdicts between passes, and they cut the tree and move its root.
 
-Rules: a drafter only hints. Where that is of no use (a poor model, or a verifier too busy to check more than it must)
-it backs off: it sends nothing and makes a pass now and then. What it sends names positions, so that late, doubled or
-lost messages do no harm. If verdict after verdict uses none of the nodes that were sent, they were lost, and are sent
-again.
+Rules: a drafter's output is only a hint. It may be useless, with a poor model or a verifier too busy to check extra
+tokens. Then the drafter backs off: it sends no drafts and makes an occasional pass. A draft names positions, so late,
+doubled or lost messages do no harm. If several verdicts in a row use none of the sent nodes, the nodes were lost, and
+are sent again.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
 
-MOST_REFUSED = 1000  # sessions that are remembered
-# Chains of a pass, for few sessions: each more makes a pass longer, and no verdict is received during it.
+MOST_REFUSED = 1000  # refused sessions that are remembered
+# Maximum chains of a pass, for few sessions. Each further chain makes a pass longer, and no verdict is received during
+# it.
 CHAIN_WIDTH = 2
 
 
@@ -67,7 +68,7 @@ _Grown = tuple[DraftNode | None, list[tuple[Children, tuple[int, ...], int]]]
 
 
 class DraftWorker:
-    """Sessions, a drafter, and the loop's body between them."""
+    """Sessions, a drafter, and the body of the loop between them."""
 
     def __init__(
         self,
@@ -79,9 +80,11 @@ class DraftWorker:
         max_ahead: int = 32,
         chain: int = 1,
     ) -> None:
-        """A pass expands at most `width` nodes, but at least one a session, by `fan_out` children each, up to
-        `max_ahead` tokens deep. `chain`: how many levels are drafted below each node at once, if the drafter has
-        chains."""
+        """Set the bounds of a pass.
+
+        A pass expands at most `width` nodes, but at least one a session. Each gets `fan_out` children, up to
+        `max_ahead` tokens deep. `chain` levels are drafted below each node at once, if the drafter has chains.
+        """
         self.drafter, self.incarnation = as_drafter(drafter), incarnation
         self.width, self.fan_out, self.max_ahead = width, fan_out, max_ahead
         self.chain = chain if self.drafter.has_chains else 1
@@ -91,7 +94,7 @@ class DraftWorker:
         self.state = "ready"
         self.num_passes = self.num_drafts = self.num_nodes = 0  # passes, and drafts and nodes that were sent
         self.tracer = Tracer()
-        self._refused: dict[int, int] = {}  # epochs of sessions for which something was raised
+        self._refused: dict[int, int] = {}  # epochs of sessions for which an exception was raised
         self._handlers: dict[type[Message], Callable[..., None]] = {
             Assign: self._assign,
             Release: self._release,
@@ -102,10 +105,10 @@ class DraftWorker:
         }
 
     def handle(self, message: Message) -> None:
-        """Take one message; raises ProtocolError for one that is not for a drafter."""
+        """Handle one message; raises ProtocolError for one that is not for a drafter."""
         handler = self._handlers.get(type(message))
         if handler is None:
-            raise ProtocolError(f"a drafter takes no {message.TYPE}")
+            raise ProtocolError(f"a drafter does not accept {message.TYPE}")
         try:
             handler(message)
         except SpecqError:
@@ -114,13 +117,13 @@ class DraftWorker:
             self._not_handled(message, error)
 
     def _not_handled(self, message: Message, error: Exception) -> None:
-        log.error("message_not_handled", kind=message.TYPE, **traced(error))
+        log.error("message_handling_failed", kind=message.TYPE, **traced(error))
         if isinstance(message, Assign | Verdict):
             self._refuse(message)
         raise ProtocolError(f"a {message.TYPE} could not be handled: {type(error).__name__}") from error
 
     def _refuse(self, session: DraftSession | Assign | Verdict) -> None:
-        """Draft no more for a session for which something was raised, until it is assigned under another epoch."""
+        """Stop drafting for a session that raised an exception, until it is assigned with another epoch."""
         self._refused[session.session_id] = session.epoch
         if len(self._refused) > MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
@@ -172,7 +175,7 @@ class DraftWorker:
         self.drafter.close(session.session_id)
 
     def _verdicts(self, message: Verdicts) -> None:
-        """Take each verdict of a step; raises ProtocolError for the first that cannot be taken, when all others are."""
+        """Handle each verdict of a step; then raise the ProtocolError of the first that failed, if any."""
         errors = list[SpecqError]()
         for verdict in message.each():
             try:
@@ -218,16 +221,20 @@ class DraftWorker:
         return any(map(self._offers, self.sessions.values()))
 
     def _offers(self, session: DraftSession) -> bool:
-        """Return whether a session has a node to expand, or is owed an answer; True if that raises: `step` finds out
-        why."""
+        """Return whether a session has a node to expand, or waits for an answer.
+
+        Returns True if the check raises, so that `step` finds the cause.
+        """
         try:
             return session.owes_chain or next(self._frontier(session), None) is not None
         except Exception:  # noqa: BLE001 - see above
             return True
 
     def _frontier(self, session: DraftSession) -> Iterator[tuple[float, DraftNode | None]]:
-        """Return what may be expanded next: nothing while the hidden states that it takes have not come, but for a
-        session that waits for an answer, if need be an empty one."""
+        """Return what may be expanded next, unless hidden states that the drafter needs are missing.
+
+        A session that waits for an answer gets one anyway, if necessary an empty one.
+        """
         if self._reads_states and not session.is_answer and not self.drafter.knows(session.session_id):
             return iter(())
         return session.frontier()
@@ -243,7 +250,7 @@ class DraftWorker:
                 for node, levels in grown:
                     _grow(one.session, node, levels)
                 drafts += self._drafted(one.session)
-        for session in self.sessions.values():  # of those that are owed what had grown before
+        for session in self.sessions.values():  # sessions that wait for a chain that was complete before
             if session.owes_chain and session.session_id not in chosen:
                 with faults.of(session, "drafted for"):
                     drafts += self._drafted(session)
@@ -254,7 +261,7 @@ class DraftWorker:
         return drafts
 
     def _drafted(self, session: DraftSession) -> list[Draft]:
-        """Return what is to be sent of a session now: one draft, or none."""
+        """Return the draft to send now for a session: a list of one, or an empty one."""
         draft = session.draft()
         if draft is None:
             return []
@@ -262,8 +269,7 @@ class DraftWorker:
         return [draft]
 
     def _expand(self, some: Sequence[_Chosen]) -> list[list[_Grown]]:
-        """Draft below the chosen nodes of some sessions; return for each session its nodes with the levels to hang
-        there."""
+        """Draft below the chosen nodes of some sessions; return for each session its nodes with their new levels."""
         pairs = [(one.session, node) for one in some for node in one.nodes]
         counts = [session.chain_below(node) for session, node in pairs]
         depth, width = max(map(len, counts)), max(map(max, counts))
@@ -277,8 +283,11 @@ class DraftWorker:
         return [list(islice(rest, len(one.nodes))) for one in some]
 
     def _drop_faulty(self, faults: Faults) -> None:
-        """Forget sessions that were not drafted for. The broker assigns them again when heartbeats lack them; those for
-        which something unexpected was raised are refused then."""
+        """Forget sessions for which drafting failed.
+
+        The broker assigns them again when heartbeats do not list them. Sessions with an unexpected exception are then
+        refused.
+        """
         for session_id, fault in faults.found.items():
             session = self.sessions[session_id]
             if fault.retry:
@@ -321,7 +330,7 @@ class DraftWorker:
         )
 
     def heartbeat(self) -> Heartbeat:
-        """Return the state of this drafter and each session's length as far as it knows."""
+        """Return the state of this drafter and the length of each session as it knows it."""
         sessions = list(self.sessions.values())
         return Heartbeat(
             incarnation=self.incarnation,
@@ -337,7 +346,7 @@ class DraftWorker:
 
 
 def _check_tokens(token_ids: Int32Array) -> None:
-    """Raise ProtocolError for negative ids; drafters cope with tokens that only the target has."""
+    """Raise ProtocolError for negative ids; drafters accept tokens that only the target has."""
     if len(token_ids) and token_ids.min() < 0:
         raise ProtocolError("token ids below 0")
 
@@ -345,8 +354,10 @@ def _check_tokens(token_ids: Int32Array) -> None:
 def _grow(
     session: DraftSession, node: DraftNode | None, levels: Iterable[tuple[Children, tuple[int, ...], int]]
 ) -> None:
-    """Hang a chain's levels below a node, or below the context; of each level: its children, their ids, and how many
-    are kept."""
+    """Attach a chain's levels below a node, or below the context.
+
+    Each level has its children, their ids, and how many are kept.
+    """
     for children, ids, count in levels:
         node = session.grow(node, children, ids[:count])
         if node is None:

@@ -1,11 +1,13 @@
-"""The compiled forward pass on a CPU, and what it needs. Nothing here imports torch: arrays in, arrays out.
+"""The compiled forward pass on a CPU and its parts. No module here imports torch: arrays in, arrays out.
 
-forward   a Llama-like decoder's forward pass in one C call (kernels/); chains: chains of draft tokens in one call
-weights   such a decoder's weights, and their layout in the kernels
-sharing   whether a pass is shared with helper threads
-rows      the packed rows of one forward pass, as plain integer arrays
-kv_pool   which slot holds whose token: sessions, prefix sharing, eviction; slot_tables: the tables of its sessions
-compiler  builds kernels/ at first use
+- forward: a Llama-like decoder's forward pass in one C call (kernels/).
+- chains: chains of draft tokens in one call.
+- weights: the weights of such a decoder, and their layout in the kernels.
+- sharing: whether a pass is shared with helper threads.
+- rows: the packed rows of one forward pass, as plain integer arrays.
+- kv_pool: which slot holds which token: sessions, prefix sharing, eviction.
+- slot_tables: the tables of the pool's sessions.
+- compiler: builds kernels/ at first use.
 """
 
 from specq.engines.native.chains import NativeChainDrafter

@@ -1,4 +1,4 @@
-"""Chains of draft tokens on a CPU in one call of C (kernels/chain.h), without Python between their levels."""
+"""Chains of draft tokens on a CPU in one C call (kernels/chain.h), without Python between levels."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ class _Chains(ctypes.Structure):
 
 
 class NativeChainDrafter:
-    """Does what `specq.engines.torch.cuda.chain.CudaChainDrafter` does, over a native forward; token_ids: as of
-    `LoadedModel`."""
+    """Drafts like `specq.engines.torch.cuda.chain.CudaChainDrafter`, over a native forward.
+
+    token_ids: as in `LoadedModel`.
+    """
 
     runs_beside_host: ClassVar[bool] = False
 
@@ -37,20 +39,25 @@ class NativeChainDrafter:
         self._forward, self._token_ids = forward, token_ids
 
     def can_draft(self, params: SamplingParams) -> bool:
-        """Whether C can draft for such parameters: not where drafts are drawn, or the likeliest tokens alone count."""
+        """Return whether C can draft for these parameters.
+
+        It cannot if drafts are sampled, or if only the likeliest tokens count.
+        """
         if params.temperature == 0:
             return True
         return is_uncut(params) and NearNoise.is_known() and not strategy(params.strategy).samples_drafts(params)
 
     def takes(self, params: Sequence[SamplingParams], lengths: Sequence[int], depth: int, count: int) -> bool:
-        """Return whether such chains can be drafted at one call."""
+        """Return whether these chains can be drafted in one call."""
         return all(map(self.can_draft, params))
 
     def start(
         self, logits: npt.ArrayLike, starts: ChainStarts, depth: int, count: int, limit_vocab: int
     ) -> Callable[[], tuple[Int32Array, Float32Array]]:
-        """Draft chains; return what gives them. Arguments and result as of `CudaChainDrafter.start`; logits
-        f32[chains, columns]."""
+        """Draft chains; return a function that returns them.
+
+        Arguments and result as for `CudaChainDrafter.start`; logits f32[chains, columns].
+        """
         columns = self._token_ids
         scored = np.asarray(logits)
         num_columns = min(limit_vocab if columns is None else int(columns.searchsorted(limit_vocab)), scored.shape[1])
@@ -83,7 +90,7 @@ class NativeChainDrafter:
 
 
 def _last_but_one(starts: ChainStarts) -> PackedRows:
-    """Return the node of each chain that is computed last as rows."""
+    """Return as rows the node of each chain that is computed last."""
     count, width = starts.slots.shape
-    slots = starts.slots[:, -1] if width else np.full(count, -1, np.int32)  # with one level none is computed
+    slots = starts.slots[:, -1] if width else np.full(count, -1, np.int32)  # with one level no node is computed
     return pack_nodes(starts, np.zeros(count, np.int32), slots, starts.positions + (width - 1), starts.slots)

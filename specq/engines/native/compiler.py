@@ -11,11 +11,11 @@ SOURCE = Path(__file__).parent / "kernels" / "forward.c"
 
 
 def kernels() -> ctypes.CDLL | None:
-    """Return the compiled library, built if need be; None if this machine cannot build it."""
+    """Return the compiled library, built if necessary; None if this machine cannot build it."""
     return library(SOURCE)
 
 
 def built_kernels() -> str:
-    """Name the library as its sources, compiler and processor make it; "" if there is none."""
+    """Return the library's name, which depends on its sources, compiler and processor; "" without a library."""
     library_here = kernels()
-    return "" if library_here is None else Path(library_here._name).stem  # noqa: SLF001 - ctypes tells it nowhere else
+    return "" if library_here is None else Path(library_here._name).stem  # noqa: SLF001 - ctypes shows it nowhere else

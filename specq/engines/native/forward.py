@@ -1,13 +1,13 @@
-"""The fast CPU path: a Llama-like decoder's whole forward pass in one call of the C kernels.
+"""The fast CPU path: a Llama-like decoder's forward pass in one C call.
 
-Weights are packed once: query, key and value projections merged, gate and up projections interleaved, rows in panels of
-16 (kernels/matmul.h), as bfloat16 where that loses nothing. At few rows a step costs the bytes of the weights; packing
-halves them, and one call replaces some 200 torch operations of 5 to 20 us each.
+Weights are packed once. Query, key and value projections are merged, gate and up projections are interleaved. Rows are
+in panels of 16 (kernels/matmul.h), as bfloat16 if that is exact. With few rows the time of a step is the time to read
+the weights. Packing halves their bytes, and one call replaces about 200 torch operations of 5 to 20 us each.
 
-A row's logits do not depend on the batch: the same bits come out alone, in a tree or in a prefill chunk. Under
-`deterministic` that makes the text exactly drafter-invariant, without near-ties.
+A row's logits do not depend on the batch. The same bits result alone, in a tree or in a prefill chunk. Under
+`deterministic` the text is therefore exactly drafter-invariant, without near-ties.
 
-Steps of many rows may be shared among threads (kernels/team.h), with the same bits again.
+Threads may share steps of many rows (kernels/team.h), with the same bits again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from specq.engines.native.sharing import Sharing
 from specq.engines.native.weights import LINE, PANEL, Arena, DecoderLayer, Linear, NativeWeights, pack, pack_bias
 from specq.protocol import ConfigError, Float32Array
 
-MOST_JUMPED_ROWS = 32  # beyond them a tile more is a small part of a step
-# A step of at least so many rows always calls the helpers; one of fewer where that was measured to pay (`sharing`). Two
-# threads against one, bundled target, contexts of 256, on two cores of an EPYC (Zen 3): 16 rows 1.5 to 1.8 times as
-# fast; with one niced (5) loop on the helper's core 1.2; with one that is not niced 1.0, with several 0.7.
+MOST_JUMPED_ROWS = 32  # beyond this, one more tile is a small part of a step
+# A step of at least this many rows always uses the helpers. A smaller step uses them if that was measured to be faster
+# (`sharing`). Two threads against one, bundled target, contexts of 256, on two cores of an EPYC (Zen 3): 16 rows run
+# 1.5 to 1.8 times as fast. With one niced (5) loop on the helper's core it is 1.2, with one loop that is not niced 1.0,
+# with several 0.7.
 MIN_SHARED_ROWS = 12
 
 _Pointer = ctypes.c_void_p
@@ -66,7 +67,7 @@ class _Model(ctypes.Structure):
     )
 
 
-# In the order in which they lie in `PackedRows.block`.
+# In the order of `PackedRows.block`.
 _ROW_ARRAYS = ("token_ids", "positions", "slots", "ctx_lens", "extra_starts", "extras", "row_starts", "logit_rows")
 
 
@@ -86,8 +87,10 @@ class _Tap(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Who computes: `own` threads where the process may run, the caller's included, and one on each of
-    `helper_cores`."""
+    """The threads that compute.
+
+    `own` threads run on the cores of the process, including the caller. One more thread runs on each of `helper_cores`.
+    """
 
     own: int = 1
     helper_cores: tuple[int, ...] = ()
@@ -98,7 +101,7 @@ class Threads:
 
     @property
     def own_only(self) -> Threads:
-        """The same without those on helper cores."""
+        """The same without the threads on helper cores."""
         return replace(self, helper_cores=())
 
 
@@ -106,7 +109,7 @@ ALONE = Threads()
 
 
 class NativeOutput(NamedTuple):
-    """As of `specq.engines.torch.forward.ForwardOutput`, float32 arrays."""
+    """Like `specq.engines.torch.forward.ForwardOutput`, with float32 arrays."""
 
     logits: Float32Array
     hidden: Float32Array
@@ -116,9 +119,9 @@ class NativeOutput(NamedTuple):
 class NativeForward:
     """Runs packed rows of one model through the C library.
 
-    is_helped       whether threads on helper cores take part; may be set
-    jumps           numbers of rows after which a pass takes longer at once
-    num_tap_layers  layers whose hidden states it can return
+    - is_helped: whether threads on helper cores take part; may be set.
+    - jumps: numbers of rows after which a pass takes longer at once.
+    - num_tap_layers: number of layers whose hidden states it can return.
     """
 
     def __init__(
@@ -129,8 +132,10 @@ class NativeForward:
         library: ctypes.CDLL,
         threads: Threads = ALONE,
     ) -> None:
-        """`keys` and `values` [num_layers, num_kv_heads, num_slots, head_dim] are written to; `weights` are copied
-        where they are packed."""
+        """Pack the weights; those that are packed are copied.
+
+        The passes write to `keys` and `values`, [num_layers, num_kv_heads, num_slots, head_dim].
+        """
         self._arena = Arena(sum(linear.most_bytes for linear in weights.linears()))
         self._keep: list[npt.NDArray[Any]] = [keys, values]  # owners of the memory that C points into
         self._library = library
@@ -149,21 +154,22 @@ class NativeForward:
         self._workspace = _floats(0)
 
     def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> NativeOutput:
-        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`, and what `tap` asks
-        for."""
+        """Write the rows' KV. Return logits and final hidden states of `rows.logit_rows`, and states for `tap`."""
         tapped = None if tap is None else _floats(len(tap.rows), len(tap.layers) * self._model.hidden)
         described, _layers = _describe_tap(tap, tapped)
         logits, hidden = self._run(self._library.specq_forward, rows, described, 0)
         return NativeOutput(logits[:, : self._num_logits], hidden, tapped)
 
     def draft_chains(self, rows: PackedRows, chains: ctypes.Structure, depth: int) -> None:
-        """Draft chains of some depth as kernels/chain.h has it; `rows`: its last level, `chains`: its Chains."""
+        """Draft chains of this depth with kernels/chain.h. `rows`: the last level, `chains`: its Chains structure."""
         self._run(self._library.specq_draft_chains, rows, ctypes.byref(chains), depth)
 
     def _run(self, function: Any, rows: PackedRows, more: Any, depth: int) -> tuple[Float32Array, Float32Array]:
-        """Let a function of the library compute rows, with the helpers where that pays; return what it wrote: logits of
-        whole panels, and hidden states. `more` is its last argument, `depth` how often it computes the rows, 0 for
-        once."""
+        """Compute rows with a function of the library, with the helpers if that is faster.
+
+        Returns the logits of whole panels and the hidden states. `more` is the function's last argument. `depth` is how
+        often it computes the rows, 0 for once.
+        """
         batch, _tables = _describe_batch(rows)
         num_logits = len(rows.logit_rows)
         logits = _floats(num_logits, self._model.head.num_panels * PANEL)
@@ -187,12 +193,14 @@ class NativeForward:
         return self._threads if self.is_helped else self._threads.own_only
 
     def _helpers(self) -> _Pointer | None:
-        """Return the threads that share this model's steps now, started when first asked for; they end with this
-        object."""
+        """Return the threads that share this model's steps now.
+
+        They start at the first call and end with this object.
+        """
         threads = self._threads_now
         if threads not in self._teams and threads.num_helpers:
             team = self._teams[threads] = _start_team(self._library, threads)
-            weakref.finalize(self, self._library.specq_team_free, team).atexit = False  # asleep, they hold up no exit
+            weakref.finalize(self, self._library.specq_team_free, team).atexit = False  # sleeping: they delay no exit
         return self._teams.get(threads)
 
     def _describe(self, weights: NativeWeights, keys: Float32Array, values: Float32Array) -> _Model:
@@ -241,7 +249,7 @@ class NativeForward:
 
 
 def _floats(*shape: int) -> Float32Array:
-    """Return an array without values that begins with a cache line, which NumPy's own need not."""
+    """Return an uninitialised array that is aligned to a cache line, unlike NumPy's own arrays."""
     count = math.prod(shape)
     room = np.empty(4 * count + LINE, np.uint8)
     start = -address(room) % LINE
@@ -257,7 +265,7 @@ def _start_team(library: ctypes.CDLL, threads: Threads) -> _Pointer:
 
 
 def _describe_batch(rows: PackedRows) -> tuple[_Batch, Any]:
-    """Fill the C structure; it points into `rows` and into the second value, which must outlive it."""
+    """Fill the C structure. It points into `rows` and into the second value, which must outlive it."""
     tables = table_addresses(rows.tables)
     spans = rows.ctx_lens + rows.extra_starts[1:] - rows.extra_starts[:-1]
     sizes = rows.num_rows, rows.num_sessions, len(rows.logit_rows), int(spans.max())
@@ -267,7 +275,10 @@ def _describe_batch(rows: PackedRows) -> tuple[_Batch, Any]:
 
 
 def _describe_tap(tap: RowTap | None, out: Float32Array | None) -> tuple[Any, Any]:
-    """Return what C takes to fill `out`; it points into `tap`, `out` and the second value, which must outlive it."""
+    """Return the argument with which C fills `out`. It points into `tap`, `out` and the second value.
+
+    The second value must outlive it.
+    """
     if tap is None or out is None:
         return None, None
     layers = (ctypes.c_int32 * len(tap.layers))(*tap.layers)

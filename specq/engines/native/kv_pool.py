@@ -1,19 +1,19 @@
-"""Which KV slot holds whose token: session tables, prefix sharing, eviction. Pure bookkeeping, no tensors.
+"""Which KV slot holds which token: session tables, prefix sharing, eviction. Pure bookkeeping, no tensors.
 
-A slot keeps one token's KV in every layer. At any time it is in exactly one place:
+A slot keeps one token's KV in every layer. At any time it is in exactly one of these places:
 
-    free        on the free stack
-    taken       handed out by `take` and not yet given back or appended (rows in flight, tree nodes)
-    private     in the unfinished last block of one session, and in those before it that `fill_blocks` has not come to
-                yet
-    in a block  16 consecutive tokens of some context, known by (previous block, its tokens) and counted by sessions;
-                the first block of a context by (owner, its tokens), so that nothing is shared between owners
+- free: on the free stack.
+- taken: handed out by `take`, neither given back nor appended yet (rows in flight, tree nodes).
+- private: in the unfinished last block of one session, or in an earlier block before `fill_blocks` runs.
+- in a block: 16 consecutive tokens of some context. The key of a block is (previous block, its tokens), and its users
+  are counted. The key of a context's first block is (owner, its tokens). So owners share no blocks.
 
-A session's table is the slots of its whole blocks, then its private ones; committing a token appends its slot, so no KV
-is copied for that. Whole blocks are found again by later sessions with the same context, generated text included. Of a
-block that begins as a context goes on, the KV of that beginning can be copied to private slots (`copies`). A block that
-no session uses stays in the cache until slots run short, least recently used first; a block is always released after
-the blocks that follow it, so that order never drops a block before its followers.
+A session's table is the slots of its whole blocks, then its private slots. Committing a token appends its slot, so that
+copies no KV. Later sessions with the same context find whole blocks again, including blocks of generated text. A
+context may agree only with the beginning of a block. The KV of that part can be copied to private slots (`copies`).
+
+A block without users stays in the cache until slots run short. The least recently used block is dropped first. A block
+is always released after its followers. So it is also dropped after them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from specq.engines.native.slot_tables import SlotTables, TableMemory
 from specq.protocol import EngineError, Int32Array, IntpArray
 
 BLOCK = 16  # tokens
-LEAST_COPIED = 4  # tokens: fewer are computed in no time
+LEAST_COPIED = 4  # tokens; fewer are computed quickly
 NO_COPIES = np.zeros((2, 0), np.int32)
 
 _Previous = int | str  # a block's id, or the owner before the first block of a context
-_Key = tuple[_Previous, bytes]  # (what is before the block, the block's token ids)
+_Key = tuple[_Previous, bytes]  # (what comes before the block, the block's token ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -45,28 +45,31 @@ class _Block:
 
 
 class KvPool:
-    """The slots 0 .. num_slots - 1 and the sessions that hold them. `may_copy`: who uses it copies KV, as `copies`
-    says."""
+    """The slots 0 .. num_slots - 1 and the sessions that hold them.
+
+    `may_copy`: the caller copies KV as `copies` returns.
+    """
 
     def __init__(self, num_slots: int, *, may_copy: bool = False) -> None:
         self.num_slots, self._may_copy = num_slots, may_copy
         self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # a stack; the top is at _num_free - 1
         self._num_free = num_slots
-        self._places: dict[int, int] = {}  # session -> its place among those that are open
+        self._places: dict[int, int] = {}  # session -> its place among the open sessions
         self._tables = TableMemory()
         self._blocks_of: list[list[_Block]] = []  # by place
         self._owners: list[str] = []  # by place
         self._blocks: dict[_Key, _Block] = {}
         self._unused: OrderedDict[int, _Block] = OrderedDict()  # blocks without users, least recently used first
         self._next_block_id = 0
-        # The newest block behind another one, or an owner's first, by what is before it and its own first token.
+        # The newest block after another block, or an owner's first block. The key is what comes before, and its first
+        # token.
         self._beginning: dict[tuple[_Previous, int], _Block] = {}
-        self._copies: dict[int, tuple[Int32Array, Int32Array]] = {}  # by session, from which slots to which
+        self._copies: dict[int, tuple[Int32Array, Int32Array]] = {}  # by session: source slots, target slots
         self._unfilled: list[int] = []  # places of sessions that may have whole blocks among their private slots
 
     @property
     def free_slots(self) -> int:
-        """Slots that `take` can hand out, unused cached blocks included."""
+        """Slots that `take` can hand out, including unused cached blocks."""
         self.fill_blocks()
         return self._num_free + BLOCK * len(self._unused)
 
@@ -74,24 +77,26 @@ class KvPool:
         return session_id in self._places
 
     def length(self, session_id: int) -> int:
-        """Number of the session's tokens that have KV; EngineError if it is not open."""
+        """Return the number of the session's tokens that have KV. Raises EngineError if it is not open."""
         return int(self._tables.lengths[self._place(session_id)])
 
     def table(self, session_id: int) -> Int32Array:
-        """The session's slots in the order of positions; valid up to `length`, or as far as staged."""
+        """Return the session's slots in the order of positions, valid up to `length` or the staged end."""
         return self.tables(np.array([self._place(session_id)]))[0]
 
     def token_ids(self, session_id: int) -> Int32Array:
-        """The session's tokens that have KV, in the order of positions; valid until the next change."""
+        """Return the session's tokens that have KV, in the order of positions. Valid until the next change."""
         place = self._place(session_id)
         first = int(self._tables.offsets[place])
         return self._tables.token_ids[first : first + int(self._tables.lengths[place])]
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
-        """Start a session and share the owner's cached blocks of its context, but for the last token; return their
-        tokens, and those of which KV is to be copied."""
+        """Start a session and share the owner's cached blocks of its context without the last token.
+
+        Returns the number of tokens with shared KV or with KV that will be copied.
+        """
         if session_id in self._places:
-            raise EngineError(f"session {session_id} is open already")
+            raise EngineError(f"session {session_id} is already open")
         self.fill_blocks()
         place = self._places[session_id] = self._tables.open(len(token_ids))
         if place == len(self._blocks_of):
@@ -112,7 +117,7 @@ class KvPool:
         return int(memory.lengths[place])
 
     def _copy_beginning(self, session_id: int, place: int, token_ids: Int32Array) -> None:
-        """Let a session have its next tokens' KV as copies, as far as a block begins with them."""
+        """Plan copies of KV for the next tokens of a session that a cached block begins with."""
         memory = self._tables
         block = self._beginning.get((self._previous(place), int(token_ids[0]))) if len(token_ids) else None
         if block is None:
@@ -121,28 +126,31 @@ class KvPool:
         is_other = own != token_ids[: len(own)]
         count = int(is_other.argmax()) if is_other.any() else len(own)
         block.num_users += 1
-        self._unused.pop(block.id, None)  # it is not dropped for the copy's slots
+        self._unused.pop(block.id, None)  # it must not be dropped for the copy's slots
         if count >= LEAST_COPIED and (count <= self._num_free or count <= self.free_slots):
             slots = self.take(count)
             first = memory.offsets[place] + memory.lengths[place]
             memory.slots[first : first + count], memory.token_ids[first : first + count] = slots, token_ids[:count]
             memory.lengths[place] += count
-            self._copies[session_id] = block.slots[:count], slots  # behind its blocks
+            self._copies[session_id] = block.slots[:count], slots  # after its blocks
         self._release([block])
 
     def copies(self) -> Int32Array:
-        """Return which slots' KV is to be copied, i32[2, n]: from where, and to where. It must be copied before a
-        forward pass begins, and be read before any is written: slots may have changed hands since."""
+        """Return which slots' KV must be copied, i32[2, n]: sources and targets.
+
+        The copy must happen before a forward pass begins. All sources must be read before a target is written. Slots
+        may have been reassigned.
+        """
         if not self._copies:
             return NO_COPIES
         return np.concatenate([np.stack(pair) for pair in self._copies.values()], axis=1)
 
     def note_copied(self) -> None:
-        """Forget what was to be copied: it was."""
+        """Forget the pending copies, because they are done."""
         self._copies.clear()
 
     def close(self, session_id: int) -> None:
-        """Forget a session: its private slots are free, its blocks cached; unknown sessions are ignored."""
+        """Forget a session. Its private slots become free, its blocks stay cached. Unknown sessions are ignored."""
         place = self._places.pop(session_id, None)
         if place is None:
             return
@@ -156,7 +164,7 @@ class KvPool:
         memory.close(place)
 
     def take(self, num_slots: int) -> Int32Array:
-        """Hand out free slots, dropping cached blocks if need be; EngineError, with nothing changed, if short."""
+        """Hand out free slots, dropping cached blocks if needed. Raises EngineError, with no change, if short."""
         if num_slots > self._num_free and num_slots > self.free_slots:
             raise EngineError(f"{num_slots} KV slots are needed and {self.free_slots} of {self.num_slots} are free")
         while self._num_free < num_slots:
@@ -172,20 +180,24 @@ class KvPool:
     # --- one session ------------------------------------------------------------------------------------------------
 
     def stage(self, session_id: int, slots: Int32Array) -> Int32Array:
-        """Write taken slots into the table behind the session's end, for a forward pass; the length stays. Return the
-        table."""
+        """Write taken slots into the table after the session's end, for a forward pass. Return the table.
+
+        The length does not change.
+        """
         places = np.array([self._place(session_id)])
         self.stage_all(places, np.array([len(slots)]), slots)
         return self.tables(places)[0]
 
     def append(self, session_id: int, token_ids: Int32Array, slots: Int32Array) -> None:
-        """Commit tokens whose KV is in these taken slots, in the order of positions; blocks that fill become shared."""
+        """Commit tokens whose KV is in these taken slots, in the order of positions. Full blocks become shared."""
         self.append_all(np.array([self._place(session_id)]), np.array([len(slots)]), token_ids, slots)
 
     def rewind(self, session_id: int, length: int) -> int:
-        """Forget a session's tokens beyond so many; return how many keep their slots, fewer where that would cut a
-        block, which stays whole in the cache. The others are known still where tokens are known before they have
-        slots."""
+        """Forget a session's tokens beyond `length`; return how many tokens keep their slots.
+
+        These are fewer than `length` if the cut is inside a block. The block then stays whole in the cache. Tokens that
+        lose their slots stay known, if tokens without slots can be known.
+        """
         place = self._place(session_id)
         self.fill_blocks()
         blocks, memory = self._blocks_of[place], self._tables
@@ -209,8 +221,10 @@ class KvPool:
     # --- many sessions ----------------------------------------------------------------------------------------------
 
     def places(self, session_ids: Iterable[int]) -> IntpArray:
-        """Return where open sessions stand, i64[sessions], as the functions below take it; EngineError if one is not
-        open."""
+        """Return the places of open sessions, i64[sessions], for the functions below.
+
+        Raises EngineError if a session is not open.
+        """
         known = self._places
         try:
             return np.array([known[session_id] for session_id in session_ids], np.intp)
@@ -218,41 +232,42 @@ class KvPool:
             raise EngineError(f"session {error} is not open") from None
 
     def lengths(self, places: IntpArray) -> IntpArray:
-        """Return `length` of sessions, i64[sessions], as it will be when steps in flight have gone well."""
+        """Return the `length` of sessions, i64[sessions], after the steps in flight succeed."""
         return self._tables.ends(places)
 
     def hold(self, places: IntpArray, counts: IntpArray) -> None:
-        """Keep what was staged last, so many tokens of each session, until `release`: what is staged meanwhile stands
-        behind it."""
+        """Keep the last staged tokens, `counts` of each session, until `release`. Later tokens come after them."""
         self._tables.ahead[places] += counts
         self._tables.num_ahead += int(counts.sum())
 
     def release(self, places: IntpArray, counts: IntpArray) -> None:
-        """Take `hold` back, of sessions that have not been closed since."""
+        """Undo `hold`, for sessions that have not been closed since."""
         self._tables.ahead[places] -= counts
         self._tables.num_ahead -= int(counts.sum())
 
     def known(self, places: IntpArray) -> IntpArray:
-        """Return how many tokens of sessions are known, i64[sessions], those without slots included."""
+        """Return how many tokens of sessions are known, i64[sessions], including tokens without slots."""
         known: IntpArray = self._tables.known[places]
         return known
 
     def tell(self, places: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
-        """Let tokens be known, so many of each session behind all that are: they have no slots yet. Those that have
-        some already, in sessions that are told the first time, are said again."""
+        """Add known tokens without slots, `counts` of each session, after all that are known.
+
+        At a session's first call, the tokens that already have slots are passed again.
+        """
         memory = self._tables
         at = memory.at(places, memory.known[places], counts)  # which may move the tables
         memory.token_ids[at] = token_ids
         memory.known[places] += counts
 
     def told(self, places: IntpArray, starts: IntpArray, counts: IntpArray) -> Int32Array:
-        """Return known tokens of sessions, so many of each from this position on, i32[sum of counts]."""
+        """Return known tokens of sessions, `counts` of each from `starts` on, i32[sum of counts]."""
         at = self._tables.at(places, starts, counts)
         found: Int32Array = self._tables.token_ids[at]
         return found
 
     def staged_tokens(self, staged: IntpArray) -> Int32Array:
-        """Return the known tokens that stand where `stage_all` has put slots, i32[staged]."""
+        """Return the known tokens at the positions where `stage_all` has put slots, i32[staged]."""
         found: Int32Array = self._tables.token_ids[staged]
         return found
 
@@ -267,26 +282,30 @@ class KvPool:
         return SlotTables(memory.slots, memory.offsets[places], memory.rooms[places])
 
     def stage_all(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> IntpArray:
-        """Write taken slots behind the sessions' ends, so many for each; see `stage`. Return what `extend_all`
-        takes."""
-        at = self._tables.behind(places, counts)  # which may move the tables
+        """Write taken slots after the sessions' ends, `counts` of each; return the argument of `extend_all`.
+
+        See `stage`.
+        """
+        at = self._tables.behind(places, counts)  # this may move the tables
         self._tables.slots[at] = slots
         return at
 
     def append_all(self, places: IntpArray, counts: IntpArray, token_ids: Int32Array, slots: Int32Array) -> None:
-        """Commit tokens, so many of each session, whose KV is in these taken slots; see `append`."""
+        """Commit tokens, `counts` of each session, whose KV is in these taken slots; see `append`."""
         self.extend_all(places, counts, self.stage_all(places, counts, slots), token_ids)
 
     def extend_all(
         self, places: IntpArray, counts: IntpArray, staged: IntpArray, token_ids: Int32Array, *, fills: bool = True
     ) -> None:
-        """Commit tokens, so many of each session, whose slots were staged last; see `append`. Without `fills`, blocks
-        that fill become shared later: by the next call that does that, or that must know them."""
+        """Commit tokens, `counts` of each session, whose slots were staged last; see `append`.
+
+        Without `fills`, full blocks become shared later: at the next call that fills blocks or needs them.
+        """
         memory = self._tables
         memory.token_ids[staged] = token_ids
         ends = memory.lengths[places] + counts
         memory.lengths[places] = ends
-        is_full = ends % BLOCK < counts  # those that have come to the end of a block, or past it
+        is_full = ends % BLOCK < counts  # sessions that have reached or passed the end of a block
         if np.count_nonzero(is_full):
             self._unfilled += places[is_full].tolist()
         if fills:
@@ -307,7 +326,7 @@ class KvPool:
         return place
 
     def _fill_block(self, place: int) -> None:
-        """Turn the first 16 private tokens into a block, or, if the same block is known, use that and free ours."""
+        """Turn the first 16 private tokens into a block. If the same block exists, use it and free ours."""
         blocks, memory = self._blocks_of[place], self._tables
         start = int(memory.offsets[place]) + len(blocks) * BLOCK
         key = self._key(place, memory.token_ids[start : start + BLOCK])
@@ -324,7 +343,7 @@ class KvPool:
         blocks.append(block)
 
     def _share(self, place: int, block: _Block) -> None:
-        """Let the session use a known block as its next one."""
+        """Make a known block the session's next one."""
         blocks, memory = self._blocks_of[place], self._tables
         start = memory.offsets[place] + len(blocks) * BLOCK
         memory.slots[start : start + BLOCK] = block.slots
@@ -333,14 +352,14 @@ class KvPool:
         self._unused.pop(block.id, None)
 
     def _release(self, blocks: Sequence[_Block]) -> None:
-        """Have one user less of some consecutive blocks; those without users stay in the cache."""
+        """Remove one user from consecutive blocks. Blocks without users stay in the cache."""
         for block in reversed(blocks):
             block.num_users -= 1
             if block.num_users == 0:
                 self._unused[block.id] = block
 
     def _evict(self) -> None:
-        """Drop the least recently used block that has no users."""
+        """Drop the least recently used block without users."""
         _, block = self._unused.popitem(last=False)
         del self._blocks[block.key]
         beginning = block.key[0], int.from_bytes(block.key[1][:4], sys.byteorder)
@@ -349,10 +368,10 @@ class KvPool:
         self.give(block.slots)
 
     def _key(self, place: int, token_ids: Int32Array) -> _Key:
-        """Return the key of the next block of a session with these tokens."""
+        """Return the key of a session's next block with these tokens."""
         return self._previous(place), token_ids.tobytes()
 
     def _previous(self, place: int) -> _Previous:
-        """Return what is before the next block of a session."""
+        """Return what comes before the next block of a session."""
         blocks = self._blocks_of[place]
         return blocks[-1].id if blocks else self._owners[place]

@@ -1,8 +1,8 @@
-"""The packed rows of one forward pass: rows of many sessions one after the other, described by integer arrays alone.
+"""The packed rows of one forward pass: rows of many sessions in sequence, as integer arrays.
 
-A row sees the first `ctx_lens[r]` slots of its session's table, then its extras (the slots of its ancestors in the
-tree, root to leaf, and its own). That covers prefill chunks (each row one slot of the table more), plain rows and tree
-nodes alike. Slots appear in the order of positions, so that sums over them are reproducible.
+A row sees the first `ctx_lens[r]` slots of its session's table, then its extras. The extras are the slots of its tree
+ancestors, root to leaf, and its own. That covers prefill chunks, plain rows and tree nodes. In a prefill chunk each row
+sees one more slot of the table. Slots appear in the order of positions, so that sums over them are reproducible.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ROW_NUMBERS: Int32Array = np.arange(1025, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Rows for one forward pass; R rows of S sessions, J of which give logits.
+    """Rows for one forward pass: R rows of S sessions. J of the rows give logits.
 
-    tables       S arrays i32[>= ctx_lens]  slot of each committed position
-    block        i32                        all arrays below, one after the other
-    token_ids, positions, slots, ctx_lens   i32[R]; slots: where the row's own KV goes
-    extra_starts i32[R + 1], extras i32[E]  row r's extras are extras[extra_starts[r] : extra_starts[r + 1]]
-    row_starts   i32[S + 1]                 session s has the rows row_starts[s] .. row_starts[s + 1]
-    logit_rows   i32[J]                     those of a session in ascending order
+    - tables: S arrays i32[>= ctx_lens], slot of each committed position.
+    - block: i32, all arrays below in sequence.
+    - token_ids, positions, slots, ctx_lens: i32[R]; slots: where the row's own KV goes.
+    - extra_starts: i32[R + 1]; extras: i32[E]. The extras of row r are extras[extra_starts[r] : extra_starts[r + 1]].
+    - row_starts: i32[S + 1]. Session s has the rows row_starts[s] .. row_starts[s + 1].
+    - logit_rows: i32[J], ascending within a session.
     """
 
     tables: Sequence[Int32Array]
@@ -57,8 +57,10 @@ class PackedRows:
 
 
 class LinePlaces(NamedTuple):
-    """Where the slots of lines stand: `starts` in a block, of the node at these levels of the lines of these packed
-    rows, i64[n] each."""
+    """Where the slots of lines stand in a block, i64[n] each.
+
+    Each entry is one node. `rows` is the packed row of its line, `levels` its level, `starts` its place in the block.
+    """
 
     starts: Int64Array
     rows: Int64Array
@@ -66,14 +68,14 @@ class LinePlaces(NamedTuple):
 
     @classmethod
     def of(cls, rows: IntpArray, starts: IntpArray, lengths: IntpArray) -> LinePlaces:
-        """Return those of whole lines, given where each begins and how many nodes it has."""
+        """Return the places of whole lines, from the start and number of nodes of each line."""
         levels = places_in_runs(lengths)
         return cls(starts.repeat(lengths) + levels, rows.repeat(lengths), levels)
 
 
 @dataclass(frozen=True, slots=True)
 class RowTap:
-    """Hidden states that a forward pass returns: layers as in `Tap`, at least one, of packed rows i32[n]."""
+    """Hidden states that a forward pass returns, for packed rows i32[n]. It has at least one layer, as in `Tap`."""
 
     layers: tuple[int, ...]
     rows: Int32Array
@@ -81,15 +83,16 @@ class RowTap:
 
 @dataclass(frozen=True, slots=True)
 class ChainStarts:
-    """Where chains begin: after committed contexts, or after nodes below them. The chains of a session stand together.
+    """Where chains begin: after committed contexts, or after nodes below them. A session's chains are adjacent.
 
-    tables      of S sessions, i32[>= length] each: slots of the context
-    row_starts  i32[S + 1]: session s has the chains row_starts[s] .. row_starts[s + 1]
-    lengths     i32[chains]: of the context
-    lineages    slots of the node's ancestors and its own, root first, of each chain; () if all begin after contexts
-    positions   i32[chains]: that of the chain's first token
-    slots       i32[chains, depth - 1]: for the keys and values of the chain's tokens, but the last
-    params      of each chain
+    - tables: of S sessions, i32[>= length] each, slots of the context.
+    - row_starts: i32[S + 1]. Session s has the chains row_starts[s] .. row_starts[s + 1].
+    - lengths: i32[chains], length of the context.
+    - lineages: for each chain, the slots of the node's ancestors and its own, root first. () if all begin after
+      contexts.
+    - positions: i32[chains], position of the chain's first token.
+    - slots: i32[chains, depth - 1], for the keys and values of the chain's tokens except the last.
+    - params: sampling parameters of each chain.
     """
 
     tables: Sequence[Int32Array]
@@ -119,12 +122,12 @@ class RowPacker:
         self._logit_rows: list[int] = []
 
     def add_session(self, table: Int32Array) -> None:
-        """Start the rows of a session; the table must hold its chain rows' own slots too."""
+        """Start the rows of a session. The table must also hold the slots of its chain rows."""
         self._row_starts.append(len(self._token_ids))
         self._tables.append(table)
 
     def add_chain(self, token_ids: Sequence[int], slots: Sequence[int], start: int, judged: bool) -> None:
-        """Add consecutive committed tokens from position `start` on; if judged, the last gives logits."""
+        """Add consecutive committed tokens from position `start` on. If judged, the last one gives logits."""
         positions = range(start, start + len(token_ids))
         self._token_ids.extend(token_ids)
         self._positions.extend(positions)
@@ -137,8 +140,10 @@ class RowPacker:
     def add_node(
         self, token_id: int, slot: int, position: int, ctx_len: int, lineage: Sequence[int], *, judged: bool = True
     ) -> None:
-        """Add a tree node; lineage: the slots of its ancestors from the root on, its own last; if judged, it gives
-        logits."""
+        """Add a tree node. If judged, it gives logits.
+
+        lineage: the slots of its ancestors from the root on, its own last.
+        """
         if judged:
             self._logit_rows.append(len(self._token_ids))
         self._token_ids.append(token_id)
@@ -168,7 +173,7 @@ class RowPacker:
 def pack_nodes(
     starts: ChainStarts, token_ids: Int32Array, slots: Int32Array, positions: Int32Array, own: Int32Array
 ) -> PackedRows:
-    """Pack a row for each chain, a node. Its extras are its lineage, then `own` i32[chains, any]."""
+    """Pack one row for each chain: a node. Its extras are its lineage, then `own` i32[chains, any]."""
     count, width = own.shape
     extra_starts, extras = width * np.arange(count + 1), own.reshape(-1)
     if starts.lineages:
@@ -188,8 +193,10 @@ def pack_tokens(
     *,
     judged: bool = True,
 ) -> PackedRows:
-    """Pack tokens of contexts, so many of each session from position `starts` on; if judged, the last of each gives
-    logits."""
+    """Pack tokens of contexts: `counts` tokens of each session from position `starts` on.
+
+    If judged, the last token of each session gives logits.
+    """
     ends = ends_of(counts)
     positions = (starts - ends + counts).repeat(counts) + np.arange(len(token_ids))
     no_extras = np.zeros(len(token_ids) + 1)
@@ -206,8 +213,10 @@ def _packed(tables: Sequence[Int32Array], *columns: npt.NDArray[Any]) -> PackedR
 
 
 def pack_steps(steps: Sequence[SessionStep], slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:
-    """Pack a step's rows, each session's chain, its nodes and its scratch rows; `slots` i32[rows] in that order, a
-    table a session. Of `logit_rows`, the scratch rows are the last."""
+    """Pack a step's rows: each session's chain, its nodes and its scratch rows.
+
+    `slots`, i32[rows], are in that order. There is one table per session. Scratch rows come last in `logit_rows`.
+    """
     batch = StepBatch.of(steps)
     if batch.has_scratch:
         rows = _pack(StepBatch.of([_grown(step) for step in batch]), slots, tables)
@@ -217,7 +226,7 @@ def pack_steps(steps: Sequence[SessionStep], slots: Int32Array, tables: Sequence
 
 
 def _pack_plain(batch: StepBatch, slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:
-    """Pack a step of one token a session, each judged."""
+    """Pack a step with one token per session, all judged."""
     count = len(slots)
     block = np.empty(7 * count + 2, np.int32)
     columns, rest = block[: 4 * count].reshape(4, count), block[4 * count :]
@@ -235,7 +244,7 @@ def _pack_plain(batch: StepBatch, slots: Int32Array, tables: Sequence[Int32Array
 
 
 def _grown(step: SessionStep) -> SessionStep:
-    """Return the step with its scratch rows as nodes of its tree, whose numbers their parents go on with."""
+    """Return the step with its scratch rows appended to the nodes of its tree. Their parents continue the numbering."""
     tree, scratch = step.tree, step.scratch
     token_ids = np.concatenate([tree.token_ids, scratch.token_ids])
     parents = np.concatenate([tree.parents, scratch.parents])
@@ -243,7 +252,7 @@ def _grown(step: SessionStep) -> SessionStep:
 
 
 def _set_scratch_apart(steps: Sequence[SessionStep], rows: PackedRows) -> None:
-    """Give scratch rows, packed as nodes, their own positions, and move them to the end of `logit_rows`."""
+    """Give scratch rows, packed as nodes, their own positions. Move them to the end of `logit_rows`."""
     is_scratch = np.zeros(rows.num_rows, np.bool_)
     for end, step in zip(rows.row_starts[1:].tolist(), steps, strict=True):
         is_scratch[end - step.scratch.num_rows : end] = True
@@ -280,7 +289,7 @@ class _Steps(ctypes.Structure):
 
 
 def _pack_native(library: ctypes.CDLL, batch: StepBatch, slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:
-    """In one call of C (kernels/rows.h)."""
+    """Pack the rows in one call of C (kernels/rows.h)."""
     counts = np.empty((4, len(batch)), np.int32)
     counts[0], counts[1], counts[2], counts[3] = batch.num_tokens, batch.num_nodes, batch.starts, batch.is_judged
     token_ids, parents = batch.token_ids, batch.parents
@@ -305,13 +314,13 @@ def _pack_native(library: ctypes.CDLL, batch: StepBatch, slots: Int32Array, tabl
 
 
 def table_addresses(tables: Sequence[Int32Array]) -> npt.NDArray[np.int64]:
-    """Return where tables begin in memory, i64[sessions]; the tables must be kept meanwhile."""
+    """Return where tables begin in memory, i64[sessions]. The caller must keep the tables alive."""
     if isinstance(tables, SlotTables):
         return tables.addresses
     return np.array([address(table) for table in tables], np.int64)
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Return the address of a contiguous array's data; a third of what `array.ctypes.data` costs."""
+    """Return the address of a contiguous array's data. This takes a third of the time of `array.ctypes.data`."""
     found: int = array.__array_interface__["data"][0]
     return found

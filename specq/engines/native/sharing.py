@@ -1,9 +1,7 @@
-"""Whether a forward pass of few rows is shared with the helper threads: whichever of alone and shared was measured to
-be faster.
+"""Decide by measurement whether the helper threads share a forward pass of few rows.
 
-A helper that another process keeps waiting with work in hand costs such a pass more than it gives; that process may be
-another one of ours, a client, or a machine's that shares these cores, and may come and go. So each kind of pass is
-timed both ways.
+A pass with few rows loses time if another process delays a helper. That may be another process of specq, a client, or
+another user of these cores. It may start and stop at any time. So each kind of pass is timed both ways.
 """
 
 from __future__ import annotations
@@ -11,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-FADE = 1 / 16  # of a mean, with each pass
-TRIAL = 4  # passes the other way; one, where that takes longer by the factor of SLOWER
-FIRST, LEAST, MOST = 12, 64, 1024  # passes until a trial: the first, then; doubled after each that is lost
-MARGIN = 0.97  # a trial that takes less than this part of the way in use wins
-SLOWER = 1.25  # evidently; where the way in use does so beside when it was last compared, it is compared again
+FADE = 1 / 16  # weight of each pass in the mean
+TRIAL = 4  # passes of a trial; one, if that pass is slower by the factor SLOWER
+FIRST, LEAST, MOST = 12, 64, 1024  # passes until the first trial, then between trials; doubled after each lost trial
+MARGIN = 0.97  # a trial wins if it takes less than this part of the current way
+SLOWER = 1.25  # clearly slower; if the current way becomes slower by this factor, it is compared again
 MOST_KINDS = 256
 
 
@@ -23,10 +21,12 @@ MOST_KINDS = 256
 class _Kind:
     """One kind of pass.
 
-    shares   the way in use
-    mean_s   of passes in the way in use; settled_s: the mean when it was last compared; trial_s: the sum of a trial's
-             passes
-    left     passes until the next trial; tried: passes of the present one, if one is under way
+    - shares: the current way.
+    - mean_s: mean time of passes in the current way.
+    - settled_s: that mean at the last comparison.
+    - left: passes until the next trial.
+    - tried: passes of the trial in progress.
+    - trial_s: total time of the trial's passes.
     """
 
     shares: bool = True
@@ -64,7 +64,7 @@ class _Kind:
 
 
 class Sharing:
-    """Chooses for each pass; `kind` is whatever passes of about the same work have in common."""
+    """Chooses for each pass; `kind` is what passes of similar work have in common."""
 
     def __init__(self) -> None:
         self._kinds: dict[Hashable, _Kind] = {}
@@ -75,7 +75,7 @@ class Sharing:
         return known is None or known.shares != (known.left == 0)
 
     def note(self, kind: Hashable, seconds: float) -> None:
-        """Take in how long a pass took that went as it was to go."""
+        """Record the time of a pass that ran as `should_share` returned."""
         if kind not in self._kinds and len(self._kinds) == MOST_KINDS:
             self._kinds.clear()
         self._kinds.setdefault(kind, _Kind()).note(seconds)

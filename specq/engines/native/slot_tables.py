@@ -1,4 +1,4 @@
-"""The tables of sessions in a KV pool, and their tokens: which slot holds the KV of each position."""
+"""The tables and tokens of sessions in a KV pool. A table has the slot of each position."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import numpy as np
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import ends_of
 
-LEAST_ROOM = 64  # of a session's table
+LEAST_ROOM = 64  # least length of a session's range
 
 
 class TableMemory:
-    """The tables of all sessions, and their tokens, in one array each: a session has a range of both, which moves when
-    it is full.
+    """The tables of all sessions, and their tokens, in one array each.
 
-    offsets, rooms, lengths i64[places]   where the range of each place begins, how long it is, and how much of it is
-                                          used
-    ahead i64[places]     how many staged tokens behind that are of a step in flight; num_ahead: in all places
-    known i64[places]     how many tokens are known, with a slot or without; 0 where only those with a slot are
-    slots, token_ids i32[size]
+    A session has a range of both arrays. The range moves when it is full.
+
+    - offsets, rooms, lengths: i64[places], start, size and used length of each place's range.
+    - ahead: i64[places], number of staged tokens of a step in flight. num_ahead is their sum.
+    - known: i64[places], number of known tokens, with or without a slot. 0 if only tokens with a slot are known.
+    - slots, token_ids: i32[size].
     """
 
     def __init__(self) -> None:
         self.offsets, self.rooms, self.lengths, self.ahead, self.known = (np.zeros(0, np.intp) for _ in range(5))
         self.num_ahead = 0
         self.slots, self.token_ids = np.zeros(0, np.int32), np.zeros(0, np.int32)
-        self._size = 0  # of the arrays that has ever been in use
+        self._size = 0  # the part of the arrays that has ever been in use
         self._free_places: list[int] = []
-        self._free_ranges: dict[int, list[int]] = {}  # offsets by room
+        self._free_ranges: dict[int, list[int]] = {}  # offsets by size
 
     def open(self, length: int) -> int:
-        """Return a place with room for so many tokens."""
+        """Return a place with room for `length` tokens."""
         if not self._free_places:
             first, more = len(self.offsets), max(4, len(self.offsets))
             columns = self.offsets, self.rooms, self.lengths, self.ahead, self.known
@@ -46,20 +46,24 @@ class TableMemory:
         return place
 
     def close(self, place: int) -> None:
-        """Give a place back."""
+        """Free a place."""
         self.num_ahead -= int(self.ahead[place])
         self.ahead[place] = 0
         self._free_ranges.setdefault(int(self.rooms[place]), []).append(int(self.offsets[place]))
         self._free_places.append(place)
 
     def behind(self, places: IntpArray, counts: IntpArray) -> IntpArray:
-        """Return i64[sum of counts]: so many positions of the arrays behind the end of each place's range in use, and
-        behind what is of a step in flight, for which room is made."""
+        """Return array positions after each place's range in use, `counts` of each, i64[sum of counts].
+
+        They also come after the tokens of a step in flight. Ranges grow if needed.
+        """
         return self.at(places, self.ends(places), counts)
 
     def at(self, places: IntpArray, starts: IntpArray, counts: IntpArray) -> IntpArray:
-        """Return i64[sum of counts]: so many positions of the arrays from the start in each place's range on, for which
-        room is made."""
+        """Return array positions in each place's range from `starts` on, `counts` of each, i64[sum of counts].
+
+        Ranges grow if needed.
+        """
         ends = starts + counts
         short = ends > self.rooms[places]
         if np.count_nonzero(short):
@@ -73,11 +77,11 @@ class TableMemory:
         return found
 
     def ends(self, places: IntpArray) -> IntpArray:
-        """Return i64[places]: how much of each range is in use, or of a step in flight."""
+        """Return the used length of each range, i64[places], including tokens of a step in flight."""
         return self.lengths[places] + self.ahead[places] if self.num_ahead else self.lengths[places]
 
     def _move(self, place: int, length: int) -> None:
-        """Move a place's range to one with more room."""
+        """Move a place's range to a larger one."""
         first, room = int(self.offsets[place]), int(self.rooms[place])
         used = int(max(self.lengths[place] + self.ahead[place], self.known[place]))
         self._reserve(place, length)
@@ -87,7 +91,7 @@ class TableMemory:
         self._free_ranges.setdefault(room, []).append(first)
 
     def _reserve(self, place: int, length: int) -> None:
-        """Give a place a range for so many tokens: a power of two, so that ranges are used again."""
+        """Give a place a range for `length` tokens. Sizes are powers of two, so that ranges can be reused."""
         room = max(LEAST_ROOM, 1 << (length - 1).bit_length())
         free = self._free_ranges.get(room)
         if free:
@@ -102,14 +106,14 @@ class TableMemory:
 
 
 class SlotTables(Sequence[Int32Array]):
-    """The tables of some sessions: views of one array, until that grows."""
+    """The tables of some sessions: views of one array, until it grows."""
 
     def __init__(self, slots: Int32Array, offsets: IntpArray, rooms: IntpArray) -> None:
         self._slots, self._offsets, self._rooms = slots, offsets, rooms
 
     @property
     def addresses(self) -> IntpArray:
-        """Where each table begins in memory, i64[sessions]; they hold as long as this object is kept."""
+        """Where each table begins in memory, i64[sessions]; valid as long as this object exists."""
         base: int = self._slots.__array_interface__["data"][0]
         return base + self._slots.itemsize * self._offsets
 

@@ -1,10 +1,9 @@
-"""The weights of a Llama-like decoder as arrays: what `NativeForward` packs.
+"""The weights of a Llama-like decoder as arrays, and their packing for `NativeForward`.
 
-Weights of linear layers in the layout of the C kernels: panels of 16 outputs, in the format in which they came.
-
-A weight is a float32 array, stored as bfloat16 where that loses nothing, or a `BlockWeight`: a file's own quantised
-blocks, which stay as they are and are expanded in the kernel to exactly the values that dequantising gives.
-kernels/weights.h has the formats. To add one: a line in `BLOCK_TYPES`, and there its layout and its arithmetic.
+The C kernels read the weights of linear layers in panels of 16 outputs, in their original format. A weight is a float32
+array, stored as bfloat16 if that is exact. Or it is a `BlockWeight`: a file's own quantised blocks. The blocks stay as
+they are. The kernel expands them to exactly the dequantised values. kernels/weights.h has the formats. To add one, add
+a line to `BLOCK_TYPES`. Add its layout and arithmetic to that file.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from specq.protocol import Float32Array
 class Linear:
     """Linear layers that are computed as one.
 
-    weights      [n, k] each, all float32 or all in blocks of one type
-    biases       f32[n] each; empty: they have none
-    interleaves  whether their rows come in turns of 8, else one layer after the other
+    - weights: [n, k] each, all float32 or all in blocks of one type.
+    - biases: f32[n] each; empty: no biases.
+    - interleaves: whether their rows alternate in groups of 8; else one layer comes after the other.
     """
 
     weights: Sequence[Weight]
@@ -37,16 +36,18 @@ class Linear:
 
     @property
     def most_bytes(self) -> int:
-        """What they take at most when they are packed: as floats, each padded to whole panels."""
+        """The most bytes that they take when packed: as floats, each padded to whole panels."""
         return sum(4 * (num_rows + PANEL) * k + LINE for num_rows, k in (weight.shape for weight in self.weights))
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer; norms f32[hidden], those of queries and keys f32[head_dim], None where there are none.
+    """One layer. Norms are f32[hidden], those of queries and keys f32[head_dim] or None.
 
-    qkv      projections of queries, keys and values; out: of what attention gives
-    gate_up  the first two of the MLP, interleaved; down: the last
+    - qkv: projections of queries, keys and values.
+    - out: projection of the attention output.
+    - gate_up: the first two projections of the MLP, interleaved.
+    - down: the last projection of the MLP.
     """
 
     attn_norm: Float32Array
@@ -63,9 +64,11 @@ class DecoderLayer:
 class NativeWeights:
     """A whole model.
 
-    eps, scale   of the norms; of scores before softmax
-    embedding    f32[vocab, hidden]; head: the projection to logits
-    cos, sin     f32[positions, head_dim / 2]
+    - eps: epsilon of the norms.
+    - scale: factor of the scores before softmax.
+    - embedding: f32[vocab, hidden].
+    - head: the projection to logits.
+    - cos, sin: f32[positions, head_dim / 2].
     """
 
     num_heads: int
@@ -91,7 +94,7 @@ class NativeWeights:
 Bytes = npt.NDArray[np.uint8]
 
 PANEL = 16
-TURN = 8  # rows of one matrix before as many of the other, where two are interleaved
+TURN = 8  # size of a group of rows of one matrix, if two are interleaved
 F32, BF16 = 0, 1
 BLOCK_TYPES = {"Q4_1": (2, 20), "Q8_0": (3, 34)}  # GGUF's name -> number in weights.h, bytes of a block
 BLOCK = 32  # weights of a block
@@ -100,10 +103,10 @@ LINE, LARGE_PAGE = 64, 2 << 20  # bytes
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """A matrix [n, k] in blocks of 32 consecutive weights of a row, byte for byte as GGUF has them.
+    """A matrix [n, k] in GGUF's blocks. A block has 32 consecutive weights of a row.
 
-    type   a key of BLOCK_TYPES
-    data   u8[n, k / 32 * bytes of a block]
+    - type: a key of BLOCK_TYPES.
+    - data: u8[n, k / 32 * bytes of a block].
     """
 
     type: str
@@ -119,7 +122,12 @@ Weight = Float32Array | BlockWeight
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """What the kernels read: `format` as in weights.h, `k` weights of each column, and u8 `data` of all panels."""
+    """A matrix in the form that the kernels read.
+
+    - format: as in weights.h.
+    - k: weights of each column.
+    - data: u8, all panels.
+    """
 
     format: int
     num_panels: int
@@ -128,9 +136,11 @@ class PackedMatrix:
 
 
 class Arena:
-    """Memory for a model's packed weights, one after the other in the order in which a step reads them, in large pages
-    where the system has them: so reading ahead of one matrix's end finds the next. What is never written takes no
-    memory."""
+    """Memory for a model's packed weights, in large pages if the system has them.
+
+    The weights are contiguous, in the order in which a step reads them. So a prefetch past the end of one matrix reads
+    the next one. Pages that are never written take no memory.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         memory = mmap.mmap(-1, most_bytes + LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -148,16 +158,20 @@ class Arena:
 
 
 def trim_memory() -> None:
-    """Give the system back what was freed, such as weights that are packed now: glibc keeps it where smaller things lie
-    on top."""
+    """Return freed memory to the system, such as the weights that are now packed.
+
+    glibc keeps freed memory below smaller live allocations.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
 
 
 def pack(library: ctypes.CDLL, arena: Arena, weights: Sequence[Weight], interleave: bool = False) -> PackedMatrix:
-    """Pack matrices of equal k and kind one below the other; with interleave (equal n, in eights) in turns of 8
-    rows."""
+    """Pack matrices of equal k and kind one below the other.
+
+    With interleave (equal n, a multiple of 8) their rows alternate in groups of 8.
+    """
     sources = [weight.data if isinstance(weight, BlockWeight) else np.ascontiguousarray(weight) for weight in weights]
     number = _format(library, weights[0], sources)
     rows = [address(source) + i * source.strides[0] for source in sources for i in range(len(source))]
@@ -180,7 +194,7 @@ def _format(library: ctypes.CDLL, weight: Weight, sources: Sequence[npt.NDArray[
 
 
 def pack_bias(biases: Sequence[Float32Array], interleave: bool = False) -> Float32Array:
-    """Return f32[whole panels] of biases [n] in the order in which `pack` puts the rows."""
+    """Return f32[whole panels]: biases [n] in the order in which `pack` puts the rows."""
     merged = (
         np.stack([bias.reshape(-1, TURN) for bias in biases], 1).reshape(-1) if interleave else np.concatenate(biases)
     )

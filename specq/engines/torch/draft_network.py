@@ -1,8 +1,8 @@
-"""A draft model in the form of `specq.checkpoints.draft_form` -> a transformers Llama in memory, whose head is smaller.
+"""A draft model in the form of `specq.checkpoints.draft_form` -> a transformers Llama with a smaller head.
 
-The head's rows stand for the tokens in `SubsetHead.token_ids`. `specq.engines.torch.loading.LoadedModel` hands them on:
-whoever reads the logits must know that column i speaks of the token `token_ids[i]`. Of a parallel draft model the masks
-are the last rows of the embedding; `num_masks` of the network says how many.
+The rows of the head stand for the tokens in `SubsetHead.token_ids`. `specq.engines.torch.loading.LoadedModel` passes
+them on. A reader of the logits must map column i to the token `token_ids[i]`. In a parallel draft model, the last rows
+of the embedding are the masks. `num_masks` of the network is their number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Tensors = dict[str, torch.Tensor]
 
 
 class SubsetHead(torch.nn.Linear):
-    """An output head over some tokens; `token_ids` i32[rows], ascending."""
+    """An output head over a part of the vocabulary; `token_ids` i32[rows], ascending."""
 
     def __init__(self, hidden_size: int, token_ids: Int32Array) -> None:
         super().__init__(hidden_size, len(token_ids), bias=False, device="meta")
@@ -51,8 +51,10 @@ def load_draft(directory: Path, shape: draft_form.DraftModelShape, device: torch
 
 
 def draft_blocks(directory: Path, shape: draft_form.DraftModelShape) -> dict[str, BlockWeight]:
-    """Return the weights of linear layers in eight bits, as blocks that the kernels read, by the layer's name: those
-    whose rows are whole blocks."""
+    """Return the 8-bit weights of linear layers by name, in the blocks that the kernels read.
+
+    Layers whose rows are not whole blocks are left out.
+    """
     tensors = _read_all(directory, shape)
     names = (name for name in draft_form.matrix_shapes(shape) if name not in (draft_form.EMBEDDING, draft_form.LIFT))
     return {
@@ -63,7 +65,7 @@ def draft_blocks(directory: Path, shape: draft_form.DraftModelShape) -> dict[str
 
 
 def _blocks(values: torch.Tensor, scales: torch.Tensor) -> BlockWeight:
-    """Return int8 [rows, columns] with the scales [rows] as blocks: the row's scale, and 32 values."""
+    """Return int8 [rows, columns] with the scales [rows] as blocks: the row's scale and 32 values."""
     values = values.view(len(values), -1, BLOCK)
     parts = (
         scales.half()[:, None, None].expand(*values.shape[:2], 1).contiguous().view(torch.uint8),
@@ -73,7 +75,7 @@ def _blocks(values: torch.Tensor, scales: torch.Tensor) -> BlockWeight:
 
 
 def _read_all(directory: Path, shape: draft_form.DraftModelShape) -> _Tensors:
-    """Read the weights, and what another model has of them."""
+    """Read the weights, and the tensors that the model shares with another model."""
     tensors = _read(directory / draft_form.WEIGHTS, shape)
     place, of_owner = draft_form.owner(directory, shape)
     if place == directory:
@@ -83,13 +85,13 @@ def _read_all(directory: Path, shape: draft_form.DraftModelShape) -> _Tensors:
 
 
 def _read(path: Path, shape: draft_form.DraftModelShape) -> _Tensors:
-    """Read the file; it must have exactly the tensors that `shape` asks for."""
+    """Read the file. It must have exactly the tensors that `shape` requires."""
     if not path.is_file():
         raise ConfigError(f"{path.parent} has no {path.name}, which holds the weights of a draft model of this form")
     try:
         tensors: _Tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read; it may have been cut off: {error}") from error
+        raise ConfigError(f"{path} cannot be read; it may be truncated: {error}") from error
     needed = draft_form.tensor_forms(shape)
     found = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
     wrong = sorted(name for name in needed.keys() | found.keys() if needed.get(name) != found.get(name))

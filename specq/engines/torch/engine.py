@@ -1,12 +1,12 @@
-"""The torch engine: Hugging Face checkpoints on a CPU, CUDA or MPS; many sessions, one packed forward pass a step.
+"""The torch engine: Hugging Face checkpoints on a CPU, CUDA or MPS. One packed forward pass per step for all sessions.
 
-The KV pool (native/kv_pool.py) decides where KV lives, a forward (torch/native.py or torch/generic.py) runs the rows,
-and `specq.verification` decides what is accepted. A step changes the pool only after forward pass and judgement have
-gone well, so one that failed can be repeated with some of its sessions.
+The KV pool (native/kv_pool.py) decides where KV is stored. A forward (torch/native.py or torch/generic.py) runs the
+rows. `specq.verification` decides which tokens are accepted. A step changes the pool only after the forward pass and
+the judgement have succeeded. So a failed step can be repeated with some of its sessions.
 
-On a GPU a step may be launched before the last one is collected (flights.py): its rows' slots are known, and tokens
-that are not pass from step to step on the device, which does all in the order in which it was given. So a slot may be
-free again while a step in flight still reads or writes it: whoever takes it next comes later.
+On a GPU a step may be launched before the last one is collected (flights.py). The slots of its rows are known. Tokens
+that are not yet known pass from step to step on the device. The device works in launch order. So a free slot may still
+be read or written by a step in flight. The next user of the slot runs later on the device.
 """
 
 from __future__ import annotations
@@ -50,14 +50,16 @@ from specq.verification.judge import judge_each
 
 
 class TorchEngine:
-    """Fulfils `specq.engines.OverlappingEngine`. Arguments as in `specq.engines.torch.loading.load`, of which the first
-    may be what that (or `assemble`) gave; and who computes on a CPU:
+    """Fulfils `specq.engines.OverlappingEngine`.
 
-    threads       where the process runs; 0: as torch does, at most one a core
-    helper_cores  one more thread on each of these
-    verbose       log the decision on each drafted node
+    The arguments are those of `specq.engines.torch.loading.load`. The first may also be the result of that function or
+    of `assemble`. More arguments:
 
-    max_sessions and max_step_rows are of no matter here.
+    - threads: number of threads on a CPU, within the cores of the process. 0: torch's default, at most one per core.
+    - helper_cores: one more thread on each of these cores.
+    - verbose: log the decision on each draft node.
+
+    max_sessions and max_step_rows have no effect here.
     """
 
     max_chain = 0
@@ -83,9 +85,7 @@ class TorchEngine:
         if isinstance(loaded, str):
             loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager, threads=team)
         if loaded.token_ids is not None:
-            raise ConfigError(
-                f"{loaded.info.name} is a draft model, which knows only some tokens; it cannot be a target"
-            )
+            raise ConfigError(f"{loaded.info.name} is a draft model with a reduced vocabulary; it cannot be a target")
         self.info = loaded.info
         self._forward = loaded.forward
         self.num_tap_layers, self.jumps = loaded.forward.num_tap_layers, loaded.forward.jumps
@@ -96,7 +96,7 @@ class TorchEngine:
         self.takes_unread = True
         self.overlaps = self._device.type == "cuda" and isinstance(loaded.forward, FedForward)
         self._flights: list[Flight] = []
-        self._collected: tuple[Flight, Judgements] | None = None  # what the pool does not know yet
+        self._collected: tuple[Flight, Judgements] | None = None  # a step that the pool has not committed yet
 
     @property
     def is_helped(self) -> bool:
@@ -129,7 +129,7 @@ class TorchEngine:
         return self._collect(self.launch(steps, tap))
 
     def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: Launched | None = None) -> Flight:
-        """Begin a step; see `OverlappingEngine.launch`. On a CPU it is done then."""
+        """Begin a step; see `OverlappingEngine.launch`. On a CPU the step is complete when this returns."""
         batch = StepBatch.of(steps)
         check_asked(self, batch, tap)
         assert after is None or isinstance(after, Flight)
@@ -141,7 +141,7 @@ class TorchEngine:
         batch = batch.as_read()
         if (copies := self._pool.copies()).size:
             self._forward.kv.copy(copies)
-            self._pool.note_copied()  # if that raises, the next step does it
+            self._pool.note_copied()  # if the copy raises, the next step repeats it
         plan = self._plan(batch)
         try:
             unread = Unread.of(plan)
@@ -163,18 +163,18 @@ class TorchEngine:
         return flight
 
     def _judge(self, batch: StepBatch, logits: torch.Tensor) -> tuple[Judging | Judgements, float]:
-        """Judge, or let a GPU begin to; return the seconds that took, where they can be told apart."""
+        """Judge the step, or start judging on a GPU. Returns the seconds, if judging can be measured by itself."""
         if self._device.type != "cpu":
             return begin(batch, logits), 0.0
         started = time.perf_counter()
         return judge_each(batch, logits), time.perf_counter() - started
 
     def _run(self, plan: Plan, tap: Tap, feed: dict[str, Any]) -> tuple[ForwardOutput, SessionRows | None]:
-        """Run the forward pass; return its output, and the hidden states that were asked for. `feed`: see `feed_of`."""
+        """Run the forward pass; return its output and the requested hidden states. `feed`: see `feed_of`."""
         if not tap.layers:
             return self._forward(plan.rows, **feed), None
         rows, starts = tapped_rows(plan.batch, tap)
-        if tap.layers == (FINAL,) and not tap.chunks:  # what the head reads anyway
+        if tap.layers == (FINAL,) and not tap.chunks:  # the head reads these states in any case
             output = self._forward(plan.rows, **feed)
             return output, SessionRows(output.hidden[: len(rows)], starts, tap.layers)
         output = self._forward(plan.rows, RowTap(tap.layers, rows), **feed)
@@ -198,13 +198,13 @@ class TorchEngine:
         if not self.overlaps:
             self.tidy()
         batch = flight.plan.batch
-        if flight.logits is not None and batch.session_ids[0] >= 0:  # not while it is profiled
+        if flight.logits is not None and batch.session_ids[0] >= 0:  # profiling steps have negative ids
             log_decisions(batch.known(), flight.logits, judgements)
         rest = flight.output
         return StepOutput(judgements, rest.hidden, rest.scratch_logits, rest.judge_s)
 
     def tidy(self) -> None:
-        """Let the pool know what the last step gave, unless it does; see `specq.engines.tidy`."""
+        """Commit the last collected step to the pool, if that is still pending; see `specq.engines.tidy`."""
         if self._collected is not None:
             (flight, judgements), self._collected = self._collected, None
             flight.learn_fed()
@@ -217,7 +217,7 @@ class TorchEngine:
         self._pool.give(flight.plan.slots)
 
     def _hold(self, flight: Flight) -> None:
-        """Let the next step stand behind one in flight, whose tokens a CPU knows already."""
+        """Reserve the places of a step in flight, so that the next step follows it. A CPU already knows its tokens."""
         if flight.is_held:
             return
         flight.is_held = True
@@ -226,13 +226,13 @@ class TorchEngine:
         self._pool.hold(*_staged(flight))
 
     def _end(self, flight: Flight) -> None:
-        """A step is in flight no more."""
+        """Remove a step from the steps in flight."""
         self._flights.remove(flight)
         if flight.is_held:
             self._pool.release(*_staged(flight))
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
-        """Measure; see `Engine.step_times`. On a GPU each size that kernels are compiled for is measured."""
+        """Measure step times; see `Engine.step_times`. On a GPU, measure each size that kernels are compiled for."""
         if self._device.type != "cpu":
             compiled = [next((most for most in self.jumps if most >= size), size) for size in sizes]
             distinct = sorted(set(compiled))
@@ -245,21 +245,21 @@ class TorchEngine:
         return [found[size] for size in sizes if size in found]
 
     def _times_file(self) -> Path:
-        """Return where the times of steps by the threads that take part now are kept."""
+        """Return the cache file of step times for the threads that take part now."""
         threads = self._threads if self.is_helped else self._threads.own_only
         about = self.info.fingerprint, self.info.dtype, threads, type(self._forward).__name__
         return step_times_file(processor(), *about, built_kernels())
 
     def _settle(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished its work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def shutdown(self) -> None:
-        """Nothing to do: it all ends with the process."""
+        """Do nothing: all resources end with the process."""
 
     def _plan(self, batch: StepBatch) -> Plan:
-        """Check the steps, take their slots and lay out their rows; an error leaves everything as it was."""
+        """Check the steps, take their slots and lay out their rows. An error leaves the state unchanged."""
         places = self._pool.places(batch.session_ids)
         check_steps(batch, self._pool.lengths(places), self.info)
         slots = self._pool.take(len(batch) if batch.is_plain else int(batch.num_rows.sum()))
@@ -277,7 +277,7 @@ class TorchEngine:
         batch, token_ids, slots = plan.batch, plan.rows.token_ids, plan.slots
         if (
             isinstance(is_kept, slice) and not flight.is_held and not flight.closed
-        ):  # all are tokens, where they were staged
+        ):  # all rows are tokens and were staged in place
             self._pool.extend_all(plan.places, batch.num_tokens, plan.staged, token_ids)
             return
         is_kept = np.ones(len(slots), np.bool_) if isinstance(is_kept, slice) else is_kept
@@ -296,7 +296,7 @@ class TorchEngine:
 
 
 def _staged(flight: Flight) -> tuple[IntpArray, IntpArray]:
-    """Return the places of a step's sessions that are open still, and how many tokens it computes of each."""
+    """Return the places of a step's open sessions, and each one's number of tokens."""
     plan = flight.plan
     if not flight.closed:
         return plan.places, plan.batch.num_tokens
@@ -315,7 +315,7 @@ def _is_token(batch: StepBatch) -> BoolArray:
 
 
 def _set_apart(logits: torch.Tensor, batch: StepBatch) -> tuple[torch.Tensor, SessionRows | None]:
-    """Return the logits of the judged rows, and those of the scratch rows, which come last."""
+    """Return the logits of the judged rows, and those of the scratch rows."""
     if not batch.has_scratch:
         return logits, None
     starts = np.cumsum([0, *(batch.num_rows - batch.sizes)], dtype=np.int32)

@@ -1,4 +1,4 @@
-"""A step of the torch engine between its launch and its collection."""
+"""A step of the torch engine between launch and collection."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from specq.verification.begun import Judging, says_own
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a step's rows go: `places` of the sessions in the pool, `slots` i32 for all rows, each session's tokens,
-    its nodes and its scratch rows; `staged`: those of the tokens, as `KvPool.stage_all` has returned it; `is_token`
-    bool[rows]: which rows are theirs."""
+    """Where a step's rows go.
+
+    - places: places of the sessions in the pool.
+    - slots: i32, slots of all rows: each session's tokens, its nodes, its scratch rows.
+    - staged: slots of the tokens, as returned by `KvPool.stage_all`.
+    - is_token: bool[rows], which rows are tokens.
+    """
 
     batch: StepBatch
     places: IntpArray
@@ -31,16 +35,18 @@ class Plan:
 
 
 class Unread(NamedTuple):
-    """Packed rows i64[n], and the handles of their tokens i32[n]."""
+    """Packed rows i64[n] with tokens that the host has not read, and their handles, i32[n]."""
 
     rows: IntpArray
     handles: Int32Array
 
     @staticmethod
     def of(plan: Plan) -> Unread | None:
-        """Return the rows whose tokens only the device knows; in their place stands a token of the vocabulary from now
-        on. None without such rows: of a step with drafts that were hung unread, those may all have been left out, or be
-        other sessions'."""
+        """Return the rows whose tokens only the device knows, and put token 0 in their place.
+
+        Returns None if there are no such rows. A step with unread drafts may have no such row, if they were left out or
+        belong to other sessions.
+        """
         if plan.batch.drafted is None:
             return None
         token_ids = plan.rows.token_ids
@@ -54,14 +60,15 @@ class Unread(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A step that was launched; fulfils `specq.engines.Launched`.
+    """A launched step; fulfils `specq.engines.Launched`.
 
-    judging   what is being judged, or on a CPU what has been; logits: what is logged of it, if anything is
-    output    what it returns, but for the judgements; after: the step that feeds this one
-    unread    which rows have drafted tokens that the host had not read when the step was launched, i64[any], and the
-              handles of these
-    closed    its sessions that have been closed since
-    is_held   whether another step was planned behind it, while it was in flight
+    - judging: the judging in progress, or on a CPU its result.
+    - output: the return value of the step, except the judgements.
+    - after: the step that feeds this one.
+    - logits: the logits to log, if any.
+    - unread: the rows with draft tokens that the host had not read at launch, and their handles.
+    - closed: its sessions that have been closed since launch.
+    - is_held: whether another step was planned after it while it was in flight.
     """
 
     plan: Plan
@@ -74,7 +81,7 @@ class Flight:
     unread: Unread | None = None
     closed: set[int] = field(default_factory=set)
     is_held: bool = False
-    tokens: Int32Array | None = None  # of the judged sessions, once the host knows them; 0 of one with a fault
+    tokens: Int32Array | None = None  # of the judged sessions, once the host knows them; 0 for a session with a fault
 
     @property
     def feeds(self) -> bool:
@@ -92,16 +99,16 @@ class Flight:
         self.drop(self)
 
     def is_open(self) -> BoolArray:
-        """Return bool[n]: which of the sessions have not been closed since."""
+        """Return bool[n]: which of the sessions have not been closed since launch."""
         return np.array([session_id not in self.closed for session_id in self.plan.batch.session_ids], np.bool_)
 
     def know(self, judgements: Judgements) -> None:
-        """Keep what feeds the next step."""
+        """Keep the tokens that feed the next step."""
         self.tokens = np.zeros(len(judgements), np.int32)
         self.tokens[judgements.num_tokens > 0] = judgements.token_ids
 
     def learn_fed(self) -> None:
-        """Write the tokens that this step was fed with to where the pool reads them."""
+        """Write the tokens that this step received from the device to the pool's input."""
         batch, after, token_ids = self.plan.batch, self.after, self.plan.rows.token_ids
         self.after = None
         if self.unread is not None and batch.drafted is not None:
@@ -112,8 +119,10 @@ class Flight:
 
 
 def feed_of(batch: StepBatch, unread: Unread | None, after: Flight | None) -> dict[str, Any]:
-    """Return the argument by which a forward pass takes tokens from the step before, or from a draft model, where some
-    are."""
+    """Return the `feed` argument of a forward pass: tokens of the step before or of a draft model.
+
+    Empty if the pass takes no such tokens.
+    """
     if unread is not None and batch.drafted is not None:
         assert batch.fed_by is None, "a step behind another one has no drafts"
         places, lines = places_of(unread.handles), None

@@ -1,4 +1,4 @@
-"""What the forwards share: the KV tensors, the hidden states that are asked for, and the shape of a result."""
+"""What the forwards share: KV tensors, requested hidden states, and results."""
 
 from __future__ import annotations
 
@@ -27,31 +27,34 @@ class KvStore:
         return self.keys.shape[2]
 
     def copy(self, slots: Int32Array) -> None:
-        """Copy what some slots hold to others, i32[2, n]: all are read before one is written. On a GPU it is done in
-        order with the steps."""
+        """Copy the contents of some slots to others, i32[2, n]. All slots are read before one is written.
+
+        On a GPU the copy runs in order with the steps.
+        """
         sources, targets = to_device(slots.astype(np.int64), self.keys.device)
         for held in (self.keys, self.values):
             held.index_copy_(2, targets, held.index_select(2, sources))
 
 
 def tapped_rows(steps: Sequence[SessionStep], tap: Tap) -> tuple[Int32Array, Int32Array]:
-    """Return the packed rows i32[n] that a tap wants, and i32[steps + 1]: where those of each step begin."""
+    """Return the packed rows of a tap, i32[n], and where the rows of each step begin, i32[steps + 1]."""
     batch = StepBatch.of(steps)
     counts = batch.is_judged * (1 + batch.num_nodes)
     if tap.chunks:
         is_whole = np.array([session_id in tap.chunks for session_id in batch.session_ids], np.bool_)
         counts = np.where(is_whole, batch.sizes, counts)
     ends = ends_of(counts)
-    behind = batch.first_rows + batch.sizes - ends  # of each step's rows, what they are ahead of those that are wanted
+    behind = batch.first_rows + batch.sizes - ends  # for each step: how far its rows are ahead of the requested rows
     rows = np.arange(ends[-1] if len(ends) else 0) + behind.repeat(counts)
     return rows.astype(np.int32), np.concatenate([[0], ends]).astype(np.int32)
 
 
 class FedLines(NamedTuple):
-    """Nodes of trees of which only the device knows what stands above them; packed rows i64[n].
+    """Tree nodes whose ancestors only the device knows; packed rows i64[n].
 
-    lines   i32[levels, any]: as of `specq.verification.DeviceLines`
-    places  i64[n]: of the nodes of the rows in these; firsts i64[n]: the row of the first node of each's tree
+    - lines: i32[levels, any], as in `specq.verification.DeviceLines`.
+    - places: i64[n], the columns of `lines` for the nodes of the rows.
+    - firsts: i64[n], the row of the first node of each node's tree.
     """
 
     lines: torch.Tensor
@@ -60,8 +63,11 @@ class FedLines(NamedTuple):
     firsts: Int64Array
 
     def put(self, block: torch.Tensor, slots: torch.Tensor, where: LinePlaces) -> None:
-        """Write the slots of lines to a block i32[any] on the device, given those of all rows, i32[rows]; nothing
-        waits. Lines of other rows, whose nodes the host has read, stay as they are."""
+        """Write the slots of lines to a block, i32[any], on the device, without waiting.
+
+        `slots`, i32[rows], are the slots of all rows. Lines of other rows, whose nodes the host has read, do not
+        change.
+        """
         which = np.full(int(max(self.rows.max(), where.rows.max(initial=0))) + 1, -1, np.int64)
         which[self.rows] = np.arange(len(self.rows))
         is_own = which[where.rows] >= 0
@@ -73,8 +79,11 @@ class FedLines(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """Tokens that only the device knows: packed rows i64[n] take tokens[places], places i64[n], instead of what the
-    host says. Of nodes of trees their lines may be unknown, too."""
+    """Tokens that only the device knows.
+
+    Packed rows i64[n] take tokens[places], places i64[n], instead of the tokens from the host. For nodes of trees,
+    `lines` describes lines that the host does not know either.
+    """
 
     tokens: torch.Tensor
     places: Int64Array
@@ -82,7 +91,7 @@ class Feed(NamedTuple):
     lines: FedLines | None = None
 
     def put(self, token_ids: torch.Tensor) -> None:
-        """Write them to where a pass reads its rows' tokens, i32[rows] on the device; nothing waits."""
+        """Write the tokens to a pass's input i32[rows] on the device, without waiting."""
         count = len(self.rows)
         first, place = int(self.rows[0]), int(self.places[0])
         straight = np.arange(count)
@@ -94,9 +103,9 @@ class Feed(NamedTuple):
 
 
 class ForwardOutput(NamedTuple):
-    """Of the J rows in `logit_rows`: logits [J, vocab_size], and hidden [J, hidden_size] after the final norm.
+    """Logits [J, vocab_size] of the J `logit_rows`, and hidden [J, hidden_size] after the final norm.
 
-    tapped  None without a tap; else [n, layers * hidden_size]: of its rows, the layers beside each other
+    - tapped: None without a tap. Else [n, layers * hidden_size] for the rows of the tap, the layers side by side.
     """
 
     logits: torch.Tensor
@@ -105,10 +114,10 @@ class ForwardOutput(NamedTuple):
 
 
 class Forward(Protocol):
-    """Runs packed rows: writes their KV into `kv` and returns what the rows in `logit_rows` say.
+    """Runs packed rows: writes their KV into `kv` and returns the outputs of the rows in `logit_rows`.
 
-    num_tap_layers, is_helped, jumps  as of `specq.engines.Engine`
-    ARITHMETIC      names its kernels: forwards of other kernels round otherwise
+    - num_tap_layers, is_helped, jumps: as in `specq.engines.Engine`.
+    - ARITHMETIC: name of its kernels. Forwards with other kernels round differently.
     """
 
     ARITHMETIC: ClassVar[str]
@@ -122,7 +131,7 @@ class Forward(Protocol):
 
 @runtime_checkable
 class FedForward(Forward, Protocol):
-    """A forward that returns before the device has computed, and can be fed with what that computes."""
+    """A forward that returns early, and can take its input from the device."""
 
     is_fed: ClassVar[bool]
 

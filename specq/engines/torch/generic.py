@@ -1,9 +1,9 @@
 """The portable forward: transformers' own modelling code, with specq's attention registered in its AttentionInterface.
 
-Works on every device and for every decoder that calls the interface and needs no more than a scaled softmax over the
-past. The attention writes keys and values to their slots, gathers each session's slots, and masks what a row may not
-see. Sessions with about as many rows share one call of SDPA; `_Group` holds its index tensors, made once a step for all
-layers.
+It works on every device. It supports decoders that call the interface and need only scaled softmax attention. The
+attention writes keys and values to their slots and gathers each session's slots. It masks what a row may not see.
+Sessions with a similar number of rows share one call of SDPA. `_Group` holds the index tensors of such a call. They are
+made once per step for all layers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from specq.engines.torch.forward import ForwardOutput, KvStore
 from specq.protocol import FINAL, BoolArray, ConfigError, Int64Array
 
 ATTENTION = "specq"
-# What some architectures add to attention and this one has not.
+# Attention features of some architectures that this attention does not have.
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Sessions attended in one call; G sessions, up to M rows and L slots each, padded.
+    """Sessions attended in one call. G sessions, up to M rows and L slots each, padded.
 
-    rows  i64[G, M] packed row of each query (padding repeats a row); slots i64[G, L]; mask bool[G, 1, M, L]
-    picked i64[P] flat indices into [G, M] of the P real rows, and `packed` i64[P] where they go
+    - rows: i64[G, M], packed row of each query; padding repeats a row.
+    - slots: i64[G, L].
+    - mask: bool[G, 1, M, L].
+    - picked: i64[P], flat indices into [G, M] of the P real rows.
+    - packed: i64[P], packed rows to which the picked rows go.
     """
 
     rows: torch.Tensor
@@ -68,8 +71,7 @@ class GenericForward:
 
     @torch.no_grad()
     def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
-        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`, and what `tap` asks
-        for."""
+        """Write the rows' KV. Return logits and final hidden states of `rows.logit_rows`, and states for `tap`."""
         device = self.kv.keys.device
         plan = _Plan(self.kv, _index(rows.slots, device), _make_groups(rows, device))
         with self._kept(() if tap is None else tap.layers) as kept:
@@ -89,7 +91,7 @@ class GenericForward:
 
     @contextmanager
     def _kept(self, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
-        """Keep what these layers put out, [R, hidden], while a pass runs."""
+        """Keep the outputs of these layers, [R, hidden], during a pass."""
         kept: dict[int, torch.Tensor] = {}
 
         def keep(layer: int, output: Any) -> None:
@@ -103,8 +105,7 @@ class GenericForward:
 
 
 def _decoder_layers(model: Any) -> list[Any]:
-    """Return the modules that are the model's layers, first to last: the outermost list of as many; none if there is
-    none."""
+    """Return the model's layers, first to last: the outermost list of `num_hidden_layers` modules; else empty."""
     count = model.config.num_hidden_layers
     lists = [m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
     return list(lists[0]) if lists else []
@@ -120,7 +121,7 @@ def paged_attention(
     specq_plan: _Plan | None = None,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention over paged KV for transformers' AttentionInterface; returns [1, R, num_heads, head_dim]."""
+    """Compute attention over paged KV for transformers' AttentionInterface; returns [1, R, num_heads, head_dim]."""
     if specq_plan is None or any(extras.get(name) is not None for name in UNSUPPORTED):
         raise ConfigError(f"{type(module).__name__} needs attention that specq's torch engine does not have")
     keys, values = specq_plan.kv.keys[module.layer_idx], specq_plan.kv.values[module.layer_idx]
@@ -142,7 +143,7 @@ def paged_attention(
 
 
 def _make_groups(rows: PackedRows, device: torch.device) -> list[_Group]:
-    """Group the sessions whose numbers of rows round up to the same power of two, which bounds the padding."""
+    """Group sessions by row count, rounded up to a power of two, which bounds the padding."""
     members = defaultdict(list)
     for session, count in enumerate(np.diff(rows.row_starts).tolist()):
         members[(count - 1).bit_length()].append(session)
@@ -160,7 +161,7 @@ def _make_group(rows: PackedRows, sessions: list[int], device: torch.device) -> 
     mask = np.zeros((len(sessions), 1, most, longest), np.bool_)
     for i, (own_slots, own_mask) in enumerate(seen):
         slots[i, : len(own_slots)] = own_slots
-        slots[i, len(own_slots) :] = own_slots[0]  # masked; but memory never written may hold NaN
+        slots[i, len(own_slots) :] = own_slots[0]  # masked, but unwritten memory may hold NaN
         mask[i, 0, :, : len(own_slots)] = own_mask[index[i] - starts[i]]
     arrays = (index, slots, np.flatnonzero(real), index[real])
     index_t, slots_t, picked_t, packed_t = (_index(array, device) for array in arrays)
@@ -168,7 +169,7 @@ def _make_group(rows: PackedRows, sessions: list[int], device: torch.device) -> 
 
 
 def _seen_slots(rows: PackedRows, session: int) -> tuple[Int64Array, BoolArray]:
-    """Return the slots that any row of the session sees, i64[L], and which row sees which, bool[M, L]."""
+    """Return the slots that the session sees, i64[L], and which row sees which slot, bool[M, L]."""
     first, end = rows.row_starts[session], rows.row_starts[session + 1]
     ctx_lens = rows.ctx_lens[first:end]
     context = int(ctx_lens.max())

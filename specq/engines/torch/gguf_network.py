@@ -1,10 +1,12 @@
 """A GGUF file -> a transformers model in memory.
 
-The reference of such a model is arithmetic on exactly the values that are kept: those that dequantising gives, as
-float32 holds them, or rounded to another format. `values_format` says which; it is a part of the fingerprint, so the
-two are two models. On a CPU the default is to keep them exactly where the compiled forward knows the types of all
-blocks: it then reads the file's own blocks, a third of the bytes of bfloat16 for Q4_1. Elsewhere, and for other types,
-the default is to round to bfloat16, on a CPU with float32 arithmetic: half the bytes of float32.
+The reference for such a model is arithmetic on exactly the values in memory. These are the dequantised values in
+float32, or rounded to another format. `values_format` chooses the format. It is part of the fingerprint, so the two
+formats are two models.
+
+On a CPU the default is to keep the exact values, if the compiled forward supports all block types. It then reads the
+file's own blocks. For Q4_1 these take a third of the bytes of bfloat16. On other devices, and for other types, the
+default is to round to bfloat16. This takes half the bytes of float32. A CPU then still computes in float32.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ EXACT, ROUNDED = "float32", "bfloat16"
 
 
 def values_format(path: Path, dtype: str, device: torch.device) -> str:
-    """Return the format that a file's values are rounded to, for what `load` takes as `dtype`; EXACT keeps them all."""
+    """Return the format that a file's values are rounded to, for the `dtype` of `load`. EXACT keeps them all."""
     if dtype != "auto":
         return dtype
     reads_blocks = device.type == "cpu" and gguf_tensors.has_only(read_gguf(path), BLOCK_TYPES)
@@ -34,7 +36,7 @@ def values_format(path: Path, dtype: str, device: torch.device) -> str:
 def load_gguf(path: Path, device: torch.device, dtype: torch.dtype, values: torch.dtype) -> Any:
     """Load a file's model; it computes in `dtype` with the file's numbers rounded to `values`.
 
-    Raises ConfigError for what is not supported, or not there.
+    Raises ConfigError if something is missing or not supported.
     """
     file = read_gguf(path)
     said = gguf_config.model_config(file)
@@ -55,20 +57,19 @@ def _empty(path: Path, said: dict[str, Any], dtype: torch.dtype) -> Any:
         config = AutoConfig.for_model(**said)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
-    except Exception as error:  # transformers has no type for what it refuses
-        raise ConfigError(f"{path} describes a model that transformers cannot make: {error}") from error
+    except Exception as error:  # transformers has no error type of its own for unsupported configurations
+        raise ConfigError(f"{path} describes a model that transformers cannot create: {error}") from error
 
 
 def load_blocks(path: Path) -> dict[str, BlockWeight]:
-    """Return the weights of a file's linear layers that the kernels can read in the file's own blocks, by the layer's
-    name."""
+    """Return the linear weights by name that the kernels can read in the file's own blocks."""
     file = read_gguf(path)
     found = gguf_tensors.blocks(file, gguf_config.model_config(file), BLOCK_TYPES)
     return {name: BlockWeight(kind, np.array(rows)) for name, kind, rows in found}
 
 
 def _check(path: Path, network: Any, state: dict[str, torch.Tensor]) -> None:
-    """Raise ConfigError unless these are all the tensors of the model, in its shapes."""
+    """Raise ConfigError unless these are exactly the model's tensors, in its shapes."""
     needed = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     if network.config.tie_word_embeddings:
         needed.pop("lm_head.weight", None)
@@ -83,7 +84,7 @@ def _check(path: Path, network: Any, state: dict[str, torch.Tensor]) -> None:
 
 
 def add_rope(network: Any, factors: Any, device: torch.device) -> None:
-    """Make the rotary frequencies, which no file holds; some files say what to divide them by."""
+    """Make the rotary frequencies, which no file holds. Some files have factors that divide them."""
     rope = type(network.model.rotary_emb)(config=network.config).to(device)
     if factors is not None:
         if rope.inv_freq.shape != factors.shape:

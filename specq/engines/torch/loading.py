@@ -1,6 +1,6 @@
-"""A checkpoint directory, GGUF file or hub name -> what the model is (`ModelInfo`) and a forward that runs it.
+"""A checkpoint directory, GGUF file or hub name -> its description (`ModelInfo`) and a forward that runs it.
 
-Which models are taken: see `specq.engines.torch.supported` and `specq.engines.torch.rotary`.
+For the supported models see `specq.engines.torch.supported` and `specq.engines.torch.rotary`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from specq.engines.torch.native import NO_BLOCKS, NativeTorchForward, supports
 from specq.engines.torch.supported import TESTED, probe, unsupported
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 
-DEFAULT_SLOTS = 64 * 1024  # where memory is not the limit
+DEFAULT_SLOTS = 64 * 1024  # used if memory is not the limit
 CPU_KV_BYTES = 1 << 30
-DEVICE_MEMORY_SHARE = 0.85  # of what is free after the weights
+DEVICE_MEMORY_SHARE = 0.85  # of the memory that is free after loading the weights
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FUSED_CAPABILITY = (8, 0)  # bfloat16 on tensor cores
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What `load` gives; the forward's KV has `info.kv_slots` slots.
+    """The result of `load`; the forward's KV has `info.kv_slots` slots.
 
-    token_ids   i32[columns] the token that each column of the logits speaks of, ascending; None: column i of token i
-    num_masks   of a parallel draft model: how many token ids from `info.vocab_size` on are masks
-                (`specq.checkpoints.draft_form`)
+    - token_ids: i32[columns], the token of each logits column, ascending. None: column i is token i.
+    - num_masks: for a parallel draft model, how many token ids from `info.vocab_size` on are masks
+      (`specq.checkpoints.draft_form`).
     """
 
     info: ModelInfo
@@ -63,14 +63,14 @@ def load(
 ) -> LoadedModel:
     """Load a checkpoint.
 
-    model     a directory in Hugging Face layout or of a draft model's form (`specq.checkpoints.draft_form`), a GGUF
-              file, or a hub name
-    device    "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is
-    dtype     "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's; of a GGUF file
-              "auto" keeps the values exactly or in bfloat16 (`specq.engines.torch.gguf_network`)
-    kv_slots  0: as many as memory allows
-    eager     leave the compiled kernels and CUDA graphs out
-    threads   who computes in the native kernels
+    - model: a directory, a GGUF file, or a hub name. A directory is in Hugging Face layout or in the form of a draft
+      model (`specq.checkpoints.draft_form`).
+    - device: "cpu", "cuda", "cuda:1", "mps", or "auto": the best available device.
+    - dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's own. For a GGUF file
+      "auto" keeps the values exactly or in bfloat16 (`specq.engines.torch.gguf_network`).
+    - kv_slots: 0: as many as memory allows.
+    - eager: do not use the compiled kernels and CUDA graphs.
+    - threads: the threads that compute in the native kernels.
 
     Raises ConfigError if the model cannot be found or used.
     """
@@ -95,15 +95,14 @@ def load(
 
 
 def _of_gguf(path: Path, device: torch.device, dtype: str) -> tuple[dict[str, str], Mapping[str, BlockWeight]]:
-    """Return what `assemble` takes as `overrides` and `blocks` for a file; blocks where the exact values are computed
-    with."""
+    """Return `overrides` and `blocks` of `assemble` for a file. Blocks only if the exact values are used."""
     values = values_format(path, dtype, device)
     is_exact = values == EXACT and device.type == "cpu"
     return {"gguf_values": values}, load_blocks(path) if is_exact else NO_BLOCKS
 
 
 def load_network(checkpoint: Path, device: torch.device, dtype: str = "auto") -> Any:
-    """Load a transformers model alone; arguments as of `load`. Raises ConfigError if there is none that can be used."""
+    """Load only the transformers model. Arguments as for `load`. Raises ConfigError if it is unusable."""
     kept = _pick_dtype(dtype, device)
     if shape := draft_form.draft_shape(checkpoint):
         return load_draft(checkpoint, shape, device, torch.bfloat16 if isinstance(kept, str) else kept)
@@ -124,10 +123,10 @@ def assemble(
     overrides: Mapping[str, Any] | None = None,
     blocks: Mapping[str, BlockWeight] = NO_BLOCKS,
 ) -> LoadedModel:
-    """Make KV and a forward for a transformers model that is in memory; `checkpoint` has its tokenizer and files.
+    """Make KV and a forward for a transformers model in memory. `checkpoint` has its tokenizer and files.
 
-    overrides   what the model's text depends on besides: see `specq.engines.checkpoint`
-    blocks      as of `NativeTorchForward`; other forwards compute with the model's own weights, which say the same
+    - overrides: other settings that the model's text depends on, see `specq.engines.checkpoint`.
+    - blocks: as for `NativeTorchForward`. Other forwards use the model's own weights, which have the same values.
     """
     if reason := rotary.reason_against(network, _kv_shape(network)[2] if network.config.model_type in TESTED else 0):
         raise unsupported(network, reason)
@@ -141,7 +140,7 @@ def assemble(
 def loaded_model(
     network: Any, checkpoint: Path, forward: Forward, name: str, overrides: Mapping[str, Any] | None = None
 ) -> LoadedModel:
-    """Return a transformers model with its forward, described; arguments as of `assemble`."""
+    """Describe a transformers model and return it with its forward. Arguments as for `assemble`."""
     num_masks: int = getattr(network, "num_masks", draft_form.num_places(checkpoint) - 1)
     info = describe(
         checkpoint,
@@ -160,7 +159,7 @@ def loaded_model(
 def _make_forward(
     network: Any, kv: KvStore, eager: bool, threads: Threads, blocks: Mapping[str, BlockWeight]
 ) -> Forward:
-    """Return the fastest forward that can run this model where it lies."""
+    """Return the fastest forward that can run this model on its device."""
     if not eager and _runs_fused(network):
         from specq.engines.torch.cuda.forward import FusedForward
 
@@ -170,12 +169,12 @@ def _make_forward(
 
 
 def _runs_fused(network: Any) -> bool:
-    """Whether the model lies on a GPU that our kernels run on, and is of a kind that they know."""
+    """Return whether the model is on a GPU that runs our kernels, and of a supported kind."""
     return runs_triton(network.device) and fused_weights.supports(network)
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Whether our Triton kernels run on a device."""
+    """Return whether our Triton kernels run on a device."""
     is_nvidia = device.type == "cuda" and torch.version.hip is None
     if not is_nvidia or find_spec("triton") is None or kernels() is None:
         return False
@@ -183,9 +182,11 @@ def runs_triton(device: torch.device) -> bool:
 
 
 def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
-    """Return what drafts chains over a forward without the host between their levels, where there is such a thing: a
-    `specq.engines.torch.cuda.chain.CudaChainDrafter` on a GPU, a `NativeChainDrafter` over the native kernels.
-    token_ids: as of `LoadedModel`; a GPU's takes a column's number for its token."""
+    """Return a drafter of chains that does not need the host between levels. None if there is none.
+
+    On a GPU it is a `specq.engines.torch.cuda.chain.CudaChainDrafter`. Over the native kernels it is a
+    `NativeChainDrafter`. token_ids: as in `LoadedModel`. The GPU drafter uses a column's number as its token.
+    """
     if isinstance(forward, NativeTorchForward):
         return NativeChainDrafter(forward.native, token_ids)
     if token_ids is not None or find_spec("triton") is None:
@@ -197,8 +198,7 @@ def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
 
 
 def pick_device(device: str) -> torch.device:
-    """Return the device of this name; auto: a GPU where there is one. ConfigError for one that torch does not have
-    here."""
+    """Return the device of this name; auto: a GPU if available. Raises ConfigError for an unavailable one."""
     here = _devices()
     if device == "auto":
         return torch.device(here[0])
@@ -211,22 +211,22 @@ def pick_device(device: str) -> torch.device:
         or place.type not in here
         or (place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count())
     ):
-        raise ConfigError(f"device is {device!r}; torch has here {', '.join(here)}, or give auto")
+        raise ConfigError(f"device is {device!r}; available to torch: {', '.join(here)}, or give auto")
     return place
 
 
 def _devices() -> list[str]:
-    """Return the kinds of devices that torch can use on this machine, the best first."""
+    """Return the kinds of devices that torch can use on this machine, best first."""
     is_there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     return [kind for kind, there in is_there.items() if there]
 
 
 def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
-    """Return what from_pretrained takes."""
+    """Return the `dtype` argument of from_pretrained."""
     if dtype in DTYPES:
         return DTYPES[dtype]
     if dtype != "auto":
-        raise ConfigError(f"unknown dtype {dtype!r}; known are auto, {', '.join(DTYPES)}")
+        raise ConfigError(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}")
     return torch.float32 if device.type == "cpu" else "auto"
 
 
@@ -240,10 +240,10 @@ def _load_network(directory: Path, device: torch.device, dtype: torch.dtype | st
             directory, config=config, dtype=dtype, output_loading_info=True
         )
         network, found = loaded
-    except Exception as error:  # a file that was cut, a config.json of no model: each has an error of its own
+    except Exception as error:  # truncated files and a config.json without a model raise different errors
         reason = rotary.unknown_kind(config) or error
         raise ConfigError(f"{directory} has no causal language model that transformers can load: {reason}") from error
-    if missing := sorted(found["missing_keys"]):  # transformers would take random numbers for them
+    if missing := sorted(found["missing_keys"]):  # transformers would initialise them with random numbers
         raise ConfigError(f"{directory} does not have all of its tensors: {missing[0]} is missing ({len(missing)} are)")
     if not getattr(config, "max_position_embeddings", None):
         raise unsupported(network, "it has no fixed positions")
@@ -261,7 +261,7 @@ def _kv_shape(network: Any) -> tuple[int, int, int]:
 
 
 def _default_slots(network: Any) -> int:
-    """Choose the number of KV slots from the memory that is left."""
+    """Choose the number of KV slots from the free memory."""
     num_layers, num_kv_heads, head_dim = _kv_shape(network)
     slot_bytes: int = 2 * num_layers * num_kv_heads * head_dim * network.dtype.itemsize
     if network.device.type == "cuda":

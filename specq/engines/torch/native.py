@@ -1,5 +1,4 @@
-"""The compiled CPU forward (`specq.engines.native`) for transformers' models: their weights as arrays, its results as
-tensors."""
+"""The compiled CPU forward (`specq.engines.native`) for transformers models: weights as arrays, results as tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ NO_BLOCKS: Mapping[str, BlockWeight] = MappingProxyType({})
 
 
 class NativeTorchForward:
-    """Fulfils `Forward` with `native`; see `supports` for which models it takes."""
+    """Fulfils `Forward` with `native`; see `supports` for the models that it takes."""
 
     ARITHMETIC: ClassVar[str] = "native"
 
@@ -34,8 +33,11 @@ class NativeTorchForward:
         threads: Threads = ALONE,
         blocks: Mapping[str, BlockWeight] = NO_BLOCKS,
     ) -> None:
-        """`blocks` has the weights of linear layers in a file's own blocks, by the layer's name in the model; the
-        model's own weights must be what these dequantise to."""
+        """Make the forward.
+
+        `blocks`: the weights of linear layers in the file's own blocks, by their names in the model. The model's own
+        weights must equal the dequantised blocks.
+        """
         self.kv = kv
         weights = decoder_weights(model, kv.num_slots, blocks)
         self.native = NativeForward(weights, kv.keys.numpy(), kv.values.numpy(), library, threads)
@@ -50,19 +52,22 @@ class NativeTorchForward:
         self.native.is_helped = is_helped
 
     def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
-        """See `NativeForward`."""
+        """Run packed rows; see `NativeForward`."""
         logits, hidden, tapped = self.native(rows, tap)
         told = None if tapped is None else torch.from_numpy(tapped)
         return ForwardOutput(torch.from_numpy(logits), torch.from_numpy(hidden), told)
 
 
 def threads_of(threads: int, helper_cores: tuple[int, ...] = ()) -> Threads:
-    """Return who computes: `threads` of our own; 0: as torch does, at most one a core."""
+    """Return the threads that compute: `threads` of this process, and the helpers.
+
+    0: torch's default number of threads, at most one per core.
+    """
     return Threads(threads or min(torch.get_num_threads(), len(available_cores())), helper_cores)
 
 
 def supports(model: Any) -> bool:
-    """Whether the kernels can run this transformers model: Llama's layer plan on a CPU in float32, sizes in eights."""
+    """Return whether the kernels can run this model: Llama's layer plan, on a CPU, in float32, supported sizes."""
     config = model.config
     if config.model_type not in ARCHITECTURES or model.dtype != torch.float32 or model.device.type != "cpu":
         return False
@@ -72,8 +77,7 @@ def supports(model: Any) -> bool:
 
 
 def decoder_weights(model: Any, num_slots: int, blocks: Mapping[str, BlockWeight]) -> NativeWeights:
-    """Return a transformers model's weights, nothing copied that is float32 already; arguments as of
-    `NativeTorchForward`."""
+    """Return a transformers model's weights. Float32 weights are not copied. Arguments as for `NativeTorchForward`."""
     config, decoder = model.config, model.model
     by_layer = {model.get_submodule(name): block for name, block in blocks.items()}
     cos, sin = (_array(table) for table in rotary_tables(decoder, num_slots))
@@ -111,7 +115,7 @@ def _layer(layer: Any, blocks: Mapping[Any, BlockWeight]) -> DecoderLayer:
 
 
 def _linear(layers: list[Any], blocks: Mapping[Any, BlockWeight], *, interleaves: bool = False) -> Linear:
-    """Return linear layers as one; in blocks only where all of them are, in blocks of one type."""
+    """Return linear layers as one; in blocks only if all of them have blocks of one type."""
     given = [blocks[layer] for layer in layers if layer in blocks]
     is_whole = len(given) == len(layers) and len({block.type for block in given}) == 1
     weights = given if is_whole else [_array(layer.weight) for layer in layers]

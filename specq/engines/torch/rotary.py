@@ -1,10 +1,11 @@
 """Rotary positions: which kinds of scaling a model may have here, and its cosines as tables.
 
-Rule: a position has the same cosines in every text, however long that text or its neighbours are. Keys that are kept
-were rotated when they were computed; a kind that changes its frequencies with the length of the text (longrope) would
-turn later keys otherwise than those, and one long session would turn the keys of all that share its step. So what
-transformers' own modules give is compared, not the name of a kind: kinds that transformers adds later are judged as
-those of today.
+Rule: a position has the same cosines in every text. They depend neither on the text's length nor on its neighbours.
+Kept keys were rotated when they were computed. A kind whose frequencies depend on the text's length (longrope) would
+rotate later keys in another way. One long session would then change the keys of all sessions in its step.
+
+So this module compares the outputs of transformers' own modules, not the name of a kind. Kinds that transformers adds
+later are checked in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-TABLE_TYPES = ("default", "linear", "llama3", "yarn")  # that the compiled forwards read from tables
+TABLE_TYPES = ("default", "linear", "llama3", "yarn")  # kinds that the compiled forwards read from tables
 MAX_ROPE_POSITIONS = 1 << 20
 _UNFIT = (
     AttributeError,
@@ -24,12 +25,15 @@ _UNFIT = (
     RuntimeError,
     TypeError,
     ValueError,
-)  # of a module that is called in another way
-_TOLERANCE = 1e-4  # of cosines; the same angle in another place of a vector differs by some 1e-7
+)  # errors of a module that has another calling convention
+_TOLERANCE = 1e-4  # of cosines; the same angle at another index of a vector differs by about 1e-7
 
 
 def rotary_tables(decoder: Any, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [positions, head_dim / 2] from the model's own rotary embedding; no session is longer."""
+    """Return cosines and sines [positions, head_dim / 2] from the model's own rotary embedding.
+
+    No session is longer than the tables.
+    """
     length = min(decoder.config.max_position_embeddings, num_slots, MAX_ROPE_POSITIONS)
     device = decoder.rotary_emb.inv_freq.device
     cos, sin = decoder.rotary_emb(torch.zeros(1, device=device), torch.arange(length, device=device)[None])
@@ -38,20 +42,22 @@ def rotary_tables(decoder: Any, num_slots: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def has_tables(decoder: Any) -> bool:
-    """Whether a decoder of Llama's kind has rotary positions that `rotary_tables` holds."""
+    """Return whether a Llama-like decoder has rotary positions that `rotary_tables` can hold."""
     return getattr(decoder.rotary_emb, "rope_type", "default") in TABLE_TYPES
 
 
 def kinds(config: Any) -> list[str]:
-    """Return the kinds of rotary scaling that a configuration names, ascending; some models have one for each type of
-    layer."""
+    """Return the kinds of rotary scaling that a configuration names, ascending.
+
+    Some models have one kind per type of layer.
+    """
     said = getattr(config, "rope_parameters", None) or {}
     parts = [said, *said.values()] if isinstance(said, Mapping) else []
     return sorted({str(part["rope_type"]) for part in parts if isinstance(part, Mapping) and part.get("rope_type")})
 
 
 def unknown_kind(config: Any) -> str:
-    """Return what to say of a kind that transformers does not have; "" if it has all."""
+    """Return the message about a kind that transformers does not have. "" if it has all kinds."""
     known = ("default", *ROPE_INIT_FUNCTIONS)
     unknown = [kind for kind in kinds(config) if kind not in known]
     return f"its rotary scaling is of the kind {unknown[0]!r}; transformers has {', '.join(known)}" if unknown else ""
@@ -59,10 +65,11 @@ def unknown_kind(config: Any) -> str:
 
 @torch.no_grad()
 def reason_against(network: Any, rotated: int = 0) -> str:
-    """Return what is wrong with a model's rotary positions, for texts of up to `max_position_embeddings` tokens; "" if
-    nothing is.
+    """Return what is wrong with a model's rotary positions; "" if they are fine.
 
-    rotated   values of a head that its layers rotate; 0: as many as there are cosines
+    It covers texts of up to `max_position_embeddings` tokens.
+
+    - rotated: number of values of a head that its layers rotate. 0: equal to the number of cosines.
     """
     positions = _positions(network.config)
     for module, options in _modules(network):
@@ -86,7 +93,7 @@ def _named(network: Any) -> str:
 
 
 def _modules(network: Any) -> Iterator[tuple[Any, dict[str, str]]]:
-    """Yield the modules that make cosines, with the arguments for each type of layer that has its own."""
+    """Yield the modules that make cosines, with the arguments for each type of layer."""
     for module in network.modules():
         if any("inv_freq" in name for name, _ in module.named_buffers(recurse=False)):
             types = getattr(module, "rope_type", None)
@@ -95,8 +102,10 @@ def _modules(network: Any) -> Iterator[tuple[Any, dict[str, str]]]:
 
 
 def _positions(config: Any) -> list[int]:
-    """Return the last positions of texts to look at, ascending: around each length that the configuration names, and
-    each power of 2."""
+    """Return the last positions of the texts to check, ascending.
+
+    They lie around each length that the configuration names, and around each power of 2.
+    """
     longest = config.max_position_embeddings
     said = [config.to_dict().get(key) for key in ("rope_parameters", "original_max_position_embeddings")]
     lengths = {1, longest, *_numbers(said), *(1 << i for i in range(longest.bit_length()))}
@@ -113,8 +122,10 @@ def _numbers(said: Any) -> Iterator[int]:
 
 
 def _cosines(module: Any, positions: list[int], options: dict[str, str]) -> tuple[torch.Tensor, ...]:
-    """Return what a module gives for positions [P, values]: each as the end of a text, all at once, and each again
-    after that."""
+    """Return a module's outputs for positions [P, values], computed in three ways.
+
+    First each position as the end of a text, then all at once, then each position again.
+    """
     device = next(module.buffers()).device
     like = torch.zeros(1, 1, 1, device=device)
 

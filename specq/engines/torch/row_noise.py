@@ -1,4 +1,4 @@
-"""The noise that the target will add at some places, as keys that a device makes it from."""
+"""The noise of the target at some positions, as keys from which a device generates it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from specq.verification.noise import Domain, gumbel_torch, row_keys
 
 
 class RowNoise(NamedTuple):
-    """Of some rows: inverse temperatures f32[rows], 0 at temperature 0, and keys i32[rows, 2]."""
+    """The noise of some rows: inverse temperatures f32[rows], 0 at temperature 0, and keys i32[rows, 2]."""
 
     inverse: torch.Tensor
     keys: torch.Tensor
 
     def perturbed(self, logits: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
-        """Return f32[rows, columns]: `near_scores` of logits of this shape, for parameters that are all `is_uncut`;
-        nothing comes to the host.
-        token_ids i32[columns]: the token of each, where that is not its number."""
+        """Return `near_scores` of the logits, f32[rows, columns], for parameters that are all `is_uncut`.
+
+        No data is copied to the host. token_ids, i32[columns]: the token of each column, if that is not the column
+        number.
+        """
         if token_ids is None:
             token_ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
         inverse, logits = self.inverse[:, None], logits.float()
@@ -30,7 +32,7 @@ class RowNoise(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How a session's tokens are ranked: by these parameters; `is_free` where the device can do so by itself."""
+    """The sampling parameters of a session. `is_free`: the device can rank its tokens without the host."""
 
     params: SamplingParams
     inverse: float
@@ -38,12 +40,15 @@ class Sampling(NamedTuple):
 
     @classmethod
     def of(cls, params: SamplingParams) -> Sampling:
-        """Return it for parameters that tokens are ranked by."""
+        """Return the value for these parameters."""
         return cls(params, 1 / params.temperature if params.temperature else 0.0, is_uncut(params))
 
 
 def noise_of(sampling: list[Sampling], positions: np.ndarray) -> tuple[Float32Array, Int32Array]:
-    """Return what `RowNoise` has of n sessions and the places i64[n, m] after each: f32[n], and i32[n, m, 2]."""
+    """Return the fields of `RowNoise` for n sessions and the positions i64[n, m] after each.
+
+    Returns f32[n] and i32[n, m, 2].
+    """
     inverse = np.array([one.inverse for one in sampling], np.float32)
     if not inverse.any():
         return inverse, np.zeros((*positions.shape, 2), np.int32)

@@ -1,8 +1,7 @@
 """Which architectures the torch engine runs.
 
-Those in TESTED are compared with transformers in the test suite. Any other decoder that goes through transformers'
-AttentionInterface is compared with transformers' own attention once, when it is loaded, and refused if the logits
-differ.
+The test suite compares the architectures in TESTED with transformers. Any other decoder that uses transformers'
+AttentionInterface is compared with transformers' own attention once, at loading. It is refused if the logits differ.
 """
 
 from __future__ import annotations
@@ -18,13 +17,15 @@ from specq.engines.torch.forward import Forward
 from specq.protocol import ConfigError
 
 TESTED = ("llama", "opt", "qwen2", "qwen3")
-PROBE_TOLERANCE = 0.02  # of the largest logit; half precision stays well below, a wrong mask well above
+PROBE_TOLERANCE = 0.02  # of the largest logit; half precision stays well below it, a wrong mask is well above it
 
 
 def probe(network: Any, forward: Forward) -> None:
-    """Compare an architecture that no test covers with transformers' own attention; ConfigError if they differ. The
-    text comes in parts and beside another: attention of its own, which knows nothing of kept keys, sees only the rows
-    of a step."""
+    """Compare an untested architecture with transformers' own attention. Raises ConfigError if the logits differ.
+
+    The text comes in parts and beside another text. A model with its own attention code does not know the kept keys. It
+    sees only the rows of a step.
+    """
     token_ids = [(7 * i) % network.config.vocab_size for i in range(8)]
     try:
         for start, end in ((0, 5), (5, 8)):
@@ -41,7 +42,7 @@ def probe(network: Any, forward: Forward) -> None:
 
 
 def _probe_rows(token_ids: Sequence[int], start: int, end: int) -> PackedRows:
-    """Return a step of a part of a text, and of another text as long as that part."""
+    """Return a step with a part of a text, and with another text of the same length."""
     own, others = np.split(np.arange(2 * len(token_ids), dtype=np.int32), 2)
     packer = RowPacker()
     packer.add_session(own)
@@ -54,6 +55,6 @@ def _probe_rows(token_ids: Sequence[int], start: int, end: int) -> PackedRows:
 def unsupported(network: Any, reason: str) -> ConfigError:
     """Return the error for a model that cannot be run, with the reason."""
     return ConfigError(
-        f"the torch engine cannot run {network.config.model_type} ({reason}); supported are {', '.join(TESTED)} and "
+        f"the torch engine cannot run {network.config.model_type} ({reason}); supported: {', '.join(TESTED)} and "
         "decoders that need only plain causal attention through transformers' AttentionInterface"
     )

@@ -1,4 +1,4 @@
-"""The k largest scores of each row and their log-probabilities: in C on a CPU, by Triton on a GPU, else in torch."""
+"""The k largest scores of each row and their log-probabilities, in C, Triton or torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification.sampling import near_scores
 
-FEW = 16  # tokens that one of the device's programs looks for, one after the other
+FEW = 16  # most tokens that one GPU program searches for, one after another
 
 Top = tuple[Int32Array, Float32Array]
 
 
 def top_tokens(scores: torch.Tensor, count: int) -> Top:
-    """Return token ids i32[rows, count], best first, and log_softmax(scores) there, f32[rows, count], on the host.
+    """Return the best tokens and their log-probabilities, on the host: i32 and f32 [rows, count], best first.
 
-    scores [rows, vocab], count <= vocab. Where the log-probability is -inf, the token id means nothing.
+    The log-probabilities are log_softmax(scores). scores: [rows, vocab], count <= vocab. Where the log-probability is
+    -inf, the token id has no meaning.
     """
     library = kernels() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
     if library is None:
@@ -43,8 +44,11 @@ def rank_tokens(
     count: int,
     token_ids: Int32Array | None = None,
 ) -> Top:
-    """Return `top_tokens` of the near scores (`specq.verification.sampling`) of logits [rows, vocab]: what the target
-    is likely to draw at these positions. token_ids: the token of each column, where that is not its number."""
+    """Return `top_tokens` of the near scores of logits [rows, vocab] (`specq.verification.sampling`).
+
+    These are the tokens that the target is likely to sample at these positions. token_ids: the token of each column, if
+    that is not the column number.
+    """
     sampling = [Sampling.of(own) for own in params]
     if _is_fused(logits, count) and all(own.is_free for own in sampling):
         inverse, keys = noise_of(sampling, np.array(positions)[:, None])
@@ -58,8 +62,10 @@ def rank_tokens(
 def rank_rows(
     logits: torch.Tensor, noise: RowNoise, count: int, token_ids: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `rank_tokens` does, i32 and f32 [rows, count] on the device, for which nothing comes to the host; so
-    a CUDA graph may hold it. token_ids i32[columns] are on the device."""
+    """Return the result of `rank_tokens` on the device, i32 and f32 [rows, count].
+
+    No data is copied to the host, so a CUDA graph may contain it. token_ids, i32[columns], are on the device.
+    """
     columns, log_probs = _top_on_device(logits, noise, count, token_ids)
     if token_ids is None:
         return columns, log_probs

@@ -1,8 +1,11 @@
-"""The parts of the vLLM engine; `specq.engines.vllm.engine` puts them together. vLLM is imported nowhere else.
+"""The parts of the vLLM engine; `specq.engines.vllm.engine` combines them. Only this package imports vLLM.
 
-`versions` says which vLLM is installed, before it is imported, and which was tested; `options` turns a verifier's
-options into vLLM's own. Each session is one
-long-lived request (`sessions`). In each of vLLM's workers (`workers` calls them, `worker` is one) specq judges what
-vLLM's model runner computes. They receive the difference from the step before (`step_delta`). `patches` has what
-replaces parts of vLLM. `client` uses its public API alone.
+- versions: which vLLM is installed, without importing it, and which versions were tested.
+- options: turns a verifier's options into vLLM's own.
+- sessions: each session is one long-lived request.
+- workers, worker: calls to vLLM's worker processes, and the code that runs in each. There specq judges what vLLM's
+  model runner computes.
+- step_delta: what a worker receives: the difference from the step before.
+- patches: replacements of parts of vLLM.
+- client: a client that uses only vLLM's public API.
 """

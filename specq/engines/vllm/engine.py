@@ -1,7 +1,7 @@
-"""The vLLM engine: every model, quantisation and tensor parallelism that vLLM has; drafts are chains.
+"""The vLLM engine: all models, quantisations and tensor parallelism of vLLM; drafts are chains.
 
-vLLM loads the model, keeps the KV and runs the forward passes; specq says what is in each, and its own judge takes the
-place of vLLM's samplers, so every strategy works. `specq.engines.vllm` has the parts.
+vLLM loads the model, keeps the KV and runs the forward passes. specq decides the contents of each pass. Its own judge
+replaces vLLM's samplers, so every strategy works. `specq.engines.vllm` has the parts.
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PATIENCE_S = 1.0  # of the profile at start
-# of a session in large steps of that, where these have whole graphs: as many sessions as drafts make such steps of
+# rows of a session in large profiled steps, if these have whole graphs: about as in steps with drafts
 ROWS_EACH = 4
-COMPILING_S = 10.0  # what is not compiled so long after vLLM has started, is compiled here
+COMPILING_S = 10.0  # kernels that are not compiled this long after vLLM has started are compiled here
 HALVES = ("bfloat16", "float16")  # types of logits, unless they are converted
 
 
 class VllmEngine:
     """Fulfils `specq.engines.Engine`.
 
-    kv_slots        0: as many as memory allows
-    max_sessions    of a step; max_step_rows: its tokens and nodes
-    verbose         log the decision on each drafted node
-    options         arguments of vLLM's `EngineArgs`, as in `tensor_parallel_size=2`
-    eager           leave compiled kernels and CUDA graphs out; threads is of no use here
+    - kv_slots: 0: as many as memory allows.
+    - max_sessions: of a step.
+    - max_step_rows: tokens and nodes of a step.
+    - verbose: log the decision on each draft node.
+    - options: arguments of vLLM's `EngineArgs`, as in `tensor_parallel_size=2`.
+    - eager: do not use compiled kernels and CUDA graphs.
+    - threads: has no effect here.
 
-    Raises ConfigError if vLLM cannot run the model so.
+    Raises ConfigError if vLLM cannot run the model with these options.
     """
 
     num_tap_layers = 0
@@ -83,10 +85,10 @@ class VllmEngine:
         )
         self._sessions, tensors = _start_beside(arguments, verbose=verbose)
         self._most_sessions, self._most_rows = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
-        self._block_slots = arguments.get("block_size", 1)  # is given where the number of KV slots is
+        self._block_slots = arguments.get("block_size", 1)  # is given if the number of KV slots is given
         self.max_chain, self.overlaps = self._sessions.max_chain, self._sessions.overlaps
         self.takes_unread, self.is_apart = self._sessions.takes_unread, self._sessions.is_apart
-        self.even_chains = self._sessions.even_chains  # as of `specq.engines.even_chains`
+        self.even_chains = self._sessions.even_chains  # as in `specq.engines.even_chains`
         self.info = model_info(arguments, self._sessions, name, tensors)
         self._test_itself()
 
@@ -118,7 +120,7 @@ class VllmEngine:
         return self._sessions.launch(batch)
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
-        """Measure; see `Engine.step_times`."""
+        """Measure step times; see `Engine.step_times`."""
         return step_times(
             self,
             sizes,
@@ -129,11 +131,11 @@ class VllmEngine:
         )
 
     def shutdown(self) -> None:
-        """Let go of the device and of worker processes."""
+        """Release the device and stop the worker processes."""
         self._sessions.shutdown()
 
     def _test_itself(self) -> None:
-        """Raise ConfigError if this vLLM was not tested, and drafts change what it says."""
+        """Raise ConfigError if this vLLM was not tested and drafts change its text."""
         version = _version()
         if is_tested(version):
             return
@@ -144,7 +146,7 @@ class VllmEngine:
             raise ConfigError(unfit(version, error)) from error
 
     def _check_chains(self, batch: StepBatch) -> None:
-        """Raise EngineError for a tree that is no chain, or too long a one."""
+        """Raise EngineError for a tree that is not a chain, or is too long."""
         within = places_in_runs(batch.num_nodes)
         if int(batch.num_nodes.max()) <= self.max_chain and not np.count_nonzero(batch.parents != within - 1):
             return
@@ -154,7 +156,7 @@ class VllmEngine:
                 raise misfit(step, f"the vllm engine takes chains of at most {self.max_chain} nodes")
 
     def _check_room(self, batch: StepBatch) -> None:
-        """Raise EngineError if a step is larger than what is free, or than what vLLM was made for."""
+        """Raise EngineError if a step exceeds the free slots, or the limits that vLLM was started with."""
         num_rows = len(batch.token_ids)
         if num_rows > self.free_slots:
             raise EngineError(f"{num_rows} KV slots are needed and {self.free_slots} of {self.info.kv_slots} are free")
@@ -166,8 +168,10 @@ class VllmEngine:
 
 
 def _start_beside(arguments: dict[str, Any], *, verbose: bool) -> tuple[Sessions, str]:
-    """Start vLLM; meanwhile hash the weights and compile the judge. Return also the hash. Where vLLM forks workers, no
-    thread of ours runs: ""."""
+    """Start vLLM; meanwhile hash the weights and compile the judge. Returns the sessions and the hash.
+
+    If vLLM forks workers, no thread of this process may run. The hash is then "".
+    """
     compiling = _begin_compiling(arguments)
     is_alone = arguments.get("tensor_parallel_size", 1) == 1
     tensors = TensorsHash(Path(arguments["model"])) if is_alone else None
@@ -181,7 +185,7 @@ def _start_beside(arguments: dict[str, Any], *, verbose: bool) -> tuple[Sessions
 
 
 def _begin_compiling(arguments: Mapping[str, Any]) -> subprocess.Popen[bytes] | None:
-    """Begin to compile the judge's kernels, where the device has some and the checkpoint says for what."""
+    """Begin to compile the judge's kernels, if the device has some and the checkpoint specifies their sizes."""
     from vllm.platforms import current_platform
 
     said = read_config(Path(arguments["model"]))
@@ -200,7 +204,7 @@ def _version() -> str:
 
 
 def _start(arguments: dict[str, Any], *, verbose: bool) -> Sessions:
-    """Start vLLM. Raises ConfigError for whatever it refuses."""
+    """Start vLLM. Raises ConfigError if vLLM refuses the arguments or the model."""
     version = _version()
     warn_if_untested(version)
     try:
@@ -213,7 +217,7 @@ def _start(arguments: dict[str, Any], *, verbose: bool) -> Sessions:
         if is_tested(version):
             raise
         raise ConfigError(unfit(version, error)) from error
-    except Exception as error:  # whatever vLLM or a worker of its refuses
+    except Exception as error:  # any error of vLLM or of one of its workers
         raise ConfigError(refusal(arguments["model"], error)) from error
     log.info("vllm_started")
     return sessions

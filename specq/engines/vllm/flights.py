@@ -1,4 +1,4 @@
-"""Steps of sessions that were launched, and whose steps they are."""
+"""Launched steps, and the sessions that they belong to."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from specq.verification import StepBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """The sessions of a step: their places and openings (`SessionTable`), what is held for them, and the ids of their
-    requests."""
+    """The sessions of a step.
+
+    They have their places and openings (`SessionTable`), their holdings, and the ids of their requests.
+    """
 
     places: IntpArray
     openings: IntpArray
@@ -23,10 +25,10 @@ class Members:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionFlight:
-    """A step that was launched; fulfils `specq.engines.Launched`.
+    """A launched step; fulfils `specq.engines.Launched`.
 
-    members      its sessions
-    land, drop   what collects it, and what discards it
+    - members: its sessions.
+    - land, drop: the functions that collect and discard it.
     """
 
     batch: StepBatch

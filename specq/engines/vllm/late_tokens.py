@@ -1,9 +1,8 @@
-"""Drafted tokens on their way to worker processes that have launched the step already, but for the model: they wait for
-these tokens alone.
+"""Send draft tokens to worker processes that have prepared everything else of the step.
 
-A step whose drafts the host has not read (`specq.verification.DeviceTokens`) is told of with the places of its tokens,
-so that workers make all else ready meanwhile. Each worker has a socket of its own, on this machine, in a folder that
-nobody else may read, and that is gone once all are connected.
+A step may have drafts that the host has not read (`specq.verification.DeviceTokens`). The workers then first receive
+the places of its tokens. So they prepare everything else meanwhile. Each worker has its own socket on this machine, in
+a private folder. The folder is removed once all are connected.
 """
 
 from __future__ import annotations
@@ -19,16 +18,18 @@ import zmq
 from specq.protocol import EngineError, Int32Array
 
 NUMBER_BYTES = 8
-HELLO = 0  # the number of what is sent first, to see that the others will arrive
-LOOK_MS = 500  # between looks whether the host is there
+HELLO = 0  # the number of the first message, which checks that later ones will arrive
+LOOK_MS = 500  # interval between checks that the host process exists
 
 
 class TokenSender:
-    """The host's end: `addresses` of the workers', which `connect` connects to once these listen. Tokens have the
-    number of their step."""
+    """The host's end. Each message of tokens carries the number of its step.
+
+    `connect` connects to the workers' `addresses` once the workers listen.
+    """
 
     def __init__(self, num_workers: int) -> None:
-        """Raises EngineError where the names of files for temporary ones are too long for sockets."""
+        """Prepare the addresses. Raises EngineError if the temporary folder's name is too long for a socket."""
         self._folder = TemporaryDirectory(prefix="specq-")
         self._context = zmq.Context(io_threads=1)
         self._sockets: list[zmq.Socket[bytes]] = []
@@ -36,17 +37,17 @@ class TokenSender:
         self._newest = HELLO
         if len(self.addresses[-1]) - len("ipc://") > zmq.IPC_PATH_MAX_LEN:
             self.close()
-            raise EngineError(f"{self._folder.name} is too long a name for sockets in it; set TMPDIR to a shorter one")
+            raise EngineError(f"{self._folder.name} is too long a path for sockets; set TMPDIR to a shorter path")
 
     def connect(self) -> None:
-        """Connect to the workers, and greet them; each shall `take` HELLO."""
+        """Connect to the workers and send HELLO, which each must `take`."""
         for address in self.addresses:
             self._sockets.append(self._context.socket(zmq.PUSH))
             self._sockets[-1].connect(address)
         self.send(HELLO, np.zeros(0, np.int32))
 
     def hide(self) -> None:
-        """Let the folder go: all are connected."""
+        """Remove the folder, once all are connected."""
         self._folder.cleanup()
 
     def next_number(self) -> int:
@@ -55,8 +56,10 @@ class TokenSender:
         return self._newest
 
     def send(self, number: int, token_ids: Int32Array) -> None:
-        """Send the tokens i32[n] of the step with this number, -1 where there is none; to whom is gone, nothing, which
-        is found out when the step is collected."""
+        """Send the tokens i32[n] of the step with this number, -1 where there is none.
+
+        A message to a worker that is gone is dropped. The error appears when the step is collected.
+        """
         message = number.to_bytes(NUMBER_BYTES, "little") + token_ids.astype("<i4").tobytes()
         for socket in self._sockets:
             with suppress(zmq.Again):
@@ -72,15 +75,18 @@ class TokenReceiver:
     """A worker's end."""
 
     def __init__(self, address: str, patience_s: float) -> None:
-        """`patience_s`: how long a step waits at most."""
+        """Listen. `patience_s`: the longest wait of a step, in seconds."""
         self._patience_s, self._host = patience_s, os.getppid()
         self._context = zmq.Context(io_threads=1)
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
         self._socket.bind(address)
 
     def take(self, number: int) -> Int32Array:
-        """Wait for the tokens i32[n] of the step with this number; those of earlier ones, which failed, are dropped.
-        Raises EngineError if they do not come, or the process that started this one is gone."""
+        """Wait for the tokens i32[n] of the step with this number.
+
+        Tokens of earlier steps, which failed, are dropped. Raises EngineError if the tokens do not arrive, or if the
+        parent process is gone.
+        """
         end = monotonic() + self._patience_s
         while (left_s := end - monotonic()) > 0 and os.getppid() == self._host:
             if not self._socket.poll(min(LOOK_MS, int(1000 * left_s) + 1)):
@@ -88,8 +94,8 @@ class TokenReceiver:
             message = self._socket.recv()
             if int.from_bytes(message[:NUMBER_BYTES], "little") >= number:
                 return np.frombuffer(message, "<i4", offset=NUMBER_BYTES).astype(np.int32)
-        raise EngineError("the drafted tokens of a step did not come")
+        raise EngineError("the draft tokens of a step did not arrive")
 
     def close(self) -> None:
-        """Close the socket; a process that ends need not."""
+        """Close the socket. Not needed at process exit."""
         self._context.destroy(linger=0)

@@ -1,9 +1,7 @@
-"""Options of a verifier or drafter as vLLM's: what specq sets by itself, what a deployment may change, what it may not;
-and what the model is that vLLM runs with them.
+"""Turn a verifier's or drafter's options into vLLM's arguments, and explain vLLM's start-up errors. Pure.
 
-Which arguments of vLLM's `EngineArgs` a deployment may give by name.
-
-What vLLM says when it cannot start, and what to change about it, in the names of a verifier's own options. Pure.
+The module has the arguments that specq sets, and checks those of a deployment. It describes the model that vLLM runs
+with them. For a start-up error it names vLLM's reason and a remedy.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from typing import Any, Protocol
 from specq.engines.checkpoint import describe
 from specq.protocol import ConfigError, ModelInfo, did_you_mean
 
-MOST_NAMES = 3  # that are offered in the place of one that vLLM does not have
+MOST_NAMES = 3  # most suggestions for an unknown name
 
-# Set by specq: the way in which vLLM is driven would break, or there is a verifier's own option for it.
+# Set by specq: a change would break how specq drives vLLM, or the verifier has its own option.
 RESERVED = {
     "model": "--model",
     "dtype": "--dtype",
@@ -35,9 +33,9 @@ RESERVED = {
 
 
 def check_names(given: Collection[str], known: Collection[str]) -> None:
-    """Raise ConfigError, which names all of them, for arguments that specq sets, and for those that vLLM does not have.
+    """Raise ConfigError for arguments that specq sets and for those that vLLM does not have. It names all of them.
 
-    `known`: the fields of vLLM's `EngineArgs`, empty where they are not known.
+    `known`: the fields of vLLM's `EngineArgs`, empty if unknown.
     """
     wrong = [said for name in given if (said := _wrong(name, known))]
     if wrong:
@@ -45,7 +43,7 @@ def check_names(given: Collection[str], known: Collection[str]) -> None:
 
 
 def _wrong(name: str, known: Collection[str]) -> str:
-    """Return what is wrong with the name of an argument, "" if nothing is."""
+    """Return what is wrong with the name of an argument, "" if it is fine."""
     if name in RESERVED:
         own = RESERVED[name]
         return f"engine option {name} is {f'given by {own}' if own else 'set by specq'}"
@@ -56,25 +54,25 @@ def _wrong(name: str, known: Collection[str]) -> str:
 
 
 CPU_KV_BYTES = 1 << 30
-# Rows of steps that vLLM captures CUDA graphs for, as many as it does by itself, but up to twice as many rows: prompts
-# of a burst and drafts of many sessions have these. A step takes the next larger.
+# Rows of steps for which vLLM captures CUDA graphs. They are as many as by default, but reach twice as many rows:
+# prompts of a burst and drafts of many sessions have these. A step takes the next larger.
 GRAPH_ROWS = (1, 2, 4, *range(8, 256, 8), *range(256, 512, 32), *range(512, 1025, 64))
-BLOCK_SIZES = {"cpu": 32, "cuda": 16}  # where the number of KV slots is given; vLLM's CPU kernels want multiples of 32
+BLOCK_SIZES = {"cpu": 32, "cuda": 16}  # used if the number of slots is given; vLLM's CPU kernels need multiples of 32
 
-# Before vLLM is imported: the engine core runs in this process, which drives it, with the V1 model runner.
+# Set before vLLM is imported: the engine core runs in this process, which drives it, with the V1 model runner.
 _NEEDED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
 _WISHED = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # workers have nothing to save
-    # Else each worker asks the first one's store for something to dump, and complains at the end if that one was
-    # quicker to go.
+    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # workers have no data to save
+    # Otherwise each worker asks the first one's store for a dump, and logs an error at the end if that worker ended
+    # first.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # is compiled at start-up, and never used: specq samples
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiled at start-up and never used: specq samples
 }
 
-# Arguments by which another text may come than the checkpoint's files say.
+# Arguments that may change the text from what the checkpoint's files specify.
 CHANGES_TEXT = (
     "hf_config_path",
     "hf_overrides",
@@ -89,7 +87,7 @@ CHANGES_TEXT = (
 
 
 class Loaded(Protocol):
-    """What vLLM says of a model that it has loaded."""
+    """What vLLM reports about a model that it has loaded."""
 
     dtype: str
     vocab_size: int
@@ -98,8 +96,10 @@ class Loaded(Protocol):
 
 
 def model_info(arguments: Mapping[str, Any], loaded: Loaded, name: str, tensors: str = "") -> ModelInfo:
-    """Return what the model is that was loaded with these arguments; those that change its text are in its fingerprint.
-    `tensors` as of `describe`."""
+    """Return the description of the model that was loaded with these arguments.
+
+    Arguments that change its text are part of its fingerprint. `tensors` as in `describe`.
+    """
     return describe(
         Path(arguments["model"]),
         engine="vllm",
@@ -114,15 +114,14 @@ def model_info(arguments: Mapping[str, Any], loaded: Loaded, name: str, tensors:
 
 
 def prepare_environment(device: str, num_devices: int = 1) -> None:
-    """Set the variables that vLLM reads when it is imported. With `--device cuda:N` it shall see only devices from N
-    on."""
+    """Set the variables that vLLM reads at import. With `--device cuda:N` vLLM sees only the devices from N on."""
     os.environ.update(_NEEDED)
     for name, value in _WISHED.items():
         os.environ.setdefault(name, value)
     if num_devices == 1:
         os.environ.setdefault(
             "VLLM_HOST_IP", "127.0.0.1"
-        )  # nobody else is met; of the machine's own address the name may not be known
+        )  # no other host takes part, and the name of the machine's own address may be unknown
     if device.startswith("cuda:"):
         first = int(device.removeprefix("cuda:"))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -142,7 +141,7 @@ def make_options(
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's `EngineArgs`; `given` are those of the deployment.
 
-    Raises ConfigError for options that vLLM does not have, and for those that are specq's own.
+    Raises ConfigError for options that vLLM does not have, and for those that specq sets.
     """
     from vllm.engine.arg_utils import EngineArgs
 
@@ -171,8 +170,10 @@ def make_options(
 
 
 def _graphs(given: Mapping[str, Any], most_rows: int, most_sessions: int) -> dict[str, list[int]]:
-    """Return for which rows CUDA graphs are captured, unless the deployment says which: those of the largest steps
-    included."""
+    """Return the rows for which CUDA graphs are captured, including the largest steps.
+
+    Empty if the deployment specifies them.
+    """
     further = given.get("compilation_config", {})
     own = {*given, *(further if isinstance(further, Mapping) else ("cudagraph_capture_sizes",))}
     if own & {"cudagraph_capture_sizes", "max_cudagraph_capture_size"}:
@@ -182,14 +183,12 @@ def _graphs(given: Mapping[str, Any], most_rows: int, most_sessions: int) -> dic
 
 
 def _device_kind(device: str) -> str:
-    """Return the kind of device that the installed vLLM was built for; ConfigError if another is asked for."""
+    """Return the device kind of the installed vLLM. Raises ConfigError if another kind is requested."""
     from vllm.platforms import current_platform
 
     kind = str(current_platform.device_type)
     if device != "auto" and device.partition(":")[0] != kind:
-        raise ConfigError(
-            f"--device {device}: the vLLM that is installed runs on {kind or 'no device of this machine'}"
-        )
+        raise ConfigError(f"--device {device}: the installed vLLM runs on {kind or 'no device of this machine'}")
     return kind
 
 
@@ -198,10 +197,10 @@ _SMALLER = (
     "over more devices"
 )
 
-# What vLLM or torch says (in small letters), and what helps then. The first that fits counts.
+# Parts of messages of vLLM or torch (lower case), and the remedy. The first match counts.
 _REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
-        ("is less than desired",),  # vLLM looks at what is free before it loads anything
+        ("is less than desired",),  # vLLM checks the free memory before it loads the model
         "Others hold memory of the device: end them, or let vLLM take less by a lower --gpu-memory-utilization",
     ),
     (
@@ -209,7 +208,7 @@ _REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
             "no available memory",
             "kv cache is needed",
             "to serve even a single token",
-        ),  # weights fit, a text's KV does not
+        ),  # weights fit, one text's KV does not
         f"Weights leave too little for keys and values: a higher --gpu-memory-utilization, {_SMALLER}",
     ),
     (
@@ -220,15 +219,14 @@ _REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
         ),
     ),
     (
-        ("see stack trace for root cause",),  # a worker process, of several
+        ("see stack trace for root cause",),  # one of several worker processes
         "The cause is in what that process printed above; with --tensor-parallel-size 1 it would be named here",
     ),
 )
 
 
 def refusal(model: str, error: BaseException) -> str:
-    """Return what to tell the user: vLLM's own reason on one line, those behind it, and what would help where that is
-    known."""
+    """Return the message for the user: vLLM's reason, its causes, and a remedy if known."""
     reason = "; ".join(dict.fromkeys(_reasons(error)))
     said = f"vLLM cannot run {model} so: {reason}"
     for signs, remedy in _REMEDIES:
@@ -238,7 +236,7 @@ def refusal(model: str, error: BaseException) -> str:
 
 
 def _reasons(error: BaseException | None) -> Iterator[str]:
-    """Yield what an error and those behind it say, outermost first, each on one line."""
+    """Yield the messages of an error and its causes, outermost first, each on one line."""
     while error is not None:
         yield " ".join(str(error).split()) or type(error).__name__
         error = error.__cause__

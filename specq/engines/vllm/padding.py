@@ -1,8 +1,8 @@
-"""Which whole CUDA graphs there are beside vLLM's own; and which steps get rows that nobody asked for, so that all
-sessions have as many, where vLLM's attention can be captured for such steps alone. Pure.
+"""Which whole CUDA graphs exist beside vLLM's own, and which steps are padded for them. Pure.
 
-Such a row is computed like that of a drafted token which is rejected: it stands behind its session's tokens, is never
-judged, and the next step writes its own KV in that place.
+Some of vLLM's attention backends can only be captured for equal query lengths. Then sessions get padding rows, so that
+all have the same number of rows. A padding row is computed like a rejected draft token. It comes after its session's
+tokens and is never judged. The next step writes its own KV in that place.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ import numpy as np
 from specq.protocol import IntpArray
 from specq.verification import StepBatch
 
-# Rows of each session, and numbers of sessions, that graphs are captured for. A step takes the next larger of each.
+# Rows of each session, and numbers of sessions, for which graphs are captured. A step takes the next larger of each.
 LENGTHS = (2, 3, 4, 5, 6, 8, 12, 17)
 COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-MOST_EVEN_ROWS = 512  # of these graphs
+MOST_EVEN_ROWS = 512  # most rows of such a graph
 
-MIXED = 0  # rows of each session where these have any number of rows
-# Rows of a step of such sessions, that graphs are captured for. A step takes the next larger.
+MIXED = 0  # key of graphs in which each session may have any number of rows
+# Rows of a step for which such graphs are captured. A step takes the next larger.
 MIXED_ROWS = (4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, *range(512, 1025, 64))
 
-# A step that is launched in pieces takes about twice as long as a plain one, the host's time: as does one with some
-# hundred rows more, the device's.
+# A step that is launched in pieces takes about twice the host time of a plain one. A few hundred more rows take about
+# as much additional device time.
 MOST_MORE_ROWS = 256
 
 Graphs = Mapping[int, Sequence[int]]  # rows of each session, ascending -> numbers of sessions, ascending
 
 
 def graphs_up_to(most_rows: int, most_sessions: int) -> dict[int, tuple[int, ...]]:
-    """Return for which rows of each session, and numbers of sessions, graphs are captured where a step has at most so
-    many."""
+    """Return {rows per session: numbers of sessions} to capture, for steps within these limits."""
     counts = sorted({*COUNTS, most_sessions})
     found = {
         length: tuple(count for count in counts if count <= most_sessions and count * length <= most_rows)
@@ -42,27 +41,26 @@ def graphs_up_to(most_rows: int, most_sessions: int) -> dict[int, tuple[int, ...
 
 
 def mixed_up_to(most_rows: int) -> tuple[int, ...]:
-    """Return for which rows of a step graphs are captured where it has at most so many, whichever session has how many:
-    also for the largest."""
+    """Return the step sizes in rows to capture, including the largest, for any rows per session."""
     fitting = {size for size in (*MIXED_ROWS, most_rows) if size <= min(most_rows, MIXED_ROWS[-1])}
     return tuple(sorted(fitting - {0}))
 
 
 def graph_rows(counts: Sequence[int], length: int, num_sessions: int) -> int:
-    """Return the rows of the smallest graph for sessions with so many rows each; 0: there is none."""
+    """Return the rows of the smallest graph for `num_sessions` sessions with `length` rows each. 0 if there is none."""
     return next((length * count for count in counts if count >= num_sessions), 0)
 
 
 def row_counts(batch: StepBatch, length: int) -> IntpArray:
-    """Return how many rows each session of a step has, i64[n]: so many, or as many as were asked for where `length` is
-    0."""
+    """Return the rows of each session of a step, i64[n]: `length`, or without padding if that is 0."""
     return np.full_like(batch.sizes, length) if length else batch.sizes
 
 
 def even_length(batch: StepBatch, graphs: Graphs) -> int:
-    """Return how many rows each session of a step shall have, at least as many as it has, so that a graph computes it;
-    0: it stays as it is, since nothing is drafted, prompts are computed, or all that would be computed is too much
-    more."""
+    """Return the padded number of rows per session, with which a graph computes the step; 0: no padding.
+
+    It is 0 for a step without drafts, with prompts, or with too many padding rows.
+    """
     if not (graphs and len(batch.parents) and batch.are_judged and bool(np.all(batch.num_tokens == 1))):
         return 0
     most, num_rows = 1 + int(batch.num_nodes.max()), len(batch.token_ids)

@@ -1,8 +1,7 @@
-"""Rows of logits in the order of a step's sessions and in that of vLLM's persistent batch; and what its requests go on
-with. Pure.
+"""Convert between the order of a step's sessions and that of vLLM's persistent batch. Pure.
 
-`order` i64[n] says which of the n sessions of a step each request of vLLM's batch is. Of logits, a request has a row
-after its last token and one after each drafted token.
+`order`, i64[n], is the session of a step for each request of vLLM's batch. A request has a row of logits after its last
+token and after each draft token.
 """
 
 from __future__ import annotations
@@ -12,13 +11,15 @@ import numpy as np
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import Judgements, StepBatch, places_in_runs, starts_of
 
-# what a request "said" that could not be judged, which is dropped before its next step; and what is not known yet
+# the token of a request that could not be judged, which is dropped before its next step; also an unknown token
 ANY_TOKEN = 0
 
 
 def judged_rows(batch: StepBatch, order: IntpArray, even_length: int = 0) -> IntpArray | None:
-    """Return which rows of vLLM's logits are judged, in the order of the step; None: all, as they are. `even_length`:
-    rows that each session has there, those included that nobody asked for; 0: as many as are judged."""
+    """Return which rows of vLLM's logits are judged, in the order of the step. None: all, in their own order.
+
+    `even_length`: rows of each session in vLLM's batch, including padding rows; 0: not padded.
+    """
     is_in_order = batch.are_judged and bool((order[1:] > order[:-1]).all())
     if is_in_order and not even_length:
         return None
@@ -39,8 +40,10 @@ def are_all(places: IntpArray | Int32Array) -> bool:
 
 
 def said_tokens(judgements: Judgements) -> tuple[IntpArray, Int32Array]:
-    """Return what each judged request goes on with, for vLLM's own tables: how many tokens, i64[judged], and all of
-    them, i32[all]."""
+    """Return the next tokens of each judged request, for vLLM's own tables.
+
+    Returns the number of tokens, i64[judged], and all tokens, i32[all].
+    """
     counts: IntpArray = np.maximum(judgements.num_tokens, 1)
     found = np.full(int(counts.sum()), ANY_TOKEN, np.int32)
     found[(judgements.num_tokens > 0).repeat(counts)] = judgements.token_ids

@@ -1,7 +1,8 @@
-"""Does the text stay the same whatever is drafted? Asked at the start of a vLLM version that was not tested.
+"""Check that drafts do not change the text. It runs at the start of a vLLM version that was not tested.
 
-A few sessions decode greedily: first without drafts, then with right drafts, wrong ones, and right ones that go wrong.
-Where the two likeliest tokens are nearly equally likely, rounding may choose either; no other difference is allowed.
+A few sessions decode greedily, first without drafts, then with drafts. These are right, wrong, or right at first and
+then wrong. If the two likeliest tokens are nearly equally likely, rounding may choose either. No other difference is
+allowed.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from specq.protocol import NO_TREE, EngineError, Int32Array, SamplingParams, Ses
 CONTEXTS = (5, 17, 33)  # tokens; none is a whole number of blocks
 NUM_TOKENS = 12
 DEPTH = 4  # of a draft
-NUM_RIGHT = (DEPTH, 0, 2)  # tokens of a draft that are right: whole, none, or the first ones
+NUM_RIGHT = (DEPTH, 0, 2)  # right tokens of a draft: all, none, or the first ones
 NEAR_TIE = 0.5  # nats between the two likeliest tokens
 WITH_RUNNER_UP = SamplingParams(logprobs=2)
 
 
 @dataclass(slots=True)
 class _Decoded:
-    """What a session has said; where it was asked for, also which other token was nearly as likely in each place, -1:
-    none."""
+    """The tokens of a session. If requested, also the token that was nearly as likely at each place, -1: none."""
 
     prompt: Int32Array
     said: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class _Decoded:
 
 
 def check_drafts(engine: Engine, most_sessions: int) -> None:
-    """Raise EngineError if drafts change what an engine says, or right ones are never accepted."""
+    """Raise EngineError if drafts change the engine's text, or if right drafts are never accepted."""
     random = np.random.default_rng(0)
     prompts = [random.integers(0, engine.info.num_tokens, n, np.int32) for n in CONTEXTS[:most_sessions]]
     plain = _decode(engine, prompts, WITH_RUNNER_UP, lambda _session, _num_said: NO_TREE)
@@ -50,13 +50,13 @@ def check_drafts(engine: Engine, most_sessions: int) -> None:
     for expected, found in zip(plain, drafted, strict=True):
         _compare(expected, found)
     if not sum(text.num_accepted for text in drafted):
-        raise EngineError("right drafts are rejected")
+        raise EngineError("correct drafts are rejected")
 
 
 def _decode(
     engine: Engine, prompts: Sequence[Int32Array], params: SamplingParams, draft: Callable[[int, int], Tree]
 ) -> list[_Decoded]:
-    """Return what follows the prompts; `draft` gives a chain for a session that has said so many tokens."""
+    """Return the continuations of the prompts. `draft` returns a chain for a session and its number of tokens."""
     texts = [_Decoded(prompt) for prompt in prompts]
     try:
         for i, text in enumerate(texts):

@@ -44,11 +44,11 @@ MAX_CHAIN = 16
 OPTIONS = {
     "scheduler_cls": "specq.engines.vllm.patches.scheduler.SessionScheduler",
     "worker_extension_cls": "specq.engines.vllm.worker.JudgingWorker",
-    "async_scheduling": False,  # vLLM's scheduler is never asked; see `executor_of`
+    "async_scheduling": False,  # vLLM's scheduler is never called; see `executor_of`
 }
-# Attention on latent vectors computes more than one token of a session as it computes prompts, unless it is told of
-# drafts. Where it need not know, vLLM is told of none: it would capture whole CUDA graphs for steps of MAX_CHAIN + 1
-# rows a session, and for no others.
+# Attention on latent vectors computes more than one token of a session like a prompt, unless it expects drafts. Where
+# it does not need this setting, vLLM gets none. Otherwise vLLM would capture whole CUDA graphs only for steps of
+# MAX_CHAIN + 1 rows per session.
 DRAFTS = {
     "method": "custom_class",
     "model": "specq.engines.vllm.worker.NoProposer",
@@ -65,17 +65,17 @@ def engine_config(options: dict[str, Any]) -> VllmConfig:
 
 
 def leave_groups() -> None:
-    """Leave torch's process groups, so that it does not complain when the process ends, however that comes about."""
+    """Leave torch's process groups, so that torch prints no warning at any process exit."""
     destroy_model_parallel()
     destroy_distributed_environment()
 
 
 class Sessions:
-    """Sessions as requests; made with the arguments of `EngineArgs`. `open` to `free_slots` as of `Engine`.
+    """Sessions as requests; made with the arguments of `EngineArgs`. `open` to `free_slots` as in `Engine`.
 
-    even_chains   as of `specq.engines.even_chains`
-    is_apart      whether workers have processes of their own
-    has_graphs    for steps of more than a row a session
+    - even_chains: as in `specq.engines.even_chains`.
+    - is_apart: whether workers have their own processes.
+    - has_graphs: whether there are graphs for steps with more than one row per session.
     """
 
     max_chain = MAX_CHAIN
@@ -89,9 +89,9 @@ class Sessions:
         self.is_apart, began = self._workers.are_apart, time.monotonic()
         installed = self._workers.install(verbose)
         self.overlaps, graphs, num_bytes = installed[0]
-        # Drafted tokens on the device are this process's; other processes are sent them.
+        # Draft tokens on the device belong to this process. Other processes receive them.
         self.takes_unread = self.overlaps and (self._workers.late is not None or not self._workers.are_apart)
-        # Where devices are several, one may have had no memory for some.
+        # If there are several devices, one may have had no memory for some graphs.
         captured = [own for _, own, _ in installed]
         graphs = {
             length: counts for length, counts in graphs.items() if all(own.get(length) == counts for own in captured)
@@ -114,33 +114,35 @@ class Sessions:
         self._table = SessionTable()
         self._held: dict[int, Holding] = {}  # by place
         self._numbers = count()  # a session that is opened again is another request
-        self._newest: SessionFlight | None = None  # the step from which a delta says what is different
-        self._slacks: Slacks | None = None  # of the open sessions; None: to be looked at anew
+        self._newest: SessionFlight | None = None  # the base of the next delta
+        self._slacks: Slacks | None = None  # of the open sessions; None: to be recomputed
         self.dtype = str(config.model_config.dtype).removeprefix("torch.")
         self.vocab_size = config.model_config.get_vocab_size()
         self.max_length = config.model_config.max_model_len
         self.kv_slots = self.free_slots
         self._sampling = SamplingParams(
             temperature=0, max_tokens=self.max_length, detokenize=False
-        )  # of no use: specq samples
+        )  # not used: specq samples
 
     def _check(self) -> None:
-        """Raise ConfigError for models whose KV cannot be cut back after rejected drafts, or shared among stages."""
+        """Raise ConfigError for models whose KV cannot be cut after rejected drafts, or with pipeline stages."""
         if self._scheduler.has_mamba_layers or self._scheduler.is_encoder_decoder:
             raise ConfigError("the vllm engine runs decoders with attention only")
         if self._scheduler.use_pp:
             raise ConfigError("the vllm engine has no pipeline parallelism; use --tensor-parallel-size")
 
     def _lose(self) -> None:
-        """Note that a worker process is gone, in the thread of vLLM's that watches over them; the next step or
-        heartbeat says so."""
+        """Note that a worker process is gone. The next step or heartbeat raises the error.
+
+        vLLM calls it in the thread that watches its workers.
+        """
         self._has_lost = True
 
     @property
     def free_slots(self) -> int:
         """See `specq.engines.Engine.free_slots`."""
         if self._has_lost:
-            raise EngineLostError("a worker process of vLLM's is gone; its own message says which and why")
+            raise EngineLostError("a worker process of vLLM ended; see its own message above")
         num_free, block_size = self._scheduler.num_free, self._scheduler.block_size
         if self._slacks is None:
             self._slacks = Slacks.of(block_size, self._table.slacks())
@@ -149,9 +151,9 @@ class Sessions:
         return self._slacks.free_slots(num_free)
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str) -> int:
-        """Start a request; return how many of its tokens have KV. The owner is what vLLM calls a cache salt."""
+        """Start a request; return how many of its tokens have KV. The owner becomes vLLM's cache salt."""
         if session_id in self._table:
-            raise EngineError(f"session {session_id} is open already")
+            raise EngineError(f"session {session_id} is already open")
         request = Request(
             request_id=f"{session_id}.{next(self._numbers)}",
             prompt_token_ids=token_ids.tolist(),
@@ -176,7 +178,7 @@ class Sessions:
             self._newest = self._slacks = None
 
     def lengths(self, session_ids: Sequence[int]) -> IntpArray:
-        """Return how many tokens of each session have KV, i64[n]; EngineError for one that is not open."""
+        """Return how many tokens of each session have KV, i64[n]. Raises EngineError for one that is not open."""
         return self._table.computed[self._table.find(session_ids)]
 
     def launch(self, batch: StepBatch) -> SessionFlight:
@@ -208,7 +210,7 @@ class Sessions:
         return StepOutput(judgements)
 
     def _discard(self, flight: SessionFlight) -> None:
-        """Forget the newest step in flight; see `Launched.discard`. The blocks that it took stay their sessions'."""
+        """Forget the newest step in flight; see `Launched.discard`. Its sessions keep the blocks that it took."""
         self._workers.discard()
         self._newest = self._slacks = None
         self._table.revert(flight.batch, flight.members.places, self._are_open(flight), feeds=flight.feeds)
@@ -218,7 +220,7 @@ class Sessions:
         return self._table.are_open(flight.members.places, flight.members.openings)
 
     def _members(self, session_ids: list[int]) -> Members:
-        """Return what there is of open sessions; the same object as for the step before, if they are its sessions."""
+        """Return the members of a step. The same object as in the step before if the sessions are the same."""
         if self._newest is not None and session_ids == self._newest.batch.session_ids:
             return self._newest.members
         places = self._table.find(session_ids)
@@ -228,8 +230,10 @@ class Sessions:
         )
 
     def _delta_of(self, flight: SessionFlight, *, goes_on: bool) -> StepDelta:
-        """Take the KV that a step needs, which must be free, and return what the workers have to be told of it;
-        `goes_on`: the step is the newest one, one token further."""
+        """Allocate the KV for a step, which must be free, and return the message for the workers.
+
+        `goes_on`: the step continues the newest one by one token.
+        """
         batch, members, newest, table = flight.batch, flight.members, self._newest, self._table
         are_same = newest is not None and members is newest.members
         news: dict[int, JobParams] = {}
@@ -252,8 +256,8 @@ class Sessions:
         if not are_same:
             is_new = np.array([holding.num_sent is None for holding in members.holdings], np.bool_)
             has_news = needs_more | is_new
-            # Others may share a block from when its first session fills it, also where that had room for it from the
-            # start.
+            # Other sessions may share a block once its first session fills it, also if that session had room for it
+            # from the start.
             block_size = self._scheduler.block_size
             needs_more |= is_new & (ends // block_size > table.computed[members.places] // block_size)
         for i in needs_more.nonzero()[0].tolist():
@@ -264,8 +268,10 @@ class Sessions:
         return delta
 
     def _even_length(self, batch: StepBatch, places: IntpArray) -> int:
-        """Return how many rows each session has, so that a whole graph computes the step; 0: as many as were asked for,
-        also where those that nobody asked for would take KV that others may need, or stand where no token can."""
+        """Return the padded number of rows per session for a whole graph; 0: no padding.
+
+        It is 0 if padding would take KV that other sessions may need, or exceed the maximum length.
+        """
         length = even_length(batch, self._graphs)
         if not length:
             return 0
@@ -275,11 +281,11 @@ class Sessions:
         return length if has_room and int(ends.max()) <= self.max_length else 0
 
     def _check_transcripts(self, batch: StepBatch, places: IntpArray) -> None:
-        """Raise EngineError unless each step goes on with its request's own tokens, and is judged at their end only."""
+        """Raise EngineError unless each step continues its request's own tokens and is judged only at their end."""
         is_wrong = batch.is_judged != (batch.base_lens == self._table.lengths[places])
         if is_wrong.any():
             session_id = batch.session_ids[int(is_wrong.argmax())]
-            raise EngineError(f"session {session_id}: a step is judged at the end of its transcript, and only there")
+            raise EngineError(f"session {session_id}: a step must be judged at the end of its transcript")
         own = np.arange(len(batch)) if batch.fed_by is None else (batch.fed_by < 0).nonzero()[0]
         token_ids, firsts = batch.token_ids.tolist(), (batch.ends - batch.sizes)[own].tolist()
         spans = zip(firsts, batch.starts[own].tolist(), batch.base_lens[own].tolist(), strict=True)
@@ -290,6 +296,6 @@ class Sessions:
                 raise EngineError(f"session {batch.session_ids[i]}: the step's tokens are not those of its transcript")
 
     def shutdown(self) -> None:
-        """Let go of the device and of worker processes."""
+        """Release the device and stop the worker processes."""
         self._core.shutdown()
         self._workers.close()

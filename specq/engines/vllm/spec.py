@@ -1,6 +1,6 @@
-"""The `vllm` engine as the table has it, and its own options; nothing here imports vLLM.
+"""The table entry of the `vllm` engine, and its options, without an import of vLLM.
 
-Rule: the names of options are checked when they are read, so that a wrong one is found before anything starts.
+Rule: option names are checked when they are read. So a wrong name is found before any process starts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from specq.engines.interface import Engine, EngineSpec
 from specq.engines.vllm.options import check_names
 from specq.engines.vllm.versions import argument_names
 
-PREFILL_ROWS = 2048  # the ends of some hundred prompts whose blocks are cached fit in
+PREFILL_ROWS = 2048  # holds the last rows of about a hundred prompts whose blocks are cached
 
 
 def _check_further(_key: str, options: Options) -> None:
@@ -22,16 +22,18 @@ def _check_further(_key: str, options: Options) -> None:
 
 @dataclass(frozen=True, slots=True)
 class VllmModelOptions(OwnOptions):
-    """What a model in vLLM takes, for a target and for drafts; `further` has any other arguments of `EngineArgs`."""
+    """The options of a model in vLLM, for a target or a drafter. `further` has other arguments of `EngineArgs`."""
 
     LABEL = "vllm"
 
-    gpu_memory_utilization: float = option(0.0, "share of a GPU's memory that vLLM takes; 0: its default", high=1.0)
-    max_model_len: int = option(0, "longest context that vLLM takes; 0: the model's")
+    gpu_memory_utilization: float = option(
+        0.0, "Share of GPU memory for vLLM, from 0 to 1. 0: vLLM's default.", high=1.0
+    )
+    max_model_len: int = option(0, "Maximum context length for vLLM, in tokens. 0: the model's.")
     further: Options = option((), "", check=_check_further, is_hidden=True)
 
     def arguments(self) -> dict[str, Any]:
-        """Return arguments of `EngineArgs` as `options`: those that were given."""
+        """Return the given options as arguments of `EngineArgs`, under the key `options`."""
         own = {f.name: value for f in fields(self) if f.name != "further" and (value := getattr(self, f.name))}
         return {"options": own | parsed(self.further)}
 
@@ -40,8 +42,8 @@ class VllmModelOptions(OwnOptions):
 class VllmOptions(VllmModelOptions):
     """The keys of [target.vllm]."""
 
-    tensor_parallel_size: int = option(0, "GPUs that vLLM divides each layer among; 0: one", high=1024)
-    quantization: str = option("", "how vLLM quantises the weights, as in fp8; empty: as the checkpoint says")
+    tensor_parallel_size: int = option(0, "Number of GPUs for vLLM's tensor parallelism. 0: one GPU.", high=1024)
+    quantization: str = option("", "Quantization method of vLLM, e.g. fp8. Default: as in the checkpoint.")
 
 
 def _make(model: str, **arguments: Any) -> Engine:

@@ -1,7 +1,7 @@
-"""What the host tells the workers of a step: what is not as it was in the step before. Pure.
+"""The message from the host to the workers: the difference from the step before. Pure.
 
-Most steps of sessions that generate go on where the one before ended, and then all that travels is which sessions hold
-new blocks of KV memory.
+Most steps of generating sessions continue where the step before ended. Then the message only lists the sessions that
+hold new blocks of KV memory.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ Blocks = tuple[list[int], ...]  # ids, of each KV group
 
 @dataclass(slots=True)
 class StepDelta:
-    """What is new in a step of n requests. Numbers stand for the places of requests among the n.
+    """The changes in a step of n requests. Integers are the places of requests among the n.
 
-    request_ids  of its requests; None: those of the step before
-    batch        the steps of their sessions, without parameters; None: each goes on, one token further
-                 (`StepBatch.further`)
-    params       of sessions that have others than in the step before, or are new
-    new          vLLM's `NewRequestData` of those that the workers do not know
-    blocks       new blocks of the others
-    ended        ids of requests that have ended
-    zeroed       new blocks that the workers have to zero
-    even_length  rows that each request has, if that is more than were asked for; 0: as many as were
-    feeds        whether the next step may begin with what this one says
-    late         the number under which drafted tokens come that the host has not read (`late_tokens`); 0: there are
-                 none
+    - request_ids: ids of its requests; None: those of the step before.
+    - batch: the steps of their sessions, without parameters. None: each session continues by one token
+      (`StepBatch.further`).
+    - params: parameters of new sessions, and of sessions whose parameters changed.
+    - new: vLLM's `NewRequestData` of requests that the workers do not know.
+    - blocks: new blocks of the other requests.
+    - ended: ids of requests that have ended.
+    - zeroed: new blocks that the workers must zero.
+    - even_length: rows of each request, if padded; 0: not padded.
+    - feeds: whether the next step may begin with the tokens of this one.
+    - late: the number under which draft tokens arrive that the host has not read (`late_tokens`). 0: there are none.
     """
 
     request_ids: list[str] | None
@@ -47,9 +46,9 @@ class StepDelta:
 
 
 class LatestStep:
-    """The newest step that a worker was told of.
+    """The newest step that a worker has received.
 
-    request_ids  of its requests
+    - request_ids: ids of its requests.
     """
 
     def __init__(self) -> None:
@@ -58,7 +57,7 @@ class LatestStep:
         self._params: dict[str, SamplingParams] = {}  # of each request that has not ended
 
     def apply(self, delta: StepDelta) -> StepBatch:
-        """Take in what is new; return the whole step, with parameters."""
+        """Apply the changes; return the whole step, with parameters."""
         if delta.request_ids is not None:
             self.request_ids = delta.request_ids
         if delta.batch is None:

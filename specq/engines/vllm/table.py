@@ -1,4 +1,4 @@
-"""Open sessions as arrays, so that a step of many asks each only for what differs. Pure."""
+"""Open sessions as arrays, so that a step handles a single session only if it changed. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from specq.protocol import BoolArray, EngineError, Int32Array, IntpArray
 from specq.verification import Judgements, StepBatch, places_in_runs
 
 FIRST_PLACES = 64
-FIRST_UNSAID = 32  # of a session: it is told when it needs another block
+FIRST_UNSAID = 32  # of a session: its request receives the tokens when it needs another block
 ARRAYS = ("computed", "lengths", "rooms", "last_tokens", "is_taken", "openings", "unsaid", "num_unsaid")
 
 
 class SessionTable:
-    """What is known of open sessions, by place. A place is another session's once its own has ended.
+    """The state of open sessions, by place. After a session ends, another one may use its place.
 
-    computed     i64[places]: tokens that have KV, or will have it when the steps in flight are done
-    lengths      i64[places]: tokens of the transcript, one that is not known yet included
-    rooms        i64[places]: tokens that fit into the blocks of KV memory that the session holds
-    last_tokens  i32[places]: the transcript's last token that the host knows
-    is_taken     bool[places]: a session is there
-    openings     i64[places]: which of all sessions that were ever opened is there, or was last
-    unsaid       i32[places, any]: tokens of the transcript that vLLM's request was not told yet; num_unsaid
-                 i64[places]: how many these are
+    - computed: i64[places], tokens that have KV, including those of steps in flight.
+    - lengths: i64[places], tokens of the transcript, including one that is not known yet.
+    - rooms: i64[places], tokens that fit into the session's blocks of KV memory.
+    - last_tokens: i32[places], the transcript's last token that the host knows.
+    - is_taken: bool[places], whether the place has a session.
+    - openings: i64[places], running number of the session's opening. A free place keeps the number of its last session.
+    - unsaid: i32[places, any], tokens of the transcript that vLLM's request has not received yet.
+    - num_unsaid: i64[places], the number of these tokens.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class SessionTable:
         return session_id in self._places
 
     def add(self, session_id: int, token_ids: Int32Array, num_computed: int, room: int) -> int:
-        """Take in a session with this transcript, which is not there yet; return its place."""
+        """Add a new session with this transcript; return its place."""
         assert session_id not in self._places
         if not self._free:
             self._grow()
@@ -56,7 +56,7 @@ class SessionTable:
         return place
 
     def remove(self, session_id: int) -> int | None:
-        """Forget a session; return the place that it had, None if it is unknown."""
+        """Forget a session; return its place, None if it is unknown."""
         place = self._places.pop(session_id, None)
         if place is not None:
             self.is_taken[place] = False
@@ -64,19 +64,19 @@ class SessionTable:
         return place
 
     def find(self, session_ids: Sequence[int]) -> IntpArray:
-        """Return the places of sessions, i64[n]; EngineError for one that is not open."""
+        """Return the places of sessions, i64[n]. Raises EngineError for one that is not open."""
         try:
             return np.array([self._places[session_id] for session_id in session_ids], np.intp)
         except KeyError as error:
             raise EngineError(f"session {error.args[0]} is not open") from None
 
     def are_open(self, places: IntpArray, openings: IntpArray) -> BoolArray:
-        """Return bool[n]: which of the sessions that were at these places, as `openings` says, have not ended."""
+        """Return bool[n]: which sessions are still open, given by their places and openings."""
         found: BoolArray = self.is_taken[places] & (self.openings[places] == openings)
         return found
 
     def take_unsaid(self, place: int) -> list[int]:
-        """Return the tokens that a session's request was not told yet, and take it as told."""
+        """Return the tokens that a session's request has not received. Mark them as sent."""
         found: list[int] = self.unsaid[place, : self.num_unsaid[place]].tolist()
         self.num_unsaid[place] = 0
         return found
@@ -87,7 +87,7 @@ class SessionTable:
         return found
 
     def are_next(self, batch: StepBatch, places: IntpArray) -> BoolArray:
-        """Return bool[n]: which steps are judged and compute their transcript's last token alone, as most do."""
+        """Return bool[n]: which steps are judged and compute only their transcript's last token, as most do."""
         are_next: BoolArray = batch.is_judged & (batch.num_tokens == 1) & (batch.base_lens == self.lengths[places])
         at = are_next.nonzero()[0]
         is_last = batch.token_ids[(batch.ends - batch.sizes)[at]] == self.last_tokens[places[at]]
@@ -97,20 +97,22 @@ class SessionTable:
         return are_next
 
     def launch(self, batch: StepBatch, places: IntpArray, *, feeds: bool) -> None:
-        """Note what a step computes, and, if it feeds the next one, that each judged session says one token."""
+        """Record what a step computes. If it feeds the next step, each judged session also gets one token."""
         self.computed[places] += batch.num_tokens
         self.lengths[places[batch.is_judged]] += feeds
 
     def revert(self, batch: StepBatch, places: IntpArray, is_open: BoolArray, *, feeds: bool) -> None:
-        """Forget what `launch` has noted of those sessions that are open still, bool[n]."""
+        """Undo `launch` for the sessions that are still open, bool[n]."""
         self.computed[places[is_open]] -= batch.num_tokens[is_open]
         self.lengths[places[is_open & batch.is_judged]] -= feeds
 
     def commit(
         self, batch: StepBatch, places: IntpArray, is_open: BoolArray, judgements: Judgements, *, feeds: bool
     ) -> None:
-        """Note what was said in a step that was launched, by those that are open still: one judgement for each judged
-        step, in order."""
+        """Record the tokens of a launched step, for sessions that are still open.
+
+        There is one judgement for each judged step, in order.
+        """
         kept = is_open[batch.is_judged]
         judged, num_tokens = places[batch.is_judged][kept], judgements.num_tokens[kept]
         self.computed[judged] += np.maximum(num_tokens - 1, 0)  # the correction has no KV yet
@@ -121,7 +123,7 @@ class SessionTable:
         self.last_tokens[judged[has_said]] = judgements.token_ids[lasts]
 
     def _note_said(self, places: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
-        """Keep what sessions have said for their requests: counts i64[n] of each, token_ids i32[all]."""
+        """Keep the sessions' new tokens for their requests: counts i64[n] of each, token_ids i32[all]."""
         at, of_each = self.num_unsaid[places], places
         ends = self.num_unsaid[places] = at + counts
         more = int(ends.max(initial=0)) - self.unsaid.shape[1]

@@ -1,14 +1,14 @@
-"""Which vLLM was tested with specq.
+"""The vLLM versions that were tested with specq, and facts about the installed one without an import.
 
-To add a version: run `make test-vllm` with it, add it to TESTED, and allow it in the extra `vllm` of pyproject.toml.
-Run with the steps as they are now (`patches`): 0.31.0 and 0.32.0 on CPUs, 0.26.0 on H200s. 0.33.0 has no CPU
-build yet: its Python files ran on a CPU over the compiled kernels of 0.32.0. The others ran on CPUs before specq judged
-behind `execute_model`. All that specq takes of vLLM is looked for at the start; of a version that is not in TESTED,
-the engine also compares a few texts (`self_test`).
+To add a version, run `make test-vllm` with it. Then add it to TESTED, and to the extra `vllm` of pyproject.toml. These
+ran with the current steps (`patches`): 0.31.0 and 0.32.0 on CPUs, 0.26.0 on H200s. 0.33.0 has no CPU build yet. Its
+Python files ran on a CPU over the compiled kernels of 0.32.0. The others ran on CPUs before specq judged after
+`execute_model`. At start-up the engine checks that all used parts of vLLM exist. For a version that is not in TESTED,
+it also compares a few texts (`self_test`).
 
-What is known of the installed vLLM without importing it, which takes seconds and sets up a device.
+An import of vLLM takes seconds and sets up a device. So the installed files are read instead.
 
-Rule: what cannot be read counts as unknown, and is never an error. vLLM itself has the last word when it starts.
+Rule: a file that cannot be read counts as unknown, and is never an error. vLLM itself decides when it starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MODELS = "model_executor/models/registry.py"
 
 
 def installed_version() -> str:
-    """Return the version of the vLLM that is installed, with +cpu for a build for CPUs; "" without one."""
+    """Return the installed version of vLLM, with +cpu for a CPU build. "" if none is installed."""
     for name in DISTRIBUTIONS:
         try:
             found = version_of(name)
@@ -40,19 +40,19 @@ def installed_version() -> str:
 
 
 def argument_names() -> frozenset[str]:
-    """Return the names of the fields of vLLM's `EngineArgs`; empty where they are not known."""
+    """Return the field names of vLLM's `EngineArgs`; empty if unknown."""
     return _fields_of(_source(_ARGUMENTS), "EngineArgs")
 
 
 def lacks_architecture(name: str) -> bool:
-    """Return whether vLLM's table of models is known and does not have this architecture, as config.json names it."""
+    """Return whether vLLM's table of models is known and lacks this architecture, as named in config.json."""
     source = _source(_MODELS)
     return bool(name and source) and f'"{name}"' not in source
 
 
 @cache
 def _source(path: str) -> str:
-    """Return the text of one of vLLM's modules; "" where there is none."""
+    """Return the text of one of vLLM's modules; "" if there is none."""
     spec = find_spec("vllm")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         try:
@@ -64,7 +64,7 @@ def _source(path: str) -> str:
 
 @cache
 def _fields_of(source: str, name: str) -> frozenset[str]:
-    """Return the names of the fields of a dataclass in the text of a module; empty where they cannot be read."""
+    """Return the field names of a dataclass in a module's text. Empty if they cannot be read."""
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError):
@@ -84,30 +84,30 @@ TESTED = ("0.26.0", "0.27.1", "0.29.0", "0.31.0", "0.32.0", "0.33.0")
 
 
 def is_tested(version: str) -> bool:
-    """Return whether this version is among TESTED."""
+    """Return whether this version is in TESTED."""
     return base_version(version) in TESTED
 
 
 def base_version(version: str) -> str:
-    """Return the version without what a build adds to it, as in 0.32.0+cpu."""
+    """Return the version without the suffix of a build, as in 0.32.0+cpu."""
     return version.partition("+")[0]
 
 
 def warn_if_untested(version: str) -> None:
     """Log a warning for a version that was not tested."""
     if not is_tested(version):
-        log.warning("vllm_untested", version=version, tested=", ".join(TESTED))
+        log.warning("untested_vllm_detected", version=version, tested=", ".join(TESTED))
 
 
 def unfit(version: str, error: Exception) -> str:
-    """Return what to tell the user of a version that was not tested and does not work."""
+    """Return the error message for an untested version that does not work."""
     return (
         f"vLLM {version} was not tested with specq, and does not work with it: {error}; install one of "
         f"{', '.join(TESTED)}"
     )
 
 
-# What is used of vLLM's first model runner, and of its batch, besides `execute_model`.
+# The used parts of vLLM's first model runner, and of its batch, besides `execute_model`.
 RUNNER_PARTS = (
     "_model_forward",
     "_prepare_input_ids",
@@ -136,10 +136,10 @@ RUNNER_PARTS = (
     "use_async_scheduling",
     "use_async_spec_decode",
 )
-# Where each request's next row stands, i64[requests] or i32[requests], one token further with each plain step: on the
-# device, but for the last one. The runner counts them anew for each step (`decode_fast_path`).
+# Where each request's next row stands, i64[requests] or i32[requests]. A plain step moves it by one token. All are on
+# the device, except the last one. The runner recomputes them for each step (`decode_fast_path`).
 COUNTS = ("num_computed_tokens", "positions", "seq_lens", "optimistic_seq_lens_cpu")
-# What a row depends on besides, where it is set: it is not the same for two versions.
+# Other inputs that rows depend on, if set. They differ between versions.
 OTHER_INPUTS = ("enable_prompt_embeds", "lora_config", "num_accepted_tokens_event", "uses_mrope", "uses_xdrope_dim")
 BATCH_PARTS = (
     "is_token_ids",
@@ -153,16 +153,18 @@ BATCH_PARTS = (
 
 
 def missing_parts(runner: Any) -> list[str]:
-    """Return the names of those that this vLLM does not have."""
+    """Return the names of the parts that this vLLM does not have."""
     missing = [name for name in RUNNER_PARTS if not hasattr(runner, name)]
     batch = getattr(runner, "input_batch", None)
     return missing + [f"input_batch.{name}" for name in BATCH_PARTS if not hasattr(batch, name)]
 
 
 def can_count(runner: Any) -> bool:
-    """Return whether a plain step's rows are those of the one before with each of COUNTS one further, and KV blocks, as
-    far as this vLLM is known."""
-    import torch  # here, since the table of versions is also read where nothing is loaded
+    """Return whether a plain step's rows follow from the step before by adding 1 to each of COUNTS.
+
+    KV blocks are updated in addition. Returns False if this vLLM's runner is not known well enough.
+    """
+    import torch  # here, because the table of versions is also read without loading a model
 
     blocks = getattr(runner.input_batch, "block_table", None)
     is_known = (
@@ -173,7 +175,7 @@ def can_count(runner: Any) -> bool:
     )
     if not is_known:
         log.warning(
-            "vllm_counts_anew", reason="this version's model runner keeps other counts than those that are known"
+            "vllm_fast_path_disabled", reason="this version's model runner keeps other counts than those that are known"
         )
         return False
     return not any(getattr(runner, name, None) for name in OTHER_INPUTS)

@@ -1,7 +1,8 @@
 """What runs in each of vLLM's workers: steps, judged by specq (`specq.engines.vllm.patches.runner`).
 
-Under tensor parallelism each worker has all logits and judges them; the judge is deterministic, so all say the same.
-The V1 model runner only: the V2 runner takes drafts from the device's memory, not from the scheduler.
+Under tensor parallelism each worker has all logits and judges them. The judge is deterministic, so all have the same
+result. It supports only the V1 model runner. The V2 runner takes drafts from the device's memory, not from the
+scheduler.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from specq.verification import Judgements
 
 
 class JudgingWorker:
-    """What vLLM mixes into its worker class (`worker_extension_cls`); called by `collective_rpc`."""
+    """A mix-in for vLLM's worker class (`worker_extension_cls`), called by `collective_rpc`."""
 
     model_runner: Any
     rank: int
@@ -32,17 +33,18 @@ class JudgingWorker:
     def specq_install(
         self, verbose: bool, is_apart: bool, addresses: Sequence[str] = ()
     ) -> tuple[bool, dict[int, Sequence[int]], int]:
-        """Make ready for steps; return whether they overlap with the host, which whole graphs there are beside vLLM's,
-        as of
-        `possible_graphs`, and how many bytes these took. `is_apart`: the worker has a process of its own; addresses:
-            where each worker is sent
-        drafted tokens (`late_tokens`). EngineError if this vLLM's runner is another one."""
+        """Prepare the worker for steps. Raises EngineError if this vLLM's runner does not fit.
+
+        Returns whether steps overlap with the host, the whole graphs beside vLLM's own (see `possible_graphs`), and
+        their size in bytes. `is_apart`: the worker has its own process. addresses: where each worker receives draft
+        tokens (`late_tokens`).
+        """
         if not isinstance(self.model_runner, GPUModelRunner):
             raise EngineError(f"vLLM runs {type(self.model_runner).__name__}, not the V1 model runner")
         if missing := missing_parts(self.model_runner):
             raise EngineError(f"vLLM's model runner has no {', '.join(missing)}")
-        # Where vLLM schedules asynchronously, its runner knows of tokens that were not sampled yet; specq has a way of
-        # its own for these.
+        # With asynchronous scheduling, vLLM's runner handles tokens that are not sampled yet. specq does this in its
+        # own way.
         self.model_runner.use_async_scheduling = self.model_runner.use_async_spec_decode = False
         self._specq_is_apart = is_apart
         late = TokenReceiver(addresses[self.rank], envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS) if addresses else None
@@ -65,9 +67,11 @@ class JudgingWorker:
 
     @torch.inference_mode()
     def specq_launch(self, delta: StepDelta, num_in_flight: int) -> StepResult | Judgements | None:
-        """See `RunnerSteps.launch`. All workers find the same, and the first one says it: as soon as the device has
-        judged, where it needs nothing of the host for that, by a thread of vLLM's; else when it has waited for it
-        itself."""
+        """Launch a step; see `RunnerSteps.launch`. All workers have the same result, and the first one returns it.
+
+        Without data from the host for judging, a thread of vLLM returns it once the device has judged. Otherwise the
+        worker waits for the device itself.
+        """
         answer = self.specq_steps.launch(delta, num_in_flight)
         if self.rank:
             return None
@@ -79,11 +83,10 @@ class JudgingWorker:
 
 
 class NoProposer:
-    """Makes vLLM ready to verify drafts (method `custom_class`), where its attention must know of them; drafts come
-    from elsewhere."""
+    """Makes vLLM verify drafts (method `custom_class`), if its attention must know of them. It drafts no tokens."""
 
     def __init__(self, vllm_config: Any) -> None:
         pass
 
     def load_model(self, *args: Any, **options: Any) -> None:
-        """Nothing to load."""
+        """Do nothing."""

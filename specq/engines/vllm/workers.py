@@ -1,13 +1,13 @@
-"""What vLLM's workers are told, and say: in this process one after the other, in processes of their own ahead of it.
+"""RPC to vLLM's workers. Calls in this process run one after another. Worker processes run ahead of the host.
 
-There is one message for a step, to all workers, and one answer of each: the first one's is what the step says. A worker
-process launches the step and looks for the next message; meanwhile a thread of vLLM's waits for the device and answers.
-So the host handles a step while the next one is launched, as vLLM's own scheduler does. What fails in a worker is told
-with an answer of its own, or with the next one.
+A step is one message to all workers and one answer from each. The first worker's answer is the result. A worker process
+launches the step and reads the next message. Meanwhile a thread of vLLM waits for the device and answers. So the host
+handles one step while the next is launched, as with vLLM's own scheduler. An error in a worker arrives with its own
+answer, or with the next one.
 
-An error that is raised here holds none of vLLM's message queues. vLLM's future holds its error, and the error's frames
-hold the future and the queues. A garbage collector that finds them together waits forever, up to vLLM 0.31: it ends a
-queue's ZeroMQ context while the queue's sockets are open.
+An error raised here must not hold vLLM's message queues. vLLM's future holds its error, and the error's frames hold the
+future and the queues. Up to vLLM 0.31 a garbage collector that finds them together waits forever. It ends a queue's
+ZeroMQ context while the queue's sockets are open.
 """
 
 from __future__ import annotations
@@ -34,34 +34,35 @@ Installed = tuple[bool, dict[int, Sequence[int]], int]
 
 
 def executor_of(config: VllmConfig) -> type[Executor]:
-    """Return vLLM's executor for this configuration; the worker processes of one that has some shall have threads that
-    answer, as with vLLM's asynchronous scheduler."""
+    """Return vLLM's executor for this configuration.
+
+    If it has worker processes, they get threads that answer, as with vLLM's asynchronous scheduler.
+    """
     found: type[Executor] = Executor.get_class(config)
     config.scheduler_config.async_scheduling = issubclass(found, MultiprocExecutor)
     return found
 
 
 class Workers:
-    """The workers of `executor` (`specq.engines.vllm.worker`), each of which does the same; what the first says is
-    taken.
+    """The workers of `executor` (`specq.engines.vllm.worker`). All do the same; the first one's result counts.
 
-    are_apart  whether they are processes of their own
-    late       sends them drafted tokens, where they are all on this machine
+    - are_apart: whether they have their own processes.
+    - late: sends them draft tokens, if they are all on this machine.
 
-    Each method raises EngineLostError where something fails in one of them, or takes longer than vLLM has patience for:
-    nobody knows what they have done of it, so it cannot be repeated.
+    Each method raises EngineLostError if a worker fails, or exceeds vLLM's timeout. The state of the workers is then
+    unknown, so the call cannot be repeated.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self.are_apart = isinstance(executor, MultiprocExecutor)
         self.late: TokenSender | None = None
-        self._flights = deque[Future[Any]]()  # what steps say, oldest first
+        self._flights = deque[Future[Any]]()  # results of steps, oldest first
 
     def install(self, verbose: bool) -> list[Installed]:
-        """See `JudgingWorker.specq_install`; return what each says. What it raises goes on."""
+        """See `JudgingWorker.specq_install`; return the result of each worker. Errors are passed on."""
         late = self._sender()
-        patience_s = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS  # where one device alone fails, the others wait for it
+        patience_s = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS  # if one device fails, the others wait for it
         arguments = (verbose, self.are_apart, late.addresses if late is not None else [])
         found: list[Installed] = self._executor.collective_rpc("specq_install", patience_s, arguments)
         if late is not None:
@@ -72,13 +73,13 @@ class Workers:
         return found
 
     def _sender(self) -> TokenSender | None:
-        """Return what sends drafted tokens, where workers are processes, all on this machine."""
+        """Return the sender of draft tokens, if workers are processes on this machine; else None."""
         if not self.are_apart or self._executor.local_world_size != self._executor.world_size:
             return None
         try:
             return TokenSender(self._executor.world_size)
         except EngineError as error:
-            log.warning("drafts_are_read_first", reason=str(error))
+            log.warning("async_draft_launch_disabled", reason=str(error))
             return None
 
     def leave_out(self, lengths: list[int]) -> None:
@@ -88,7 +89,7 @@ class Workers:
     def launch(self, delta: StepDelta) -> None:
         """See `RunnerSteps.launch`."""
         launched = self._ask("specq_launch", delta, len(self._flights))
-        if launched.done():  # here, where it has failed
+        if launched.done():  # the call has already failed here
             self._answer(launched)
         self._flights.append(launched)
 
@@ -98,7 +99,7 @@ class Workers:
         return found
 
     def close(self) -> None:
-        """Let go of what they are told through."""
+        """Close the sender of draft tokens."""
         if self.late is not None:
             self.late.close()
 
@@ -122,11 +123,14 @@ class Workers:
         except Exception as error:
             raise self._lost(error) from error
         finally:
-            del asked  # this frame is one of the raised error's
+            del asked  # this frame is one of the raised error's frames
 
     def _lost(self, error: Exception) -> EngineLostError:
-        """Return what is raised for an error of vLLM's. Where workers are processes, that error and those behind it
-        lose their frames: these hold vLLM's queues, and where a worker failed is in the worker's own log."""
+        """Return the error to raise for an error of vLLM.
+
+        If workers are processes, the error and its causes lose their frames, because these hold vLLM's queues. The
+        worker's own log shows where it failed.
+        """
         behind: BaseException | None = error if self.are_apart else None
         while behind is not None:
             behind.__traceback__ = None

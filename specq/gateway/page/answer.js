@@ -3,7 +3,7 @@
 // Keyboard: the answer is one stop of Tab; the arrow keys go from token to token.
 
 import { make } from "./dom.js";
-import { classOf, isAccepted, meaningOf } from "./origins.js";
+import { classOf, isAccepted, meaningOf, nameOf } from "./origins.js";
 
 export class Answer {
   constructor() {
@@ -38,7 +38,7 @@ export class Answer {
   // Say that the answer was cut, if it was.
   end() {
     if (this.finish !== "length") return;
-    const said = `Cut here, after ${this.tokens.length} tokens. The settings say how many an answer may have.`;
+    const said = `Cut here, after ${this.tokens.length} tokens. Raise “Maximum tokens” in Settings for longer answers.`;
     this.element.append(make("p", { class: "quiet cut" }, said));
   }
 
@@ -97,7 +97,7 @@ export class Answer {
       ...(rejected.length ? [" Rejected here: "] : []),
       ...rejected.flatMap((draft) => [
         make("del", { class: classOf(draft.origin) }, visible(draft.chain)),
-        ` (${draft.origin}, ${Math.round(draft.accept_prob * 100)}% likely) `,
+        ` (${nameOf(draft.origin)}, expected acceptance ${Math.round(draft.accept_prob * 100)}%) `,
       ]),
     );
   }

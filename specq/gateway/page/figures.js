@@ -11,10 +11,10 @@ export function showFigures(parent, answer, stats) {
   const mean = stats?.mean_accepted_length ?? (answer.rounds.length ? answer.tokens.length / answer.rounds.length : NaN);
   parent.replaceChildren(
     make("dl", { class: "numbers" },
-      ...number("tokens a round", rounded(mean, 2)),
+      ...number("tokens per round", rounded(mean, 2)),
       ...number("tokens/s", rounded(stats?.choices?.[0]?.tokens_per_second)),
-      ...number("drafts accepted", stats ? `${stats.accepted_tokens} of ${stats.draft_tokens}` : "–"),
-      ...number("median round", times.length ? `${rounded(median(times))} ms` : "–")),
+      ...number("accepted drafts", stats ? `${stats.accepted_tokens} of ${stats.draft_tokens}` : "–"),
+      ...number("median time per round", times.length ? `${rounded(median(times))} ms` : "–")),
     share(answer),
     histogram(lengths),
     roundTimes(times),
@@ -53,7 +53,7 @@ function histogram(lengths) {
       drawn("text", { x: middle, y: HEIGHT - 17 - height }, count ? String(count) : ""),
     ];
   });
-  return figure("Accepted drafts a round", label, bars);
+  return figure("Accepted draft tokens per round", label, bars);
 }
 
 // The last rounds' times.
@@ -66,7 +66,7 @@ function roundTimes(times) {
     return drawn("rect", { x: i * step, y: HEIGHT - 2 - height, width: Math.max(step - 1, 0.5), height });
   });
   const label = last.length ? `median ${rounded(median(last))} ms, longest ${rounded(sorted.at(-1))} ms` : "none";
-  return figure(`Round times: ${label}`, label, bars);
+  return figure(`Time per round: ${label}`, label, bars);
 }
 
 function figure(title, label, bars) {
@@ -82,7 +82,7 @@ export function showComparison(parent, drafted, plain) {
   const [fast, slow] = [drafted, plain].map((run) => run.stats?.choices?.[0]?.tokens_per_second ?? NaN);
   const same = drafted.text === plain.text;
   parent.replaceChildren(
-    make("p", { class: "ratio" }, `${rounded(fast / slow, 2)}×`, make("span", {}, ` ${rounded(fast)} against ${rounded(slow)} tokens/s`)),
-    make("p", { class: same ? "same" : "differs" }, same ? "✓ The texts are the same." : "≠ The texts differ, which they never do under the strategy deterministic."),
+    make("p", { class: "ratio" }, `${rounded(fast / slow, 2)}×`, make("span", {}, ` speedup, ${rounded(fast)} vs ${rounded(slow)} tokens/s`)),
+    make("p", { class: same ? "same" : "differs" }, same ? "✓ The texts are the same." : "≠ The texts differ. With the strategy deterministic they are the same."),
   );
 }

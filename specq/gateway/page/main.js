@@ -5,7 +5,7 @@ import { chat, getJson } from "./api.js";
 import { $, make } from "./dom.js";
 import { showComparison, showFigures } from "./figures.js";
 import { WorkMap } from "./map.js";
-import { LEGEND, classOf, isAccepted, meaningOf, nameOf } from "./origins.js";
+import { LEGEND, classOf, isAccepted, legendOf, nameOf } from "./origins.js";
 import { Settings } from "./settings.js";
 
 const EXAMPLES = ["Name three colours and say what each reminds you of.", "Write a Python function that adds two numbers.",
@@ -87,7 +87,7 @@ function refresh() {
 async function compare() {
   const { body, stats, answer } = last;
   const plain = { text: "", stats: null };
-  $("comparison").replaceChildren(make("p", { class: "quiet" }, "The same prompt and seed, decoded plainly …"));
+  $("comparison").replaceChildren(make("p", { class: "quiet" }, "The same prompt and seed without drafts …"));
   const whole = await run({ ...body, mode: "plain", strategy: "deterministic", explain: false }, (chunk) => {
     plain.text += chunk.choices?.[0]?.delta?.content ?? "";
     plain.stats = chunk.usage?.speculation ?? plain.stats;
@@ -105,7 +105,7 @@ async function watch() {
       settings.offer(report.models);
       map.show(report);
       for (const item of $("legend").children) item.hidden = !isThere(report, item.dataset.origin);
-      state(report.models.length ? `${report.models.join(", ")} · specq ${report.version}` : "no verifier yet", report.models.length > 0);
+      state(report.models.length ? `${report.models.join(", ")} · specq ${report.version}` : "waiting for a verifier", report.models.length > 0);
     } catch (error) {
       state(error.status === 401 ? "needs an API key" : "not reachable", false);
     }
@@ -128,7 +128,7 @@ function state(text, isReady) {
 }
 
 $("legend").append(...LEGEND.map((origin) =>
-  make("li", { "data-origin": origin }, make("span", { class: classOf(origin) }, nameOf(origin)), ` ${meaningOf(origin)}`)));
+  make("li", { "data-origin": origin }, make("span", { class: classOf(origin) }, nameOf(origin)), ` ${legendOf(origin)}`)));
 $("examples").append(...EXAMPLES.map((text) => {
   const button = make("button", { type: "button" }, text);
   button.addEventListener("click", () => ask(text));

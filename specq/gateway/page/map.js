@@ -11,7 +11,7 @@ export class WorkMap {
     this.before = null; // {at, report}
     this.picture = drawn("svg", { "aria-hidden": "true", class: "map" });
     this.rows = make("tbody");
-    const heads = ["worker", "does", "jobs", "steps/s"].map((name) => make("th", { scope: "col" }, name));
+    const heads = ["worker", "role", "jobs", "steps/s"].map((name) => make("th", { scope: "col" }, name));
     this.sum = make("p", { class: "quiet" });
     parent.append(this.picture, this.sum,
       make("table", {}, make("caption", { class: "hidden" }, "Workers"), make("thead", {}, make("tr", {}, ...heads)), this.rows));
@@ -57,7 +57,7 @@ export class WorkMap {
 }
 
 const identity = (worker) => `${worker.incarnation} ${worker.name}`; // two may have one name
-const does = (worker) => (worker.role === "target" ? "verifier" : "drafter");
+const does = (worker) => (worker.role === "target" ? "verifier" : "draft worker");
 
 function line(from, to, worker) {
   const left = COLUMNS.broker + BOX.width, right = COLUMNS.worker, middle = (left + right) / 2;

@@ -4,15 +4,15 @@
 export const ORIGINS = { // name: [class, what users read, what it means]
   "draft worker": ["worker", "draft worker", ""],
   colocated: ["colocated", "draft model in the verifier", ""],
-  suffix: ["suffix", "lookup", "the text repeats one that was there"],
-  lookahead: ["lookahead", "lookahead", "an n-gram that the target gave before"],
-  lookup: ["suffix", "lookup", "by a verifier of before"],
-  medusa: ["medusa", "Medusa heads", "on the target's hidden states"],
-  eagle3: ["eagle3", "EAGLE-3 head", "on the target's hidden states"],
-  corrected: ["corrected", "corrected", "the target's own, where drafts were wrong"],
-  plain: ["plain", "plain", "the target's own, where nothing was drafted"],
-  drafted: ["drafted", "draft", "it is not known whose"],
-  own: ["own", "own", "the target's own"],
+  suffix: ["suffix", "lookup", "repeats earlier text"],
+  lookahead: ["lookahead", "lookahead", "an n-gram of the target model"],
+  lookup: ["suffix", "lookup", "in an earlier version"],
+  medusa: ["medusa", "Medusa heads", "read the target model's hidden states"],
+  eagle3: ["eagle3", "EAGLE-3 head", "reads the target model's hidden states"],
+  corrected: ["corrected", "corrected", "the target model's own token, drafts were rejected"],
+  plain: ["plain", "plain", "the target model's own token, no draft was checked"],
+  drafted: ["drafted", "draft", "source unknown"],
+  own: ["own", "own", "the target model's own token"],
 };
 export const LEGEND = ["draft worker", "colocated", "suffix", "lookahead", "medusa", "eagle3", "corrected", "plain"];
 
@@ -23,5 +23,10 @@ export const nameOf = (origin) => (ORIGINS[origin] ?? [origin, origin])[1];
 export function meaningOf(origin) {
   const what = (ORIGINS[origin] ?? [origin, origin, origin])[2];
   if (!isAccepted(origin)) return what;
-  return `accepted: ${nameOf(origin)}${what ? ` (${what})` : ""}`;
+  return `accepted draft: ${nameOf(origin)}${what ? ` (${what})` : ""}`;
+}
+
+// The same beside the name, for the legend.
+export function legendOf(origin) {
+  return meaningOf(origin).replace(`: ${nameOf(origin)}`, "");
 }

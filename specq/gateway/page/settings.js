@@ -5,13 +5,13 @@ import { $, make } from "./dom.js";
 const STRATEGIES = ["deterministic", "probabilistic", "threshold", "typical", "greedy"];
 const FIELDS = [
   { name: "system", label: "System prompt", kind: "textarea", value: "" },
-  { name: "temperature", label: "Temperature", hint: "0: always the likeliest token", kind: "number", value: 0, min: 0, max: 100, step: 0.05 },
-  { name: "seed", label: "Seed", hint: "empty: drawn for each answer", kind: "number", value: "", min: 0, max: 2 ** 53 - 1, step: 1 },
-  { name: "max_tokens", label: "Most tokens", hint: "an answer that is longer is cut there, and says so", kind: "number", value: 256, min: 1, max: 100000, step: 1 },
+  { name: "temperature", label: "Temperature", hint: "0: greedy decoding", kind: "number", value: 0, min: 0, max: 100, step: 0.05 },
+  { name: "seed", label: "Seed", hint: "empty: a random seed for each answer", kind: "number", value: "", min: 0, max: 2 ** 53 - 1, step: 1 },
+  { name: "max_tokens", label: "Maximum tokens", hint: "a longer answer is cut there, with a note", kind: "number", value: 256, min: 1, max: 100000, step: 1 },
   { name: "mode", label: "Mode", kind: "select", value: "async", options: ["async", "sync", "jit", "plain"] },
-  { name: "strategy", label: "Strategy", hint: "the first two never change what the model says", kind: "select", value: "deterministic", options: STRATEGIES },
+  { name: "strategy", label: "Strategy", hint: "the first two keep the model's own output", kind: "select", value: "deterministic", options: STRATEGIES },
   { name: "model", label: "Model", kind: "select", value: "", options: [] },
-  { name: "key", label: "API key", hint: "for gateways with keys; forgotten with this tab", kind: "text", value: "" },
+  { name: "key", label: "API key", hint: "if the gateway requires one; kept for this tab only", kind: "text", value: "" },
 ];
 const PLACE = "specq-settings";
 

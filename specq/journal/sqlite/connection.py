@@ -1,15 +1,13 @@
-"""Connections to a journal's file, and SQLite's errors as the journal's.
+"""Connections to a journal's file, its time and its owner. SQLite's errors become the journal's.
 
-The journal's time in a SQLite file: see `specq.journal.interface`.
+The journal's time in a SQLite file: see `specq.journal.interface`. `meta` has the last noted `time`, `boot` and
+`uptime`.
 
-In `meta`: `time`, `boot` and `uptime`, as they were last noted.
-
-Who owns a journal: one broker at a time, identified by a number that rises with each owner, the fence.
-
-An owner holds a lock on a file beside the journal; the fence is part of the file's name. The system releases the lock
-when the process ends, however it ends. A broker that finds the lock held is refused, unless it takes the journal over:
-it raises the fence, and the former owner, frozen or cut off, finds at its next group of records that its fence is not
-the newest, and stops.
+One broker at a time owns a journal. A number that rises with each owner identifies it, the fence. An owner holds a lock
+on a file beside the journal. The fence is part of the file's name. The system releases the lock when the process ends,
+for any reason. A broker that finds the lock held is refused, unless it takes the journal over. To take it over, it
+raises the fence. The former owner may be frozen or cut off. At its next group of records it notices that its fence is
+not the newest, and stops.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from specq.journal.interface import EPOCHS, Clocks, MachineClock, Noted, Opening
 from specq.journal.sqlite.schema import MOST_WAL
 from specq.protocol import ConfigError, JournalBusyError
 
-KEEP_ORDER = 1e-5  # times that are brought back lie apart by this part of what they did, so that they keep their order
+KEEP_ORDER = 1e-5  # corrected times keep this part of their distances, so that they keep their order
 _NAMES = ("time", "boot", "uptime")
 _NEWEST = (
     "SELECT max((SELECT coalesce(max(ended), 0) FROM results), "
@@ -38,7 +36,7 @@ _BRING_BACK = (
 
 
 def go_on(connection: sqlite3.Connection, clocks: Clocks) -> float:
-    """Let the journal's time go on for a new owner, within its transaction; return the offset."""
+    """Continue the journal's time for a new owner, within its transaction, and return the offset."""
     (newest,) = connection.execute(_NEWEST).fetchone()
     offset = offset_of(clocks, _noted(connection), newest)
     now = clocks.monotonic + offset
@@ -65,7 +63,7 @@ BUSY_S = 0.25  # how long a statement waits for another program
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """Return a connection that any one thread at a time may use; each statement commits by itself."""
+    """Return a connection for one thread at a time. Each statement commits by itself."""
     mode = "ro" if read_only else "rwc"
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
@@ -77,17 +75,17 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def configure(connection: sqlite3.Connection, durability: str) -> None:
-    """Make a connection one that writes the journal."""
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file only
+    """Configure a connection for writing the journal."""
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # affects a new file only
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {DURABILITIES[durability]}")
-    connection.execute("PRAGMA fullfsync = 1")  # of macOS only
+    connection.execute("PRAGMA fullfsync = 1")  # affects macOS only
     connection.execute(f"PRAGMA journal_size_limit = {MOST_WAL}")
 
 
 @contextmanager
 def opening_errors(path: Path) -> Iterator[None]:
-    """Turn what goes wrong when a journal is opened into ConfigError."""
+    """Turn errors while opening a journal into ConfigError."""
     try:
         yield
     except (ConfigError, JournalBusyError) as error:
@@ -100,7 +98,7 @@ def opening_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing_errors(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with an open journal into JournalBusyError."""
+    """Turn errors of an open journal into JournalBusyError."""
     try:
         yield
     except sqlite3.Error as error:
@@ -110,7 +108,7 @@ def writing_errors(path: Path) -> Iterator[None]:
 class Ownership:
     """A broker's hold on a journal, from its construction until `release`.
 
-    Its epochs are those above `epoch`; `offset` is that of the journal's time.
+    Its epochs are above `epoch`. `offset` is that of the journal's time.
     """
 
     def __init__(self, fence: int, epoch: int, offset: float, path: Path) -> None:
@@ -125,7 +123,10 @@ class Ownership:
 
 
 def acquire(connection: sqlite3.Connection, journal: Path, opening: Opening) -> Ownership:
-    """Become the owner of a journal; raises ConfigError if a living broker owns it, unless `take_over`."""
+    """Become the owner of a journal.
+
+    Raises ConfigError if a live broker owns it, unless `take_over`.
+    """
     connection.execute("BEGIN IMMEDIATE")
     try:
         meta = dict(connection.execute("SELECT name, value FROM meta").fetchall())
@@ -149,7 +150,7 @@ def acquire(connection: sqlite3.Connection, journal: Path, opening: Opening) -> 
 
 
 def is_newest(connection: sqlite3.Connection, fence: int) -> bool:
-    """Does the journal still belong to the owner with this fence?"""
+    """Return whether the journal still belongs to the owner with this fence."""
     row = connection.execute("SELECT value FROM meta WHERE name = 'fence'").fetchone()
     return bool(row and row[0] == fence)
 

@@ -1,6 +1,6 @@
-"""Records and stored jobs as rows of the tables, and back.
+"""Records and stored jobs as rows of the tables, and back. Also the reader of finished jobs and lists.
 
-Reads a journal: finished jobs and lists of them. A reader never waits for the writer (WAL).
+A reader never waits for the writer (WAL).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JOB = "job_id, owner, tenant, cache_salt, label, model, params, speculation, pri
 COMMIT = "job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens, cached_tokens"
 RESULT = "weights, finish, ended, code, reason, stats, token_ids, origins, logprobs"
 SUMMARY = "job_id, label, model, owner, priority, finish, length(token_ids) / 4, submitted, ended"
-ROW_BYTES = 200  # what a result takes beside its arrays, about
+ROW_BYTES = 200  # about the size of a result without its arrays
 
 
 def job_row(record: JobTaken) -> tuple[Any, ...]:
@@ -65,7 +65,7 @@ def result_row(record: JobEnded) -> tuple[Any, ...]:
 
 
 class Merged:
-    """The rounds of one job within a group of records: one row."""
+    """The rounds of one job within a group of records, merged to one row."""
 
     def __init__(self, first: TokensAdded) -> None:
         self.job_id, self.base_len = first.job_id, first.base_len
@@ -103,7 +103,7 @@ class Merged:
 
 
 def merge(records: Sequence[Record]) -> dict[int, Merged]:
-    """Return what the records say of the tokens of each job, but for jobs that end or are dropped among them."""
+    """Merge the token records by job, without jobs that end or are dropped in the same group."""
     merged: dict[int, Merged] = {}
     for record in records:
         if isinstance(record, TokensAdded):
@@ -118,9 +118,9 @@ def merge(records: Sequence[Record]) -> dict[int, Merged]:
 
 
 def stored_job(row: tuple[Any, ...]) -> StoredJob:
-    """Return the job in a row of `JOB`, without its tokens; raises ConfigError for one that cannot be read.
+    """Return the job in a row of `JOB`, without its tokens.
 
-    One that an earlier broker took, with values that are out of bounds now, is a `misfit`.
+    Raises ConfigError for an unreadable row. A job with values that are now out of bounds is a `misfit`.
     """
     job_id, owner, tenant, cache_salt, label, model, params, speculation, priority, submitted, deadline, prompt_ids = (
         row
@@ -144,9 +144,9 @@ def stored_job(row: tuple[Any, ...]) -> StoredJob:
 
 
 def _values(cls: type[V], text: str) -> tuple[V, str]:
-    """Return stored values and "", or, of those that are out of bounds now, the ones that are not, and what is wrong.
+    """Return stored values and "". If some are out of bounds now, return the valid ones and the reason.
 
-    Raises JobError for names that are not known: a later specq wrote them, and might go on with the job.
+    Raises JobError for unknown names. A later specq wrote them, and may continue the job.
     """
     values = orjson.loads(text)
     cls.check_names(values)
@@ -163,7 +163,7 @@ def _values(cls: type[V], text: str) -> tuple[V, str]:
 
 
 def add_commit(job: StoredJob, row: tuple[int, int, bytes, bytes, bytes, int, int, int]) -> None:
-    """Append a row of `COMMIT`. One that leaves a gap is left out: its tokens are generated again."""
+    """Append a row of `COMMIT`. A row behind a gap is left out, and its tokens are generated again."""
     _, base_len, token_ids, origins, logprobs, rounds, draft_tokens, cached_tokens = row
     if base_len == job.num_tokens:
         job.token_ids += token_ids
@@ -182,14 +182,14 @@ def add_result(job: StoredJob, row: tuple[Any, ...]) -> None:
 
 
 class SqliteReader(JournalReader):
-    """A `specq.journal.JournalReader` of a file that exists."""
+    """A `specq.journal.JournalReader` of an existing file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._connection = connect(path, read_only=True)
 
     def find(self, job_id: int) -> StoredJob | None:
-        """Return a job, or None if it is not in the journal; without its tokens if it has not ended."""
+        """Return a job, or None if it is not in the journal. An unfinished job comes without its tokens."""
         try:
             self._connection.execute("BEGIN")  # one view of all tables
             found = self._one(f"SELECT {JOB} FROM jobs WHERE job_id = ?", job_id)  # noqa: S608
@@ -209,7 +209,7 @@ class SqliteReader(JournalReader):
         return row
 
     def finished(self, limit: int, skip: int = 0, owner: str | None = None) -> list[JobSummary]:
-        """Return summaries of the jobs that ended, the last one first; only the jobs of `owner`, unless it is None."""
+        """Return summaries of the ended jobs, newest first. None as `owner`: the jobs of all owners."""
         query = (
             f"SELECT {SUMMARY} FROM results JOIN jobs USING (job_id) WHERE ? IS NULL OR owner = ? "  # noqa: S608
             "ORDER BY ended DESC LIMIT ? OFFSET ?"

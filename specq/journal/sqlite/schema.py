@@ -1,21 +1,19 @@
-"""The journal's tables, and the steps by which an older file becomes the newest.
+"""The journal's tables, the upgrades of older files, and the limit of the file's size.
 
-    jobs     what was asked for; written once
-    active   the jobs that have not ended, the weights that their texts come from, which verifier holds them, and what
-             verifiers died of them
-    commits  their tokens by position, in the order of time: each group appends a few pages, however many jobs it
-             concerns. Rows of jobs that ended are cleared away from time to time
-    results  the jobs that ended: how, when, and all their tokens
-    meta     whose the journal is (`specq.journal.sqlite.connection`), and its time (`specq.journal.sqlite.connection`)
+- `jobs`: the requests, written once.
+- `active`: the unfinished jobs. Also the weights of their texts, their verifiers, and the crashes that count against
+  them.
+- `commits`: their tokens by position, in the order of time. Each group appends a few pages, for any number of jobs.
+  Rows of ended jobs are deleted from time to time.
+- `results`: the ended jobs, with their ends and all their tokens.
+- `meta`: the journal's owner and its time (`specq.journal.sqlite.connection`).
 
-Rule: a step, once released, is never changed; a new version is a new step at the end of `STEPS`. `PRAGMA user_version`
-says how many steps a file has behind it; a file with more than this specq knows is refused, never guessed at.
+Rule: a released step never changes. A new version is a new step at the end of `STEPS`. `PRAGMA user_version` is the
+number of steps that a file has completed. A file with more steps than this specq knows is refused.
 
-How much room a journal takes, and how it is kept to its limit.
-
-Everything counts: prompts, parameters, tokens, results, indexes, and what SQLite needs around them, as the pages that
-are in use. What is forgotten is the results that ended first, with their prompts. The pages that they leave are used
-again, and given back to the file system where the file is larger than its limit, or nothing else is to be done.
+Size: everything counts, as pages in use. That includes prompts, parameters, tokens, results, indexes, and SQLite's own
+data. The results that ended first are forgotten first, with their prompts. Their pages are used again. They return to
+the file system if the file exceeds its limit or the writer is idle.
 
 Rule: a step is small (`STEP_BYTES`, `GIVEN_BACK` pages), since groups of records wait for it.
 """
@@ -28,7 +26,7 @@ from typing import NamedTuple
 
 from specq.protocol import ConfigError
 
-APPLICATION_ID = 0x73706371  # "spcq": `file` and we tell a journal from other SQLite files
+APPLICATION_ID = 0x73706371  # "spcq": identifies a journal to `file` and to specq
 
 STEPS = (
     """
@@ -94,9 +92,10 @@ STEPS = (
 
 
 def prepare(connection: sqlite3.Connection, steps: tuple[str, ...] = STEPS) -> None:
-    """Bring a file up to the newest version, in one transaction; raises ConfigError for one that is no journal of ours.
+    """Upgrade a file to the newest version, in one transaction.
 
-    The connection commits each statement by itself (`isolation_level=None`).
+    Raises ConfigError for a file that is not a journal. The connection commits each statement by itself
+    (`isolation_level=None`).
     """
     version = _version(connection, len(steps))
     if version == len(steps):
@@ -122,15 +121,15 @@ def _version(connection: sqlite3.Connection, newest: int) -> int:
     if num_tables and application != APPLICATION_ID:
         raise ConfigError("it is a SQLite file of another program")
     if version > newest:
-        raise ConfigError(f"its version is {version}; this specq knows versions up to {newest}")
+        raise ConfigError(f"its version is {version}; this specq reads versions up to {newest}")
     return version
 
 
-STEP_ROWS = 200  # results that one step forgets at most
-STEP_BYTES = 8 << 20  # and their bytes, about: more than a group of records adds
-GIVEN_BACK = 512  # pages that one step gives back to the file system
-SPARE = 256  # free pages that are kept for what comes next
-MOST_WAL = 8 << 20  # bytes that the log keeps when it begins anew
+STEP_ROWS = 200  # maximum number of results per step
+STEP_BYTES = 8 << 20  # and about their bytes: more than a group of records adds
+GIVEN_BACK = 512  # pages returned to the file system per step
+SPARE = 256  # free pages that are kept for later records
+MOST_WAL = 8 << 20  # bytes that the log keeps when it restarts
 _OLDEST = (
     "SELECT job_id, ended, num_bytes + length(prompt_ids) + length(params) FROM results JOIN jobs USING (job_id) "
     "ORDER BY ended LIMIT ?"
@@ -138,7 +137,7 @@ _OLDEST = (
 
 
 class Room(NamedTuple):
-    """The pages of a journal, and how many of them are free."""
+    """The number of pages of a journal, the number of free ones, and the size of a page."""
 
     num_pages: int
     num_free: int
@@ -154,13 +153,15 @@ class Room(NamedTuple):
 
 
 def room(connection: sqlite3.Connection) -> Room:
-    """Return how much room a journal takes."""
+    """Return the space that a journal takes."""
     return Room(*[_pragma(connection, name) for name in ("page_count", "freelist_count", "page_size")])
 
 
 def oldest(connection: sqlite3.Connection, before: float, surplus: int) -> list[int]:
-    """Return the results that one step shall forget: those that ended before then, and so many that there is no surplus
-    of bytes any more."""
+    """Return the results that one step must forget.
+
+    These are results that ended before `before`, and enough others to remove the surplus of bytes.
+    """
     found, freed = [], 0
     for job_id, ended, num_bytes in connection.execute(_OLDEST, (STEP_ROWS,)):
         if (ended >= before and freed >= surplus) or freed >= STEP_BYTES:
@@ -171,13 +172,15 @@ def oldest(connection: sqlite3.Connection, before: float, surplus: int) -> list[
 
 
 def give_back(connection: sqlite3.Connection, path: Path, most_bytes: int, *, idle: bool) -> bool:
-    """Give pages that are free back to the file system, some of them: if nothing else is to be done, else those beyond
-    the limit. When there are none, and nothing else is to be done, the log is emptied into the file. False if nothing
-    was done."""
+    """Return some free pages to the file system. False: no step was needed.
+
+    If `idle`, return the spare pages, else those beyond the limit. If idle and without such pages, write the log into
+    the file and empty it.
+    """
     now = room(connection)
     num_surplus = now.num_free - SPARE if idle else (now.file_bytes - most_bytes) // now.page_bytes
     num_pages = min(GIVEN_BACK, now.num_free, num_surplus)
-    if num_pages > 0:  # a script, since `execute` would take but the first step of it
+    if num_pages > 0:  # a script, since `execute` would run only its first step
         connection.executescript(f"PRAGMA incremental_vacuum({num_pages})")
         return True
     if idle and _size(path.with_name(path.name + "-wal")) > SPARE * now.page_bytes:
@@ -186,7 +189,7 @@ def give_back(connection: sqlite3.Connection, path: Path, most_bytes: int, *, id
 
 
 def let_shrink(connection: sqlite3.Connection) -> None:
-    """Let a file that cannot give pages back learn it, by writing it anew; one that can stays as it is."""
+    """Enable a file to return pages, by rewriting it, unless it can already."""
     if _pragma(connection, "auto_vacuum") == 0:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("VACUUM")

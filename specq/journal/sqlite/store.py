@@ -1,9 +1,9 @@
 """The journal's file: groups of records in, unfinished jobs out (see `specq.journal.Journal`).
 
-Rule: a group is one transaction, and the transaction begins with a look at the fence.
+Rule: a group is one transaction, and the transaction first checks the fence.
 
-`durability`: "full" waits for the disk at each group; "process" leaves that to the system. The file stays whole either
-way.
+`durability`: "full" waits for the disk at each group, "process" leaves that to the system. The file stays consistent in
+both cases.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from specq.journal.sqlite.schema import give_back, let_shrink, oldest, prepare, 
 from specq.protocol import JournalBusyError, JournalLostError
 
 SCHEME = "sqlite://"
-MOST_STALE = 20_000  # rows of commits that nobody needs any more, before they are deleted
-FEW_STALE = 1000  # so few of them are left alone while there are results to forget
-_CHUNKS = (64, 16, 4, 1)  # rows that one statement inserts: fewer calls, and fewer waits of the loop's thread
+MOST_STALE = 20_000  # obsolete rows of commits, before they are deleted
+FEW_STALE = 1000  # up to this many are kept while there are results to forget
+_CHUNKS = (64, 16, 4, 1)  # rows per statement: fewer calls, and fewer waits of the loop's thread
 _COMMITS = f"INSERT INTO commits ({rows.COMMIT}) VALUES "  # noqa: S608 - the names are ours
 _COMMIT_ROW = "(?,?,?,?,?,?,?,?)"
 _JOBS = f"INSERT OR REPLACE INTO jobs ({rows.JOB}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608
@@ -53,7 +53,7 @@ class SqliteJournal(Journal):
         self.address, self._path = address, Path(address.removeprefix(SCHEME)).expanduser()
         with opening_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._path.touch(mode=0o600)  # prompts and texts are for their user only
+            self._path.touch(mode=0o600)  # prompts and texts are private to the user
             self._connection = connect(self._path)
             try:
                 self._own(opening)
@@ -61,8 +61,8 @@ class SqliteJournal(Journal):
                 self._connection.close()
                 raise
         self.epoch, self.is_old, self.offset = self._ownership.epoch, self._ownership.fence > 1, self._ownership.offset
-        self._num_rows: Counter[int] = Counter()  # of commits, by job that has not ended
-        self._stale: Counter[int] = Counter()  # and of other jobs: nobody needs them any more
+        self._num_rows: Counter[int] = Counter()  # of commits, by unfinished job
+        self._stale: Counter[int] = Counter()  # and by other jobs: obsolete
 
     def _own(self, opening: Opening) -> None:
         configure(self._connection, opening.durability)
@@ -73,7 +73,7 @@ class SqliteJournal(Journal):
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def write(self, records: Sequence[Record]) -> None:
-        """Journal a group of records, whole or not at all."""
+        """Journal a group of records, as a whole or not at all."""
         merged = rows.merge(records)
         with self._transaction():
             for record in records:
@@ -83,11 +83,14 @@ class SqliteJournal(Journal):
         self._count_stale(records, merged)
 
     def check(self) -> None:
-        """Raise JournalLostError if the journal belongs to another broker by now."""
+        """Check the ownership.
+
+        Raises JournalLostError if the journal belongs to another broker now.
+        """
         with writing_errors(self._path):
             newest = is_newest(self._connection, self._ownership.fence)
         if not newest:
-            raise JournalLostError(f"the journal {self._path} belongs to another broker now")
+            raise JournalLostError(f"the journal {self._path} now belongs to another broker")
 
     def _apply(self, record: JobTaken | JobBound | JobCrashed | JobEnded | JobDropped) -> None:
         """Carry out a record."""
@@ -108,7 +111,7 @@ class SqliteJournal(Journal):
             self._forget([record.job_id])
 
     def _clear_old(self, job_id: int) -> None:
-        """Delete what is left of a job that had the same id."""
+        """Delete the remains of an earlier job with the same id."""
         if job_id in self._stale or job_id in self._num_rows:
             self._connection.execute("DELETE FROM commits WHERE job_id = ?", (job_id,))
 
@@ -124,7 +127,7 @@ class SqliteJournal(Journal):
             self._connection.executemany(f"DELETE FROM {table} WHERE job_id = ?", [(i,) for i in job_ids])  # noqa: S608
 
     def _count_stale(self, records: Sequence[Record], added: Iterable[int]) -> None:
-        """Count the rows of commits that nobody needs any more, and delete them when they are many."""
+        """Count the obsolete rows of commits, and delete them when there are many."""
         for job_id in added:
             self._num_rows[job_id] += 1
         for record in records:
@@ -154,7 +157,7 @@ class SqliteJournal(Journal):
     # --- old results ------------------------------------------------------------------------------------------------
 
     def keep_to(self, most_bytes: int, before: float = 0.0) -> Kept:
-        """Forget results that ended before then, and the oldest while the journal takes more bytes: one small step."""
+        """Do one small step: forget results from before `before`, and the oldest while the journal is too large."""
         with writing_errors(self._path):
             surplus = room(self._connection).used_bytes - most_bytes
             if surplus <= 0 and before <= 0.0:
@@ -174,15 +177,14 @@ class SqliteJournal(Journal):
             note(self._connection, noted)
 
     def give_back(self, most_bytes: int, *, idle: bool) -> bool:
-        """Return free room to the file system, one small step: see `specq.journal.sqlite.schema`."""
+        """Return free space to the file system in one small step: see `specq.journal.sqlite.schema`."""
         with writing_errors(self._path):
             return give_back(self._connection, self._path, most_bytes, idle=idle)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def unfinished(self) -> list[StoredJob]:
-        """Return the jobs that have not ended, oldest first, with all their tokens; delete the commits of other
-        jobs."""
+        """Return the unfinished jobs, oldest first, with all their tokens. Delete the commits of other jobs."""
         with opening_errors(self._path):
             self._clear_commits()
             found = self._connection.execute(
@@ -203,6 +205,6 @@ class SqliteJournal(Journal):
         return SqliteReader(self._path)
 
     def close(self) -> None:
-        """Close the file and release it, so that another broker can have it."""
+        """Close the file and release it, so that another broker can open it."""
         self._connection.close()
         self._ownership.release()

@@ -1,16 +1,18 @@
-"""All messages, one frozen dataclass each, a file a receiver.
+"""All messages: one frozen dataclass per message, one file per receiver.
 
-    base        what they share: their base class, the types and bounds of their fields
-    to_broker   from workers and from clients
-    to_worker   from the broker
-    hot_path    of each round: drafts and verdicts
-    to_client   from the broker
+- `base`: their base class, and the types and bounds of their fields.
+- `to_broker`: from workers and from clients.
+- `to_worker`: from the broker.
+- `hot_path`: drafts and verdicts, in each round.
+- `to_client`: from the broker.
 
-Rules: integers, floats and short strings travel in the header, arrays in frames of their own; the first field is the
-message's key (`session_id` or `job_id`) where it has one, and travels as the first frame, so that the broker routes
-without decoding more. A new message is one dataclass and one line in `MESSAGES`; `specq.protocol.wire` does the rest.
+Rules: integers, floats and short strings travel in the header, arrays in frames of their own. The first field of a
+message is its key (`session_id` or `job_id`), if it has one. The key travels as the first frame, so the broker routes
+without decoding the rest. For a new message, add one dataclass and one line in `MESSAGES`. `specq.protocol.wire` does
+the rest.
 
-Positions are counted from the start of the context, prompt included: `base_len` tokens come before the message's own.
+Positions are counted from the start of the context, prompt included. `base_len` is the number of tokens before the
+message's own.
 """
 
 from specq.protocol.messages.base import Message

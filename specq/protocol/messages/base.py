@@ -1,6 +1,6 @@
-"""What all messages share: their base, and the types of their fields, each with its bound.
+"""The base of all messages, and the types of their fields, each with its bound.
 
-Rule: a field's annotation names its bound of `specq.protocol.bounds`; `specq.protocol.wire` refuses what is outside.
+Rule: a field's annotation names its bound in `specq.protocol.bounds`. `specq.protocol.wire` refuses values outside it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Capabilities = Annotated[tuple[str, ...], bounds.CAPABILITIES]
 
 
 def empty(dtype: str) -> Any:
-    """Return a field that is an empty array unless it is given."""
+    """Return a field whose default is an empty array."""
     array = np.zeros(0, dtype)
     array.flags.writeable = False
     return field(default_factory=lambda: array)
@@ -66,7 +66,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Message:
-    """Base of all messages; `TYPE` is the name in the header. Messages are equal if all their fields and arrays are."""
+    """Base of all messages. `TYPE` is the name in the header. Messages with equal fields and arrays are equal."""
 
     TYPE: ClassVar[str] = ""
     __hash__ = None  # type: ignore[assignment]
@@ -79,8 +79,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WithReason(Message):
-    """Base of the messages that say why something failed; a reason that is too long is cut, so that the message
-    arrives."""
+    """Base of the messages with a reason for a failure.
+
+    A reason that is too long is clipped, so that the message arrives.
+    """
 
     reason: Reason
 
@@ -90,7 +92,10 @@ class WithReason(Message):
 
 
 def check_sizes(message: Message, sizes: Iterable[tuple[int, Iterable[str]]]) -> None:
-    """Raise ProtocolError, which says what is wrong, unless the arrays of these names have these sizes."""
+    """Check that the named arrays have the given sizes.
+
+    Raises ProtocolError with the first array of a wrong size.
+    """
     for wanted, names in sizes:
         for name in names:
             if (size := getattr(message, name).size) != wanted:

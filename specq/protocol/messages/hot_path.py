@@ -50,13 +50,14 @@ from specq.protocol.versions import since
 class Draft(Message):
     """Nodes for a session's tree, parents before children.
 
-    lane        the drafter's lane; node ids are scoped to (epoch, lane)
-    base_len    the committed length that a parent of -1 means
-    first_id    node i has the id first_id + i
-    token_ids i32[n], parent_ids i32[n] (node ids, -1: at base_len), scores f16[n] (log-probability given the parent)
-    q_ids i32[g * q_size], q_weights u16[g * q_size], q_rows i32[n]   under `probabilistic`, the draft distributions:
-        see
-                `specq.protocol.types.DraftDistributions`; q_size 0: all are point masses
+    - lane: the drafter's lane. Node ids belong to (epoch, lane).
+    - base_len: the committed length that a parent of -1 stands for.
+    - first_id: node i has the id first_id + i.
+    - token_ids i32[n].
+    - parent_ids i32[n]: ids of nodes. -1: at base_len.
+    - scores f16[n]: log-probability given the parent.
+    - q_ids i32[g * q_size], q_weights u16[g * q_size], q_rows i32[n]: the draft distributions, under `probabilistic`.
+      See `specq.protocol.types.DraftDistributions`. q_size 0: all nodes are point masses.
     """
 
     TYPE: ClassVar[str] = "draft"
@@ -76,24 +77,26 @@ class Draft(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdict(Message):
-    """What a verifier committed to a session in one round.
+    """The tokens that a verifier committed to a session in one round.
 
-    base_len    committed length before; finish: a finish reason or ""
-    min_accept_prob  in thousandths: how likely a node must be accepted for it to be verified; above 1000: none is
-    seen        (lane, newest node id that the verifier has received in it, lane, ...)
-    us          (duration of the step, time that its oldest verified node had waited), microseconds
-    stats       with the last verdict: what only the verifier counts (see `specq.protocol.stats.SessionStats`)
-    cached_tokens    with the first verdict, if `Open.by_owner`: tokens of the prompt whose KV was there when the
-                     session was first opened
-    token_ids i32[m]  accepted path, then the correction or bonus
-    node_ids i32[k]   the nodes verified; mask u8[k]: 1 = accepted
-    node_lanes u8[k]  the lane of each; empty where all are of the one lane in `seen`
-    origins u8[m]     where each token comes from, as codes of `specq.protocol.origins`; empty: all are `plain`
-    logprobs f32[m], top_ids i32[m * n], top_logprobs f32[m * n]   if asked for, as in `specq.protocol.types.Logprobs`
-    node_tokens i32[k], node_parents i32[k], node_probs f32[k]   if the job asks to be explained: of each verified node
-        its token,
-                      the place of its parent among them (-1: the text), and how likely it was to be accepted given its
-                      parent
+    - base_len: committed length before the round.
+    - finish: a finish reason or "".
+    - min_accept_prob: the acceptance probability that a node needs to be verified, in thousandths. Above 1000: no node
+      is verified.
+    - seen: (lane, newest node id that the verifier has received in it, lane, ...).
+    - us: (duration of the step, waiting time of its oldest verified node), in microseconds.
+    - stats: with the last verdict, counts that only the verifier has. See `specq.protocol.stats.SessionStats`.
+    - cached_tokens: with the first verdict, if `Open.by_owner`. Number of prompt tokens with cached KV when the session
+      was first opened.
+    - token_ids i32[m]: accepted path, then the correction or bonus.
+    - node_ids i32[k]: the verified nodes.
+    - mask u8[k]: 1 means accepted.
+    - node_lanes u8[k]: the lane of each node. Empty: all are of the single lane in `seen`.
+    - origins u8[m]: the origin of each token, as codes of `specq.protocol.origins`. Empty: all are `plain`.
+    - logprobs f32[m], top_ids i32[m * n], top_logprobs f32[m * n]: if requested, as in `specq.protocol.types.Logprobs`.
+    - node_tokens i32[k]: if the job asks for an explanation, the token of each verified node.
+    - node_parents i32[k]: likewise, the index of its parent among the verified nodes. -1: the text.
+    - node_probs f32[k]: likewise, its acceptance probability given its parent.
     """
 
     TYPE: ClassVar[str] = "verdict"
@@ -121,14 +124,17 @@ class Verdict(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdicts(Message):
-    """The verdicts of a step on n sessions that go on and ask for no log-probabilities; the others travel as
-    `Verdict`s. The fields are those of `Verdict`, of one session after the other.
+    """The verdicts of a step on n running sessions without log-probabilities. Other verdicts travel as `Verdict`.
 
-    step_us     duration of the step
-    session_ids i64[n], epochs i64[n], base_lens i32[n]
-    num_tokens, num_nodes, num_seen i32[n]   how many of the arrays below are of each session
-    waited_us i32[n]   time that its oldest verified node had waited
-    token_ids i32, origins u8 [tokens]; node_ids i32, mask u8, node_lanes u8 [nodes]; seen i32 [seen]
+    The fields are those of `Verdict`. Each array holds the values of one session after the other.
+
+    - step_us: duration of the step.
+    - session_ids i64[n], epochs i64[n], base_lens i32[n].
+    - num_tokens, num_nodes, num_seen i32[n]: number of elements of each session in the arrays below.
+    - waited_us i32[n]: waiting time of its oldest verified node.
+    - token_ids i32[tokens], origins u8[tokens].
+    - node_ids i32[nodes], mask u8[nodes], node_lanes u8[nodes].
+    - seen i32[seen].
     """
 
     TYPE: ClassVar[str] = "verdicts"
@@ -149,7 +155,10 @@ class Verdicts(Message):
     seen: References = empty("<i4")
 
     def each(self) -> list[Verdict]:
-        """Return them one by one; raise ProtocolError if the arrays do not fit together."""
+        """Return them as single verdicts.
+
+        Raises ProtocolError if the arrays do not fit together.
+        """
         self.check()
         numbers = (array.tolist() for array in (self.session_ids, self.epochs, self.base_lens, self.waited_us))
         spans = map(spans_of, (self.num_tokens, self.num_nodes, self.num_seen))
@@ -171,18 +180,21 @@ class Verdicts(Message):
         ]
 
     def take(self, places: Sequence[int]) -> Verdicts:
-        """Return those at these places; their arrays must fit together."""
+        """Return the verdicts at these places. The arrays must fit together."""
         tokens, nodes, seen = (places_of(n, places) for n in (self.num_tokens, self.num_nodes, self.num_seen))
         parts = (places, _OF_SESSIONS), (tokens, _OF_TOKENS), (nodes, _OF_NODES), (seen, ("seen",))
         return replace(self, **{name: getattr(self, name)[of_part] for of_part, names in parts for name in names})
 
     def check(self) -> None:
-        """Raise ProtocolError, which says why, if the arrays do not fit together."""
+        """Check that the arrays fit together.
+
+        Raises ProtocolError with the reason if they do not.
+        """
         tokens, nodes, seen = (int(n.sum(dtype=np.int64)) for n in (self.num_tokens, self.num_nodes, self.num_seen))
         sizes = (self.session_ids.size, _OF_SESSIONS), (tokens, _OF_TOKENS), (nodes, _OF_NODES), (seen, ("seen",))
         check_sizes(self, sizes)
         if self.num_nodes.max(initial=0) > bounds.MAX_NODES or self.num_seen.max(initial=0) > bounds.SEEN.most:
-            raise ProtocolError(f"a verdict has more than {bounds.MAX_NODES} nodes, or speaks of more than 256 lanes")
+            raise ProtocolError(f"a verdict has more than {bounds.MAX_NODES} nodes, or refers to more than 256 lanes")
 
 
 _OF_SESSIONS = "session_ids", "epochs", "base_lens", "num_tokens", "num_nodes", "num_seen", "waited_us"
@@ -192,14 +204,15 @@ _OF_NODES = "node_ids", "mask", "node_lanes"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Activations(Message):
-    """Hidden states of a session's text, for the drafter of a lane that reads them; they come before the verdict on the
-    tokens behind them, at most a MiB a message.
+    """Hidden states of a session's text, for the drafter of a lane that reads them. At most one MiB per message.
 
-    first       where the token stands that follows the first row: row i is what the target made of the text up to token
-                first + i - 1
-    tap_layers, tap_form   as they were asked for (see `GetActivations`)
-    width       numbers in a row, those of all layers
-    data u8[...], scales f32[...]   rows: see `specq.protocol.activations`
+    They arrive before the verdict on the tokens behind them.
+
+    - first: position of the token after the first row. Row i is the target's state for the text up to token first + i -
+      1.
+    - tap_layers, tap_form: as requested, see `GetActivations`.
+    - width: numbers in a row, of all layers together.
+    - data u8[...], scales f32[...]: rows, see `specq.protocol.activations`.
     """
 
     TYPE: ClassVar[str] = "activations"
@@ -214,7 +227,10 @@ class Activations(Message):
     scales: Scales = empty("<f4")
 
     def rows(self) -> Float32Array:
-        """Return the rows f32[n, width]; raise ProtocolError, which says why, if the message does not fit together."""
+        """Return the rows f32[n, width].
+
+        Raises ProtocolError with the reason if the message does not fit together.
+        """
         return unpack_activations(self.data, self.scales, self.tap_form, self.width, len(self.tap_layers))
 
 

@@ -36,14 +36,14 @@ _DIGEST = re.compile(r'"http ([0-9a-f]{64})"')  # see `specq.gateway.idempotency
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hello(Message):
-    """A worker registers; sent again after each reconnection.
+    """A worker registers. It sends this again after each reconnection.
 
-    role         "target" or "draft"
-    incarnation  random for each start of a process
-    endpoint     of a verifier: where the broker's DEALER shall connect
-    max_sessions of a verifier: sessions that it takes at a time
-    tap_layers, tap_form, tap_window   of a drafter that reads the target's hidden states: see `GetActivations`
-    capabilities  names of what the worker can do beyond the oldest version: see `specq.protocol.versions`
+    - role: "target" or "draft".
+    - incarnation: random for each start of a process.
+    - endpoint: of a verifier, the address for the broker's DEALER.
+    - max_sessions: of a verifier, its maximum number of sessions at a time.
+    - tap_layers, tap_form, tap_window: of a drafter that reads the target's hidden states, see `GetActivations`.
+    - capabilities: what the worker can do beyond the oldest version, by name, see `specq.protocol.versions`.
     """
 
     TYPE: ClassVar[str] = "hello"
@@ -59,7 +59,7 @@ class Hello(Message):
     capabilities: Capabilities = since(6, ())
 
     def of_before(self) -> Hello:
-        """Return it as a broker of the oldest version reads it."""
+        """Return it in the form that a broker of the oldest version can read."""
         return replace(self, capabilities=(), model=self.model.of_before())
 
 
@@ -67,14 +67,15 @@ class Hello(Message):
 class Heartbeat(Message):
     """State of a worker and of all its sessions, so that the broker notices lost messages.
 
-    state   "loading", "ready", "draining"; of the last beat "leaving", or "failed" if an error ends the worker
-    load    sessions held
-    steps   a counter that a hung worker cannot raise
-    pending sessions that could take part in a step now
-    step_ms how long the worker may send nothing beyond `liveness_ms`, since it is in a step; the broker allows nine
-        times `liveness_ms` at most
-    metrics what it has counted since its start: see `specq.protocol.stats`
-    session_ids i64[s], epochs i64[s], lengths i32[s]: committed length that the worker knows of
+    - state: "loading", "ready" or "draining". The last heartbeat has "leaving", or "failed" if an error ends the
+      worker.
+    - load: number of sessions.
+    - steps: a counter that a hung worker cannot raise.
+    - pending: number of sessions that could take part in a step now.
+    - step_ms: how much longer than `liveness_ms` the worker may be silent, since it runs a step. The broker allows at
+      most nine times `liveness_ms`.
+    - metrics: its counters since its start, see `specq.protocol.stats`.
+    - session_ids i64[s], epochs i64[s], lengths i32[s]: the committed length that the worker knows.
     """
 
     TYPE: ClassVar[str] = "heartbeat"
@@ -93,19 +94,21 @@ class Heartbeat(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Submit(Message):
-    """A job. Submitting the same id again attaches to it: `have` tokens are not sent again.
+    """A job. Submitting the same id again attaches to it, without sending the first `have` tokens again.
 
-    model        the name of a served model, or "" for the only one; prompt_ids i32[n]; speculation: how to draft for it
-    priority     jobs of a higher priority are placed first; within one priority, clients take turns
-    deadline_ms  time from the first submission until the job fails; 0: no limit
-    label        the client's own name for the job, at most 1000 characters. One with a `digest` says what was asked for
-    trace        note what happens to the job in every process: see `specq.protocol.trace_events`
-    explain      the client wants to know what became of drafts; that does not outlive the broker's process
-    tenant       for whom a gateway submits the job: among the jobs of one key (one connection without keys), each
-                 tenant has its own turns and its own share of the queue. With keys, only a client's key with the right
-                 `tenants` may name one
-    cache_salt   not "": the KV of its prompt, and what earlier texts say, are shared with jobs of the same owner,
-                 tenant and salt only
+    - model: the name of a served model, or "" for the only one.
+    - prompt_ids i32[n].
+    - speculation: how to draft for it.
+    - priority: jobs of a higher priority are placed first. Within one priority, clients take turns.
+    - deadline_ms: the job fails this long after its first submission. 0: no limit.
+    - label: the client's own name for the job, at most 1000 characters. A label with a `digest` identifies the request.
+    - trace: record what happens to the job in every process, see `specq.protocol.trace_events`.
+    - explain: report what became of drafts. The report is lost when the broker's process ends.
+    - tenant: the gateway's user for whom it submits the job. Among the jobs of one key, each tenant has its own turns
+      and its own share of the queue. Without keys this holds for one connection. With keys, only a client's key with
+      the right `tenants` may name a tenant.
+    - cache_salt: if not "", it limits sharing. The job shares its prompt's KV and earlier texts only with jobs of the
+      same owner, tenant and salt.
     """
 
     TYPE: ClassVar[str] = "submit"
@@ -127,8 +130,8 @@ class Submit(Message):
     def digest(self) -> str:
         """Return the digest in the label of a repeatable HTTP request, else "".
 
-        Jobs with the same digest ask for the same, though their prompts may differ: a chat template may have today's
-        date in it.
+        Jobs with the same digest make the same request, though their prompts may differ. A chat template may contain
+        today's date.
         """
         found = _DIGEST.fullmatch(self.label)
         return found[1] if found else ""
@@ -136,7 +139,7 @@ class Submit(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Follow(Message):
-    """Asks for a job by its id: a `JobInfo`, then its tokens beyond the first `have` as they come."""
+    """Asks for a job by its id. The answer is a `JobInfo`, then its tokens beyond the first `have` as they arrive."""
 
     TYPE: ClassVar[str] = "follow"
     job_id: Id
@@ -145,7 +148,7 @@ class Follow(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ListJobs(Message):
-    """Asks for a `JobList`: the jobs that wait and run, and `limit` of those that ended, without the last `skip`."""
+    """Asks for a `JobList`: all waiting and running jobs, and `limit` ended ones after skipping the newest `skip`."""
 
     TYPE: ClassVar[str] = "list_jobs"
     limit: Count = 100
@@ -154,7 +157,7 @@ class ListJobs(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cancel(Message):
-    """Stops a job; what is committed stays."""
+    """Stops a job. Its committed tokens stay."""
 
     TYPE: ClassVar[str] = "cancel"
     job_id: Id
@@ -162,7 +165,7 @@ class Cancel(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GetStatus(Message):
-    """Asks for a `Status`, with so many of the busiest sessions."""
+    """Asks for a `Status` with up to `sessions` of the busiest sessions."""
 
     TYPE: ClassVar[str] = "get_status"
     sessions: Count = 0
@@ -170,7 +173,7 @@ class GetStatus(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GetTrace(Message):
-    """Asks for the `Trace` of a job; 0: of the last one."""
+    """Asks for the `Trace` of a job. 0: of the newest job."""
 
     TYPE: ClassVar[str] = "get_trace"
     job_id: Id
@@ -178,7 +181,7 @@ class GetTrace(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GetClock(Message):
-    """Asks for a `Clock`; `sent_us`: by the sender's clock."""
+    """Asks for a `Clock`. `sent_us`: by the sender's clock."""
 
     TYPE: ClassVar[str] = "get_clock"
     sent_us: ClockUs
@@ -186,11 +189,11 @@ class GetClock(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TraceEvents(Message):
-    """What happened to a traced job in a worker or client since the message before: see `specq.protocol.trace_events`.
+    """Events of a traced job in a worker or client since the previous message, see `specq.protocol.trace_events`.
 
-    error_us  how far the times may be off: half of the round trip by which the clocks were compared
-    dropped   events that there was no room for, in all
-    kinds u8[n], times_us i64[n] (the broker's clock), values i32[n * 8]
+    - error_us: the maximum error of the times. It is half of the round trip by which the clocks were compared.
+    - dropped: total number of events without space.
+    - kinds u8[n], times_us i64[n] (the broker's clock), values i32[n * 8].
     """
 
     TYPE: ClassVar[str] = "trace_events"
@@ -204,7 +207,7 @@ class TraceEvents(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FetchTokenizer(Message):
-    """Asks for the tokenizer of a served model ("" for the only one); also broker to verifier."""
+    """Asks for the tokenizer of a served model ("" for the only one). Also from broker to verifier."""
 
     TYPE: ClassVar[str] = "fetch_tokenizer"
     model: Name = ""

@@ -40,10 +40,10 @@ class Accepted(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobInfo(Message):
-    """Describes a job to a client that sent `Follow`; fields as in `Submit`.
+    """Describes a job to a client that sent `Follow`. Fields as in `Submit`.
 
-    ended       the job has ended
-    elapsed_ms  from its submission to its end, or to now
+    - ended: the job has ended.
+    - elapsed_ms: from its submission to its end, or to now.
     """
 
     TYPE: ClassVar[str] = "job_info"
@@ -58,8 +58,7 @@ class JobInfo(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobList(Message):
-    """Jobs, as JSON: a list of objects with the names of `specq.broker.jobs.reports.ListedJob`; answers `ListJobs` of
-    this skip."""
+    """The answer to `ListJobs` with the same `skip`: a JSON list of `specq.broker.jobs.reports.ListedJob` objects."""
 
     TYPE: ClassVar[str] = "job_list"
     skip: Count = 0
@@ -70,15 +69,16 @@ class JobList(Message):
 class Tokens(Message):
     """New tokens of a job.
 
-    base_len    generated tokens before these (the prompt not counted)
-    origins u8[m]   where each token comes from, as codes of `specq.protocol.origins`
-    finish      a finish reason or ""; stats come with the last message (names of
-                `specq.broker.state.transcript.JobStats`)
-    logprobs, top_ids, top_logprobs   as in `Verdict`
-    rounds i32[3n], rejected i32[4d], rejected_probs f32[d]   if the job asks to be explained, as far as that is still
-    known: rounds
-                that began among these tokens, and the drafts that were verified there and not accepted, as rows of
-                `specq.protocol.explanation`: (place, step_us, wait_us); (place, token id, parent, code of its origin)
+    - base_len: number of generated tokens before these, without the prompt.
+    - origins u8[m]: the origin of each token, as codes of `specq.protocol.origins`.
+    - finish: a finish reason or "".
+    - stats: with the last message. Names as in `specq.broker.state.transcript.JobStats`.
+    - logprobs, top_ids, top_logprobs: as in `Verdict`.
+    - rounds i32[3n]: if the job asks for an explanation and it is still known. The rounds that began among these
+      tokens, as rows of (place, step_us, wait_us).
+    - rejected i32[4d]: likewise, the drafts that were verified there and not accepted. Rows of (place, token id,
+      parent, code of its origin), as in `specq.protocol.explanation`.
+    - rejected_probs f32[d]: likewise, their acceptance probabilities.
     """
 
     TYPE: ClassVar[str] = "tokens"
@@ -98,11 +98,13 @@ class Tokens(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobTokens(Message):
-    """New tokens of n jobs that go on, and are neither explained nor ask for log-probabilities; the others travel as
-    `Tokens`. The fields are those of `Tokens`, of one job after the other.
+    """New tokens of n running jobs without explanation and log-probabilities. Other tokens travel as `Tokens`.
 
-    job_ids i64[n], base_lens i32[n], num_tokens i32[n]: how many of the arrays below are of each job; token_ids i32,
-        origins u8 [tokens]
+    The fields are those of `Tokens`. Each array holds the values of one job after the other.
+
+    - job_ids i64[n], base_lens i32[n].
+    - num_tokens i32[n]: how many elements of the arrays below belong to each job.
+    - token_ids i32[tokens], origins u8[tokens].
     """
 
     TYPE: ClassVar[str] = "job_tokens"
@@ -113,7 +115,10 @@ class JobTokens(Message):
     origins: Origins
 
     def each(self) -> list[Tokens]:
-        """Return them one by one; raise ProtocolError if the arrays do not fit together."""
+        """Return them as single messages.
+
+        Raises ProtocolError if the arrays do not fit together.
+        """
         num_jobs, num_tokens = self.job_ids.size, int(self.num_tokens.sum(dtype=np.int64))
         check_sizes(self, ((num_jobs, ("base_lens", "num_tokens")), (num_tokens, ("token_ids", "origins"))))
         columns = self.job_ids.tolist(), self.base_lens.tolist(), spans_of(self.num_tokens)
@@ -125,7 +130,7 @@ class JobTokens(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Failed(WithReason):
-    """The job was refused or failed; `code` as in JobError."""
+    """The job was refused or failed. `code` as in JobError."""
 
     TYPE: ClassVar[str] = "failed"
     job_id: Id
@@ -134,8 +139,10 @@ class Failed(WithReason):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Status(Message):
-    """The broker's state as a JSON-able dict: models, workers, sessions, counters. `data`: the report as JSON, if it is
-    too large for the header; see `specq.protocol.status_report`."""
+    """The broker's state as a JSON-able dict: models, workers, sessions, counters.
+
+    `data`: the report as JSON, if it is too large for the header. See `specq.protocol.status_report`.
+    """
 
     TYPE: ClassVar[str] = "status"
     report: Annotated[dict[str, Any], bounds.REPORT] = field(default_factory=dict)
@@ -144,7 +151,7 @@ class Status(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace(WithReason):
-    """What happened to a job, as JSON (`specq.broker.state.traces`), or the reason why that is not known."""
+    """What happened to a job, as JSON (`specq.broker.state.traces`), or the reason why that is unknown."""
 
     TYPE: ClassVar[str] = "trace"
     job_id: Id
@@ -153,9 +160,10 @@ class Trace(WithReason):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenizerChunk(Message):
-    """A piece of a tokenizer, of at most 1 MiB; also verifier to broker.
+    """A piece of a tokenizer, of at most 1 MiB. Also from verifier to broker.
 
-    The pieces, joined in order, are a JSON object of file names ("tokenizer.json", "tokenizer_config.json") to texts.
+    The pieces, joined in order, are a JSON object. It maps file names ("tokenizer.json", "tokenizer_config.json") to
+    texts.
     """
 
     TYPE: ClassVar[str] = "tokenizer_chunk"

@@ -27,9 +27,9 @@ from specq.protocol.versions import since
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Welcome(Message):
-    """The worker is registered and shall send a `Heartbeat` at least this often.
+    """The worker is registered. It must send a `Heartbeat` at least this often.
 
-    capabilities  of the broker, to a worker whose `Hello` lists its own
+    - capabilities: of the broker, for a worker whose `Hello` lists its own.
     """
 
     TYPE: ClassVar[str] = "welcome"
@@ -39,7 +39,7 @@ class Welcome(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Refused(WithReason):
-    """The broker cannot use the worker, and says why; `fatal`: trying again is useless."""
+    """The broker cannot use the worker, for the given reason. `fatal`: a new attempt is useless."""
 
     TYPE: ClassVar[str] = "refused"
     fatal: bool = True
@@ -47,7 +47,7 @@ class Refused(WithReason):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Clock(Message):
-    """The broker's monotonic clock, when it received a `GetClock`; also to a client. `echo_us`: its `sent_us`."""
+    """The broker's monotonic clock when it received a `GetClock`. Also to a client. `echo_us`: its `sent_us`."""
 
     TYPE: ClassVar[str] = "clock"
     echo_us: ClockUs
@@ -56,14 +56,15 @@ class Clock(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Open(Message):
-    """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`.
+    """To a verifier: continue this context. `tokens_left` of max_tokens remain. Penalties need `prompt_len`.
 
-    trace        as in `Submit`; explain: its verdicts say what was verified
-    owner        whoever may see a text of the same owner may see this one: KV of prefixes, and earlier texts, are
-                 shared among its sessions only
-    by_owner     the broker relies on that, and reads `Verdict.cached_tokens`: set for verifiers with the capability
-                 "owners"
-    former_ends  the text began under the model's `former_fingerprint`, so that its `added_eos_ids` do not end it
+    - trace: as in `Submit`.
+    - explain: the session's verdicts must describe their verified nodes.
+    - owner: the group that may share KV of prefixes and earlier texts. A peer that may see one text of an owner
+      may see all.
+    - by_owner: the broker relies on that, and reads `Verdict.cached_tokens`. Set for verifiers with the capability
+      "owners".
+    - former_ends: the text began under the model's `former_fingerprint`, so its `added_eos_ids` do not end the text.
     """
 
     TYPE: ClassVar[str] = "open"
@@ -92,7 +93,7 @@ class Close(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ack(Message):
-    """To a verifier: the journal holds `length` tokens; with `resend`, send all later ones again."""
+    """To a verifier: the journal holds `length` tokens. With `resend`, send all later ones again."""
 
     TYPE: ClassVar[str] = "ack"
     session_id: Id
@@ -103,12 +104,13 @@ class Ack(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GetActivations(Message):
-    """To a verifier: send the drafter of this lane hidden states of the session's text, as `Activations`, from now on
-    and of the last rows that are kept; without layers: no more.
+    """To a verifier: send the drafter of this lane hidden states of the session's text, as `Activations`.
 
-    tap_layers  as of `specq.protocol.step_output.Tap`
-    tap_form    how they travel: see `specq.protocol.activations`
-    tap_window  of prompts, and of what was computed before: the last so many rows
+    The verifier sends the latest kept rows, and new rows from now on. Without layers, it stops.
+
+    - tap_layers: as in `specq.protocol.step_output.Tap`.
+    - tap_form: the wire form, see `specq.protocol.activations`.
+    - tap_window: number of latest rows to send of prompts and of what was computed before.
     """
 
     TYPE: ClassVar[str] = "get_activations"
@@ -122,8 +124,11 @@ class GetActivations(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assign(Message):
-    """To a drafter: draft for this session in this lane. `trace`: as in `Submit`; `owner`: as in `Open`, to drafters
-    with the capability "owners"."""
+    """To a drafter: draft for this session in this lane.
+
+    - trace: as in `Submit`.
+    - owner: as in `Open`, for drafters with the capability "owners".
+    """
 
     TYPE: ClassVar[str] = "assign"
     session_id: Id

@@ -5,7 +5,7 @@
         def engine(self):
             return ENGINES.resolve("doubling").make("", kv_slots=512)
 
-Each suite is a class whose docstring names the fixture that it needs. To add to one: a method that starts with `test_`.
+Each suite is a class whose docstring names its fixture. To extend a suite, add a method that starts with `test_`.
 """
 
 import pytest

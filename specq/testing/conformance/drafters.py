@@ -1,4 +1,4 @@
-"""What every drafter must do."""
+"""The conformance suite of drafters."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from specq.drafting import Drafter, Expansion, as_drafter
 from specq.protocol import SamplingParams
 
 CONTEXT = np.array([4, 5, 6, 4, 5, 6, 4, 5], np.int32)
-VOCAB = 99  # of a drafter that knows no vocabulary: what it drafts comes from the context
+VOCAB = 99  # of a drafter without a vocabulary: its drafts come from the context
 
 
 class DrafterConformance:
     """Needs the fixture `drafter`: a new one.
 
-    `foresees`: what it drafts below a node may come from a pass for an ancestor, which did not know the node; so it
-    need not be what it drafts when the node is committed.
+    `foresees`: children of a node may come from a pass for an ancestor, which did not know the node. So they may differ
+    from its children after the node is committed.
     """
 
     foresees: ClassVar[bool] = False
@@ -49,7 +49,7 @@ class DrafterConformance:
         assert len(set(children.token_ids.tolist())) == len(children.token_ids)
 
     def test_grown_ahead_or_one_commit_at_a_time_gives_the_same_drafts(self, drafter: Drafter) -> None:
-        """A node's children do not depend on whether it has been committed meanwhile."""
+        """A node's children do not depend on whether it was committed in the meantime."""
         if self.foresees:
             pytest.skip("it drafts ahead of what it has read")
         params = SamplingParams(temperature=0.7, seed=3)
@@ -66,7 +66,7 @@ class DrafterConformance:
             node, next_id = next_id, next_id + 2
 
     def test_descendants_of_the_last_committed_node_stay_valid(self, drafter: Drafter) -> None:
-        """They have the children that they have in a session that has committed nothing."""
+        """They have the same children as in a session without commits."""
         for session_id in (1, 2):
             drafter.open(session_id, CONTEXT, SamplingParams())
         drafted = [_tokens_after(drafter, session_id, -1, (0, 1)) for session_id in (1, 2)]
@@ -77,7 +77,7 @@ class DrafterConformance:
         assert _tokens_after(drafter, 1, 2, (4,)) == _tokens_after(drafter, 2, 2, (4,))
 
     def test_the_same_growth_gives_the_same_tree(self, drafter: Drafter) -> None:
-        """Far ahead of what is committed, and whatever other session is drafted for in the same calls."""
+        """This also holds far ahead of the committed text, and with other sessions in the same calls."""
         for session_id in (1, 2, 3):
             drafter.open(session_id, CONTEXT, SamplingParams(temperature=0.7, seed=3))
         (alone,) = _grow(drafter, [1])
@@ -102,7 +102,7 @@ class DrafterConformance:
 
 
 class ProposerConformance(DrafterConformance):
-    """The same under the name that it had before, for one version: needs the fixture `proposer`."""
+    """The same suite under its former name, for one version. Needs the fixture `proposer`."""
 
     @pytest.fixture
     def drafter(self, proposer: Any) -> Drafter:
@@ -110,8 +110,10 @@ class ProposerConformance(DrafterConformance):
 
 
 def _grow(drafter: Drafter, sessions: list[int]) -> list[list[list[int]]]:
-    """Grow trees seven levels deep, two nodes of a level; return the tokens of all children of each session, level by
-    level."""
+    """Grow trees seven levels deep with two nodes per level.
+
+    Return the tokens of all children of each session, level by level.
+    """
     grown: list[list[list[int]]] = [[] for _ in sessions]
     levels, next_id = [[-1] for _ in sessions], 0
     for _ in range(7):

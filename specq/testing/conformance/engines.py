@@ -1,4 +1,4 @@
-"""What every engine must do."""
+"""The conformance suite of engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def generate(
     draft: Callable[[list[int]], Tree],
     owner: str = "",
 ) -> list[int]:
-    """Run one session to `count` new tokens; `draft` turns the text so far into a tree."""
+    """Run one session to `count` new tokens. `draft` makes a tree from the text so far."""
     text = list(prompt)
     start = engine.open(session_id, np.array(prompt, np.int32), owner)
     while len(text) < len(prompt) + count:
@@ -39,8 +39,10 @@ def generate(
 
 
 class EngineConformance(StepOutputConformance):
-    """Needs the fixture `engine`: a new one with 512 KV slots, a vocabulary of at least 64 tokens, and room for 600 in
-    a text."""
+    """Needs the fixture `engine`: a new one with 512 KV slots and a vocabulary of at least 64 tokens.
+
+    A text must have space for 600 tokens.
+    """
 
     @pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
     def test_drafts_change_speed_and_never_text(self, engine: Engine, params: SamplingParams) -> None:
@@ -59,7 +61,7 @@ class EngineConformance(StepOutputConformance):
             )
 
         assert generate(engine, 2, prompt, 30, params, mixed_draft) == undrafted
-        assert engine.free_slots == engine.info.kv_slots  # those of rejected nodes too
+        assert engine.free_slots == engine.info.kv_slots  # also the slots of rejected nodes
 
     def test_free_slots_come_back(self, engine: Engine) -> None:
         before = engine.free_slots
@@ -72,9 +74,11 @@ class EngineConformance(StepOutputConformance):
         assert engine.open(2, np.array(prompt, np.int32)) <= 63
 
     def test_nothing_is_shared_between_owners(self, engine: Engine) -> None:
-        """Whether the other's session is open or closed, and where the contexts part: else its count, or its time,
-        would say what the other asked for. What an owner shares with itself, and how much, is the engine's own affair;
-        it changes no text."""
+        """This holds for open and closed sessions, and for every length of the common prefix.
+
+        Otherwise the count or the time would reveal the request of another owner. An engine may share as much as it
+        likes within one owner. Sharing never changes a text.
+        """
         prompt = np.random.default_rng(5).integers(engine.info.vocab_size, size=56).tolist()
         texts = [
             generate(engine, i, prompt, 12, SAMPLED, plain, owner) for i, owner in enumerate(("ann", "ann", "bob"))
@@ -89,12 +93,12 @@ class EngineConformance(StepOutputConformance):
 
     @pytest.mark.parametrize("length", [17, 25, 32, 39])
     def test_a_context_that_parts_from_a_known_one_says_the_same(self, engine: Engine, length: int) -> None:
-        """Wherever it does: what has KV already may end in the middle of what an engine keeps together."""
+        """It holds at every length: known KV may end in the middle of an engine's block."""
         rng = np.random.default_rng(length)
         known, other, others = (rng.integers(engine.info.vocab_size, size=n).tolist() for n in (40, 10, 420))
         parting = known[:length] + other
         alone = generate(engine, 1, parting, 20, SamplingParams(), plain)
-        generate(engine, 2, others, 20, SamplingParams(), plain)  # of the first one no slot is left
+        generate(engine, 2, others, 20, SamplingParams(), plain)  # this evicts all slots of the first session
         generate(engine, 3, known, 20, SamplingParams(), plain)
         assert generate(engine, 4, parting, 20, SamplingParams(), plain) == alone
         assert engine.free_slots == engine.info.kv_slots
@@ -128,16 +132,16 @@ class EngineConformance(StepOutputConformance):
         assert len(engine.step_times([1, 8])) == 2
 
     def test_an_engine_that_launches_steps_says_whether_drafts_may_be_unread(self, engine: Engine) -> None:
-        """Whether it `overlaps` may depend on the device, so this is asked of every engine that could."""
+        """`overlaps` may depend on the device, so this test runs for every engine that could overlap."""
         assert isinstance(getattr(engine, "takes_unread", None), bool) == hasattr(engine, "launch")
 
 
 class ReferenceConformance:
-    """Needs the fixtures `engine`, as above, and `target`: the logits of the same model, computed by other code."""
+    """Needs the fixtures `engine`, as above, and `target`: the logits of the same model from other code."""
 
     @pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
     def test_texts_are_the_reference_decoders(self, engine: Engine, target: Target, params: SamplingParams) -> None:
-        """With trees that are right and wrong in places, and without."""
+        """Compare with and without trees that are partly right."""
         rng = np.random.default_rng(3)
         prompt = rng.integers(engine.info.vocab_size, size=9).tolist()
         expected = decode(target, plain, prompt, 16, params).token_ids

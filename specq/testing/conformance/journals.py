@@ -1,4 +1,4 @@
-"""What every kind of journal must do."""
+"""The conformance suite of journals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tokens_of(journal: Journal) -> list[int]:
 
 
 def take_over_and_go_on(open_it: Open) -> None:
-    """A first owner is frozen, a second takes over, the first wakes and writes."""
+    """Freeze a first owner, let a second take over, then let the first write."""
     first = open_it(owner="the first")
     first.write([taken(1)])
     second = open_it(owner="the second", take_over=True)
@@ -34,7 +34,7 @@ def take_over_and_go_on(open_it: Open) -> None:
     with pytest.raises(JournalLostError):
         first.check()
     assert tokens_of(second) == [1, 2]
-    with pytest.raises(ConfigError, match="the second"):  # the one that was taken over does not hide the owner
+    with pytest.raises(ConfigError, match="the second"):  # the former owner does not hide the new one
         open_it(owner="a third")
     first.close()
     with pytest.raises(ConfigError, match="the second"):
@@ -45,12 +45,11 @@ def take_over_and_go_on(open_it: Open) -> None:
 
 
 class JournalConformance:
-    """Needs the fixture `make_journal`: from an `Opening`, a journal at an address where nothing was before the
-    test."""
+    """Needs the fixture `make_journal`: from an `Opening`, a journal at an address that is new for the test."""
 
     @pytest.fixture
     def open_it(self, make_journal: Callable[[Opening], Journal]) -> Iterator[Open]:
-        """Open journals that are closed at the end, unless the test has done so."""
+        """Open journals, and close them at the end unless the test has done so."""
         opened: list[Journal] = []
 
         def open_it(**options: Any) -> Journal:
@@ -64,7 +63,7 @@ class JournalConformance:
     @pytest.mark.parametrize("seed", range(10))
     @pytest.mark.parametrize("durability", ["full", "process"])
     def test_it_holds_what_was_written(self, open_it: Open, seed: int, durability: str) -> None:
-        """In whatever groups, it holds the same as the strict journal of the tests, also after it is opened again."""
+        """In groups of any size, it holds the same as the strict test journal, also after reopening."""
         rng, fake = random.Random(seed), FakeJournal()
         journal = open_it(durability=durability)
         for group in groups(rng, history(rng)):
@@ -87,7 +86,7 @@ class JournalConformance:
         reader.close()
 
     def test_an_id_that_comes_again_begins_anew(self, open_it: Open) -> None:
-        """Nothing is left of the job that had the id before, whether that was dropped, or ended and expired."""
+        """An earlier job with the same id leaves no traces, whether it was dropped, or ended and expired."""
         journal = open_it()
         journal.write([taken(1), added(1, 0, [1, 2])])
         journal.write([added(1, 2, [3]), JobDropped(1), taken(1), added(1, 0, [7])])
@@ -98,7 +97,7 @@ class JournalConformance:
         assert tokens_of(journal) == [9]
 
     def test_crashes_of_a_job_are_kept(self, open_it: Open) -> None:
-        """The last record of them counts; a job without a record has none."""
+        """The last record counts. A job without a record has no crashes."""
         journal = open_it()
         journal.write([taken(1), taken(2), JobCrashed(1, Crashes(1, 0, 5)), JobCrashed(1, Crashes(2, 1, 9))])
         journal.close()
@@ -108,7 +107,7 @@ class JournalConformance:
         }
 
     def test_tokens_that_are_written_twice_change_nothing(self, open_it: Open) -> None:
-        """Tokens count by position, also when they come in other groups."""
+        """Tokens count by position, also in other groups."""
         journal = open_it()
         journal.write([taken(1), added(1, 0, [1, 2])])
         for base_len, tokens in ((0, [1, 2]), (2, [3]), (0, [1, 2]), (2, [3])):
@@ -116,7 +115,7 @@ class JournalConformance:
         assert tokens_of(journal) == [1, 2, 3]
 
     def test_a_group_that_cannot_be_written_leaves_nothing(self, open_it: Open) -> None:
-        """The records before the one that fails are not there, and the journal goes on."""
+        """The records before the failed one are not there, and the journal continues."""
         journal = open_it()
         journal.write([taken(1), added(1, 0, [1])])
         with pytest.raises(TypeError):
@@ -126,7 +125,7 @@ class JournalConformance:
         assert tokens_of(journal) == [1, 5]
 
     def test_results_are_forgotten_by_age_then_by_size(self, open_it: Open) -> None:
-        """The oldest first; jobs that have not ended stay, and then the journal says that it is full."""
+        """The oldest go first. Unfinished jobs stay, and then the journal reports that it is full."""
         journal = open_it()
         journal.write([taken(100)])
         for job_id in range(1, 11):
@@ -144,7 +143,7 @@ class JournalConformance:
         reader.close()
 
     def test_free_room_is_given_back_until_there_is_none(self, open_it: Open) -> None:
-        """Step by step, and nothing that the journal holds goes with it."""
+        """It happens step by step, without loss of data."""
         journal = open_it()
         journal.write([taken(100), added(100, 0, [7])])
         for job_id in range(1, 31):
@@ -158,7 +157,7 @@ class JournalConformance:
         assert tokens_of(journal) == [7]
 
     def test_a_reader_sees_what_is_written_while_it_is_open(self, open_it: Open) -> None:
-        """It waits for nobody, and an owner that closes the journal does not disturb it."""
+        """It never waits, and an owner that closes the journal does not disturb it."""
         journal = open_it()
         reader = journal.reader()
         assert (reader.find(1), reader.finished(10)) == (None, [])
@@ -171,7 +170,7 @@ class JournalConformance:
         reader.close()
 
     def test_its_time_goes_on(self, open_it: Open) -> None:
-        """Whatever the wall clock says: with the machine's uptime, and from the last note after a reboot."""
+        """It follows the machine's uptime, or the last note after a reboot, and ignores the wall clock."""
         journal = open_it(clocks=Clocks(100.0, 1e9, MachineClock("a", 200.0)))
         assert journal.offset == 1e9 - 100.0
         journal.note_time(Noted(1e9 + 50.0, MachineClock("a", 250.0)))
@@ -183,7 +182,7 @@ class JournalConformance:
         assert after.offset == 1e9 + 800.0 - 20.0
 
     def test_no_stored_time_is_later_than_its_own(self, open_it: Open) -> None:
-        """Times that are have come from elsewhere: they are brought back, in their order."""
+        """Such times come from elsewhere. They are corrected, and keep their order."""
         journal = open_it(clocks=Clocks(0.0, 1e9, MachineClock("a", 0.0)))
         journal.write([taken(job_id, 2e9 + job_id) for job_id in (1, 2, 3, 4)])
         journal.write([ended(3, [5], at=3e9), ended(1, [5], at=3e9 + 1)])
@@ -199,7 +198,7 @@ class JournalConformance:
         reader.close()
 
     def test_one_broker_owns_it(self, open_it: Open) -> None:
-        """A second one is refused, with the name of the first, and accepted when that is gone."""
+        """A second broker is refused with the name of the first, and accepted when the first is gone."""
         first = open_it(owner="process 7")
         with pytest.raises(ConfigError, match=r"in use by another broker \(process 7\).*--take-over"):
             open_it()
@@ -208,11 +207,11 @@ class JournalConformance:
         open_it().close()
 
     def test_a_frozen_owner_is_shut_out(self, open_it: Open) -> None:
-        """A broker that takes over raises the fence; the former owner writes nothing any more."""
+        """A broker that takes over raises the fence. The former owner cannot write any more."""
         take_over_and_go_on(open_it)
 
     def test_epochs_rise_with_each_owner(self, open_it: Open) -> None:
-        """They lie above all that any owner before could have used, and above the floor."""
+        """They are above all possible epochs of earlier owners, and above the floor."""
         epochs = []
         for floor in (0, 10 * EPOCHS, 0):
             journal = open_it(floor=floor)

@@ -1,4 +1,4 @@
-"""What every source of drafts must do, in a verifier whose target writes toy text."""
+"""The conformance suite of draft sources, in a verifier whose target writes toy text."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ Feed = Callable[[Verifier], None]
 
 
 class SourceConformance:
-    """Needs the fixtures `make_source`: a new source at each call, or None where the verifier's own mailbox is meant,
-    and `feed`: what is done before each step, so that the mailbox of remote drafters has drafts."""
+    """Needs the fixtures `make_source` and `feed`.
+
+    - `make_source`: a new source at each call, or None for the verifier's own mailbox.
+    - `feed`: runs before each step, so that the mailbox of remote drafters has drafts.
+    """
 
     @pytest.fixture
     def serve(self, make_source: Callable[[], DraftSource | None], feed: Feed) -> Callable[..., Serving]:
@@ -60,7 +63,7 @@ class SourceConformance:
     def test_two_of_a_kind_do_no_harm(
         self, serve: Callable[..., Serving], make_source: Callable[[], DraftSource | None]
     ) -> None:
-        """As sources that draft for the same sessions."""
+        """Both draft for the same sessions."""
         other = make_source()
         serving = serve(*([other] if other is not None else []))
         serving.open(0)
@@ -68,7 +71,7 @@ class SourceConformance:
 
     @pytest.mark.parametrize("when", ["before begin", "after begin", "after a step"])
     def test_a_session_may_be_closed_at_any_time(self, serve: Callable[..., Serving], when: str) -> None:
-        """And opened again under the same id: it goes on from where it is said to stand."""
+        """It may also be opened again under the same id, and continues from the given context."""
         serving = serve()
         for i in (0, 1):
             serving.open(i, seed=i)
@@ -88,7 +91,7 @@ class SourceConformance:
         assert texts[1] == toy_text(PROMPT, LENGTH, 1)
 
     def test_a_refused_session_goes_on(self, serve: Callable[..., Serving]) -> None:
-        """Without drafts of this source, and the others with them."""
+        """It continues without drafts of this source, and so do the other sessions."""
         serving = serve()
         for i in (0, 1):
             serving.open(i, seed=i)
@@ -98,7 +101,7 @@ class SourceConformance:
         assert serving.finish() == {i: toy_text(PROMPT, LENGTH, i) for i in (0, 1)}
 
     def test_what_it_does_not_know_is_forgotten_quietly(self, serve: Callable[..., Serving]) -> None:
-        """A session that was never drafted for is closed, twice."""
+        """A session without drafts is closed twice."""
         serving = serve()
         serving.open(0)
         for _ in range(2):
@@ -106,7 +109,7 @@ class SourceConformance:
         assert serving.finish()[0] == toy_text(PROMPT, LENGTH)
 
     def test_nothing_is_left_of_sessions_that_are_gone(self, serve: Callable[..., Serving]) -> None:
-        """No work, and no session in any attribute of the source."""
+        """No work remains, and no session in any attribute of the source."""
         serving = serve()
         for i in range(5):
             serving.open(i, seed=i)
@@ -134,7 +137,7 @@ def _has_session(values: dict[object, object]) -> bool:
 
 
 class Serving:
-    """A verifier with sources of drafts, all of which are used, and the texts of its sessions."""
+    """A verifier whose sources of drafts are all in use, and the texts of its sessions."""
 
     def __init__(
         self, sources: list[DraftSource], feed: Feed, *, engine: ToyEngine | None = None, **options: Any
@@ -148,7 +151,7 @@ class Serving:
 
     @property
     def failed(self) -> list[str]:
-        """The sources that raised something: a verifier goes on without them."""
+        """Return the sources that raised an error: a verifier continues without them."""
         return [source.name for source in self._given if source not in self.verifier.sources.sources]
 
     def open(
@@ -162,7 +165,7 @@ class Serving:
         context: list[int] | None = None,
         **shape: Any,
     ) -> None:
-        """Open a session; `shape`: of its drafts."""
+        """Open a session. `shape`: of its drafts."""
         token_ids = np.array(context or PROMPT, np.int32)
         params = replace(SamplingParams(), seed=seed, strategy=strategy, max_tokens=LENGTH)
         message = Open(
@@ -178,7 +181,7 @@ class Serving:
         self.step()
 
     def step(self) -> None:
-        """Feed and step; the journal confirms all, and who waits for a drafter that is not there waits no longer."""
+        """Feed and step. The journal confirms all tokens, and sessions stop waiting for an absent drafter."""
         self._feed(self.verifier)
         for message in self.verifier.step(self._clock):
             assert isinstance(message, Verdict)
@@ -188,12 +191,14 @@ class Serving:
         self.verifier.heartbeat()
 
     def _clock(self) -> float:
-        """Return a time at which each step has taken what the curve says, else what nodes cost would be learned from
-        steps that take nothing."""
+        """Return a time at which each step has taken the time of the curve.
+
+        Otherwise the verifier would learn the cost of nodes from steps without duration.
+        """
         return sum(map(self._curve.profiled, self.engine.num_rows))
 
     def finish(self) -> dict[int, list[int]]:
-        """Take turns until all sessions have ended; return their texts."""
+        """Take turns until all sessions have ended, and return their texts."""
         for _ in range(8 * LENGTH):
             if all(session.finish for session in self.verifier.sessions.values()):
                 return self.texts

@@ -1,4 +1,4 @@
-"""What every engine must do that returns hidden states or takes scratch rows, and how the others refuse."""
+"""The conformance suite of engines with hidden states or scratch rows, and the refusals of other engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.8, seed=11)
 TOLERANCE = 2e-3
 LENGTH = 9  # of the contexts: too short for a prefix cache
-# Rows below the context, below nodes and below each other; with positions that go on, repeat and leave some out.
+# Rows below the context, below nodes and below each other. Their positions continue, repeat and leave gaps.
 TREE_PARENTS = [-1, 0, -1, 1]
 SCRATCH_PARENTS = [-1, 4, 5, 1, 7, -1, 3]
 SCRATCH_OFFSETS = [0, 1, 2, 2, 5, 7, 3]
@@ -56,7 +56,7 @@ def scratch_of(engine: Engine, base_len: int, seed: int) -> ScratchRows:
 
 
 def step_from(engine: Engine, step: SessionStep, context: Int32Array, tap: Tap) -> StepOutput:
-    """Open a session, compute what comes before a step, run it, and close the session."""
+    """Open a session, compute the tokens before a step, run the step, and close the session."""
     start = engine.open(step.session_id, context)
     if start < step.start:
         engine.step([SessionStep(step.session_id, start, context[start : step.start], GREEDY, judged=False)])
@@ -66,21 +66,23 @@ def step_from(engine: Engine, step: SessionStep, context: Int32Array, tap: Tap) 
 
 
 def close_to(found: Any, expected: Any) -> None:
-    """Assert that rows are the same but for rounding."""
+    """Assert that rows are equal up to rounding."""
     found, expected = (torch.as_tensor(rows).float().cpu() for rows in (found, expected))
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def is_full(engine: Engine) -> bool:
-    """Whether all slots are free again."""
+    """Return whether all slots are free again."""
     return engine.free_slots == engine.info.kv_slots
 
 
 def run_text(
     engine: Engine, params: SamplingParams, truth: Sequence[int], extras: bool
 ) -> list[tuple[list[int], tuple[int, ...], int]]:
-    """Generate with trees of which some nodes are right, given the true text; with `extras` each step has random
-    scratch rows and a tap. Return tokens, path and free slots of each step."""
+    """Generate with trees that have some right nodes, given the true text.
+
+    With `extras` each step has random scratch rows and a tap. Return tokens, path and free slots of each step.
+    """
     rng, seen = np.random.default_rng(4), []
     context = tokens(engine, 19, 4).tolist()
     start = engine.open(1, np.array(context, np.int32))
@@ -103,7 +105,7 @@ def run_text(
 
 
 def text_tokens(step: SessionStep, row: int) -> list[int]:
-    """Return the tokens on the way to a node, or behind the nodes to a scratch row, and its own."""
+    """Return the tokens on the path to a node or scratch row, its own included."""
     parents = [*step.tree.parents.tolist(), *step.scratch.parents.tolist()]
     token_ids = [*step.tree.token_ids.tolist(), *step.scratch.token_ids.tolist()]
     found: list[int] = []
@@ -127,7 +129,7 @@ class StepOutputConformance:
     """Part of `EngineConformance`, with its fixture `engine`."""
 
     def test_what_an_engine_cannot_give_is_refused_with_nothing_changed(self, engine: Engine) -> None:
-        """Layers beyond those that there are, too."""
+        """This includes layers beyond the existing ones."""
         context = tokens(engine, 5, 0)
         engine.open(1, context)
         before, step = engine.free_slots, SessionStep(1, 0, context, GREEDY)
@@ -154,7 +156,7 @@ class StepOutputConformance:
     def test_scratch_rows_and_taps_change_no_text_and_leave_nothing(
         self, engine: Engine, params: SamplingParams
     ) -> None:
-        """Tokens, accepted paths and free slots are those of the same steps without."""
+        """Tokens, accepted paths and free slots are equal to those of the same steps without them."""
         _makes_trees(engine)
         said = [token for token_ids, _, _ in run_text(engine, params, [], extras=False) for token in token_ids]
         plain = run_text(engine, params, said, extras=False)
@@ -163,7 +165,7 @@ class StepOutputConformance:
         assert is_full(engine)
 
     def test_a_row_has_one_hidden_state_however_it_is_reached(self, engine: Engine) -> None:
-        """As a row of a chunk that is judged or not, as the base row, as a node; alone or beside others."""
+        """As a row of a judged or unjudged chunk, as the base row, as a node, alone or beside other rows."""
         _needs(engine, engine.num_tap_layers, "hidden states")
         layers = (FINAL, 0, engine.num_tap_layers - 1)
         context = tokens(engine, LENGTH, 1)
@@ -193,7 +195,7 @@ class StepOutputConformance:
         assert len(_hidden([output], 0)[0]) == 3
 
     def test_hidden_states_of_a_tree_are_those_of_each_path(self, engine: Engine) -> None:
-        """Base row and nodes, behind other rows of their session; scratch rows are not among them."""
+        """Base row and nodes, behind other rows of their session, without scratch rows."""
         _needs(engine, engine.num_tap_layers, "hidden states")
         _makes_trees(engine)
         context, tree, tap = tokens(engine, LENGTH, 1), tree_of(engine, 2), Tap((FINAL, 0))
@@ -208,7 +210,7 @@ class StepOutputConformance:
             close_to(found[row + 1 : row + 2], _hidden([alone], 0)[0])
 
     def test_scratch_logits_are_those_of_each_text(self, engine: Engine) -> None:
-        """Of rows whose positions go on from their parents; several sessions, of which one has no scratch rows."""
+        """For rows whose positions follow from their parents, in several sessions, one without scratch rows."""
         _needs(engine, engine.takes_scratch, "logits of scratch rows")
         _makes_trees(engine)
         contexts = [tokens(engine, LENGTH + i, i) for i in range(3)]
@@ -228,7 +230,7 @@ class StepOutputConformance:
                     close_to(scratch.of(i)[row : row + 1], alone_logits(engine, contexts[i], text))
 
     def test_a_scratch_row_stands_where_it_says(self, engine: Engine) -> None:
-        """Elsewhere, its logits are others; they do not depend on the rows beside it."""
+        """At another position its logits differ. They do not depend on the rows beside it."""
         _needs(engine, engine.takes_scratch, "logits of scratch rows")
         context = tokens(engine, LENGTH, 1)
         found = []
@@ -267,7 +269,7 @@ class StepOutputConformance:
 
 
 def alone_logits(engine: Engine, context: Int32Array, text: Sequence[int]) -> Any:
-    """Return [1, vocab]: what a scratch row gives whose ancestors are all of the context."""
+    """Return [1, vocab]: the logits of a scratch row whose ancestors are all part of the context."""
     whole = np.array([*context.tolist(), *text[:-1]], np.int32)
     row = ScratchRows(np.array(text[-1:], np.int32), np.array([-1], np.int32), np.array([len(whole)], np.int32))
     output = step_from(engine, SessionStep(90, 0, whole, GREEDY, scratch=row), whole, Tap())

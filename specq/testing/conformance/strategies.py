@@ -1,4 +1,4 @@
-"""What every strategy must do, and what each is that calls itself lossless."""
+"""The conformance suite of strategies, and of lossless strategies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specq.verification.judge import judge
 WARM = SamplingParams(temperature=1.0)
 CHI2 = 16.3  # p = 0.001 at 3 degrees of freedom
 
-# Of each plan the draft, and how many tokens of text are looked at.
+# For each plan: the draft, and the number of compared tokens.
 PLANS = {
     "nothing": ((), 1),
     "one": ((sampled(),), 2),
@@ -47,7 +47,7 @@ SOME = settings(
 
 
 class StrategyConformance:
-    """Needs the fixture `name`: that of the strategy."""
+    """Needs the fixture `name`: the name of the strategy."""
 
     @SOME
     @given(data=st.data(), entropy=st.integers(0, 2**32))
@@ -85,14 +85,14 @@ class StrategyConformance:
             judge([step, step], torch.stack([torch.zeros(6), torch.full((6,), bad)]))
 
     def test_a_lossless_one_follows_the_targets_distribution_over_seeds(self, name: str) -> None:
-        """With the real draws, whatever is drafted."""
+        """With the real draws, for any drafts."""
         if not strategy(name).is_lossless(WARM):
             pytest.skip("it is lossy")
         assert chi2_over_seeds(name) < CHI2
 
 
 class ExactConformance:
-    """Of a lossless strategy that takes all its random numbers from `draws`. Needs the fixture `name`."""
+    """For a lossless strategy that takes all its random numbers from `draws`. Needs the fixture `name`."""
 
     @pytest.mark.parametrize("plan", PLANS)
     @pytest.mark.parametrize("cuts", CUTS)
@@ -103,7 +103,10 @@ class ExactConformance:
 
 
 def chi2_over_seeds(name: str, count: int = 4000) -> float:
-    """Return how far first tokens are from the target's distribution, of four tokens of which the second is drafted."""
+    """Return the chi-squared distance of first tokens from the target's distribution.
+
+    There are four tokens, and the second is drafted.
+    """
     row = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     drafted = Tree(np.array([1], np.int32), np.array([-1], np.int32), np.zeros(1, np.float32))
     params = [replace(WARM, strategy=name, seed=seed) for seed in range(count)]

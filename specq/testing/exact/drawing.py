@@ -1,4 +1,4 @@
-"""A toy target and draft model, and all that a drafter may draw from them, with its probability."""
+"""A toy target and draft model, and all draws of a drafter with their probabilities."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DrawnChild:
 
 
 Plan = tuple[DrawnChild, ...]
-Member = tuple[DrawnChild, int, bool]  # of a sibling group: its place, its token, whether that was drawn
+Member = tuple[DrawnChild, int, bool]  # of a sibling group: its place, its token, whether it was drawn
 
 
 def sampled(*children: DrawnChild) -> DrawnChild:
@@ -47,7 +47,7 @@ class ExactWorld:
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=1.0, strategy="probabilistic"))
 
     def logits(self, prefix: Tokens) -> Float32Array:
-        """Return f32[vocab], what the target says after these tokens."""
+        """Return f32[vocab], the target's logits after these tokens."""
         return np.random.default_rng([self.entropy, 1, *prefix]).normal(0, 1.5, self.vocab).astype(np.float32)
 
     def target(self, prefix: Tokens) -> Float64Array:
@@ -55,7 +55,7 @@ class ExactWorld:
         return oracle.distribution(self.logits(prefix), self.params)
 
     def draft(self, prefix: Tokens) -> tuple[list[int], list[int]]:
-        """Return a draft distribution as (ids, weights); some weights are tiny."""
+        """Return a draft distribution as (ids, weights). Some weights are tiny."""
         rng = np.random.default_rng([self.entropy, 2, *prefix])
         ids = rng.permutation(self.vocab)[: self.support]
         return ids.tolist(), np.maximum(
@@ -73,9 +73,11 @@ class ExactWorld:
 def draw_siblings(
     world: ExactWorld, prefix: Tokens, plan: Plan, *, with_replacement: bool = False, upgraded: bool = False
 ) -> Iterator[tuple[float, list[Member]]]:
-    """Yield (probability, [(child, token, is_sampled)]) over the draws of one group; point masses take the target's
-    likeliest tokens that are left: a choice by content, which they are allowed. With `upgraded` they were chosen first,
-    and one whose token is drawn afterwards becomes the sampled node: its children hang from that."""
+    """Yield (probability, [(child, token, is_sampled)]) over the draws of one group.
+
+    Point masses take the target's likeliest remaining tokens. They may be chosen by content. With `upgraded` they are
+    chosen first. If such a token is drawn afterwards, it becomes the sampled node and keeps the children.
+    """
     ids, weights = world.draft(prefix)
     num_sampled = min(sum(child.is_sampled for child in plan), len(ids))
     for drawn in itertools.product(range(len(ids)), repeat=num_sampled):
@@ -85,7 +87,7 @@ def draw_siblings(
         for i in drawn:
             probability *= left[i] / sum(left.values())
             left = left if with_replacement else {j: w for j, w in left.items() if j != i}
-        tokens = [ids[i] for i in dict.fromkeys(drawn)]  # duplicates merged, where there are any
+        tokens = [ids[i] for i in dict.fromkeys(drawn)]  # duplicates are merged
         likeliest = [t for t in np.argsort(-world.target(prefix)).tolist() if upgraded or t not in tokens]
         sibling_group: list[Member] = []
         for child in plan:
@@ -107,7 +109,7 @@ def upgrade(sibling_group: list[Member]) -> list[Member]:
 
 
 def drafts(world: ExactWorld, plan: Plan, prefix: Tokens = (), **how: bool) -> Iterator[tuple[float, list[Node]]]:
-    """Yield (probability, nodes) over all draws of a plan; a node is (tokens from the root, is_sampled)."""
+    """Yield (probability, nodes) over all draws of a plan. A node is (tokens from the root, is_sampled)."""
     for probability, sibling_group in draw_siblings(world, prefix, plan, **how):
         below: list[list[tuple[float, list[Node]]]] = [
             list(drafts(world, child.children, (*prefix, token), **how)) if child.children else [(1.0, [])]
@@ -123,14 +125,16 @@ def drafts(world: ExactWorld, plan: Plan, prefix: Tokens = (), **how: bool) -> I
 
 @dataclass(frozen=True)
 class DrawnDraft:
-    """A drafted tree that hangs from `base`, the tokens committed so far; nodes are (tokens from the start,
-    is_sampled), parents before children and siblings in draw order."""
+    """A drafted tree below `base`, the tokens committed so far.
+
+    Nodes are (tokens from the start, is_sampled), with parents before children and siblings in draw order.
+    """
 
     base: Tokens
     nodes: tuple[Node, ...]
 
     def tree(self, world: ExactWorld) -> Tree:
-        """Return it as engines receive it."""
+        """Return it in the form that engines receive."""
         index = {prefix: i for i, (prefix, _) in enumerate(self.nodes)} | {self.base: -1}
         sibling_groups = sorted({prefix[:-1] for prefix, is_sampled in self.nodes if is_sampled})
         distributions = [world.draft(prefix) for prefix in sibling_groups]
@@ -149,7 +153,7 @@ class DrawnDraft:
         )
 
     def keep(self, is_kept: Callable[[Tokens], bool]) -> DrawnDraft:
-        """Return it without the nodes (and what hangs from them) for which is_kept(tokens from the start) is false."""
+        """Return it without the nodes for which is_kept(tokens from the start) is false, and their descendants."""
         depth = len(self.base)
         kept = [n for n in self.nodes if all(is_kept(n[0][:i]) for i in range(depth + 1, len(n[0]) + 1))]
         return DrawnDraft(self.base, tuple(kept))
@@ -162,7 +166,7 @@ class DrawnDraft:
         return {prefix: rank for sibling_group in sibling_groups.values() for rank, prefix in enumerate(sibling_group)}
 
     def after(self, tokens: Sequence[int]) -> DrawnDraft:
-        """Return what survives by content when these tokens are committed."""
+        """Return the part that survives by content when these tokens are committed."""
         base = (*self.base, *tokens)
         below = [n for n in self.nodes if len(n[0]) > len(base) and n[0][: len(base)] == base]
         return DrawnDraft(base, tuple(below))

@@ -1,4 +1,4 @@
-"""What a strategy emits: the judge is a black box, and where its outcome changes is found by bisection."""
+"""The output of a strategy: the judge is a black box, and bisection finds where its outcome changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Scripted:
-    """Draws that are given: `accepts` for the packed nodes, `residuals` by session, whose number is its seed."""
+    """Given draws: `accepts` for the packed nodes, `residuals` by session, whose number is its seed."""
 
     def __init__(self, accepts: Float64Array, residuals: Float64Array) -> None:
         self.accepts, self.residuals = accepts, residuals
@@ -60,7 +60,7 @@ class JudgedBatch:
 
 
 def bisect(num: int, is_below: Callable[[Float64Array], BoolArray], digits: int) -> Float64Array:
-    """Return f64[num]: where each monotone function of [0, 1] stops being true, to so many binary digits."""
+    """Return f64[num]: the point in [0, 1] where each monotone function stops being true, to `digits` binary digits."""
     low, high = np.zeros(num), np.ones(num)
     for _ in range(digits):
         middle = (low + high) / 2
@@ -70,7 +70,7 @@ def bisect(num: int, is_below: Callable[[Float64Array], BoolArray], digits: int)
 
 
 def lineage(tree: Tree, node: int) -> list[int]:
-    """Return a node and all above it."""
+    """Return a node and all its ancestors."""
     found = []
     while node >= 0:
         found.append(node)
@@ -79,7 +79,7 @@ def lineage(tree: Tree, node: int) -> list[int]:
 
 
 def chances(world: ExactWorld, drafted: Sequence[DrawnDraft], digits: int) -> list[Float64Array]:
-    """Return for each tree f64[n]: the uniform below which each node is accepted, where it is reached."""
+    """Return for each tree f64[n]: the uniform below which each node is accepted, if it is reached."""
     trees = [d.tree(world) for d in drafted]
     of = [(t, i) for t, tree in enumerate(trees) for i in range(tree.num_nodes)]
     if not of:
@@ -102,7 +102,7 @@ def chances(world: ExactWorld, drafted: Sequence[DrawnDraft], digits: int) -> li
 
 
 def emitted(world: ExactWorld, drafted: Sequence[DrawnDraft], digits: int) -> list[list[tuple[float, Tokens]]]:
-    """Return for each tree a list of (probability, tokens): the exact distribution of what one step emits."""
+    """Return for each tree a list of (probability, tokens): the exact distribution of one step's output."""
     cases: list[Case] = []  # (tree, probability of these acceptances, uniforms)
     for t, accepting in enumerate(chances(world, drafted, digits)):
         for bits in itertools.product((True, False), repeat=len(accepting)):
@@ -144,8 +144,10 @@ def residual_distributions(
 def step(
     world: ExactWorld, weighted: Mapping[tuple[Tokens, DrawnDraft, DrawnDraft], float], digits: int
 ) -> dict[tuple[Tokens, DrawnDraft], float]:
-    """Return {(tokens so far, Drafted that survives by content): probability}, after one step that verifies a part of
-    each tree; weighted: {(tokens so far, Drafted, the part of it that is verified): probability}."""
+    """Return {(tokens so far, the surviving draft): probability}, after one step that verifies a part of each tree.
+
+    weighted: {(tokens so far, the draft, its verified part): probability}.
+    """
     distribution: dict[tuple[Tokens, DrawnDraft], float] = {}
     outcomes = emitted(world, [part for _, _, part in weighted], digits)
     for ((tokens, drafted, _), probability), found in zip(weighted.items(), outcomes, strict=True):
@@ -158,9 +160,11 @@ def step(
 def joint_distribution(
     world: ExactWorld, plan: Plan, length: int, *, first: Choice | None = None, digits: int = DIGITS, **how: Any
 ) -> dict[Tokens, float]:
-    """Return {tokens: probability} of the first `length` tokens under speculation. `cut(world, prefix)` drops drafted
-    nodes for good. With `first(ranks, prefix)` step 1 verifies only the nodes for which it is true, and step 2 all that
-    survives."""
+    """Return {tokens: probability} of the first `length` tokens under speculation.
+
+    `cut(world, prefix)` drops drafted nodes for good. With `first(ranks, prefix)`, step 1 verifies only the nodes for
+    which it is true. Step 2 then verifies all survivors.
+    """
     distribution = step(world, planned(world, plan, first=first, **how), digits)
     if first is not None:
         going_on = {(tokens, left, left): p for (tokens, left), p in distribution.items() if len(tokens) < length}
@@ -177,7 +181,7 @@ def planned(
     cut: Callable[[ExactWorld, Tokens], bool] | None = None,
     **how: bool,
 ) -> dict[tuple[Tokens, DrawnDraft, DrawnDraft], float]:
-    """Return {(no tokens, what is drafted, the part of it that is verified first): probability}."""
+    """Return {(no tokens, the draft, the part that is verified first): probability}."""
     weighted: dict[tuple[Tokens, DrawnDraft, DrawnDraft], float] = {}
     for probability, nodes in drafts(world, plan, (), **how):
         drafted = DrawnDraft((), tuple(nodes))
@@ -190,7 +194,7 @@ def planned(
 def completed(
     world: ExactWorld, distribution: Mapping[tuple[Tokens, DrawnDraft], float], length: int
 ) -> dict[Tokens, float]:
-    """Return {tokens: probability} of `length` tokens; what is not said yet comes from the target."""
+    """Return {tokens: probability} of `length` tokens. The target completes shorter outputs."""
     total = dict.fromkeys(itertools.product(range(world.vocab), repeat=length), 0.0)
     for (said, _), probability in distribution.items():
         tokens = said[:length]
@@ -209,6 +213,6 @@ def _sum(items: Iterable[tuple[Key, float]]) -> dict[Key, float]:
 
 
 def error(world: ExactWorld, plan: Plan, length: int, **how: Any) -> float:
-    """Return the largest difference between the distribution of what is emitted and the target's."""
+    """Return the largest difference between the output distribution and the target's."""
     actual, expected = joint_distribution(world, plan, length, **how), world.joint(length)
     return max(abs(actual[tokens] - expected[tokens]) for tokens in expected)

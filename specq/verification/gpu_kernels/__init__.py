@@ -1,16 +1,19 @@
 """Triton kernels for `specq.verification.cuda_rows`: own tokens, distributions and drafted trees of rows of logits.
 
-`specq.verification.sampling` defines the values. In the order in which they run, if they do: `tops_kernel`,
-`heads_kernel` and `weigh_kernel` of heads.py, `distributions_kernel`; for drafted trees `walk_kernel` or
-`longest_kernel` of paths.py, else `probs_kernel` of distributions.py; for own tokens `choose_kernel` and `pick_kernel`
-of choose.py; to draw, `chunks_kernel` and `draw_kernel` of rows.py, which also is what they share.
+`specq.verification.sampling` defines the values. In order of execution, if they run:
 
-How often a row is read: once for its largest logit; once where something is asked of its distribution; once for its own
-token at T > 0, unless top-k or top-p leave few; where a token is drawn, once, and then a chunk.
+- `tops_kernel`, `heads_kernel` and `weigh_kernel` of heads.py.
+- `distributions_kernel` of distributions.py.
+- For drafted trees: `walk_kernel` or `longest_kernel` of paths.py, else `probs_kernel` of distributions.py.
+- For own tokens: `choose_kernel` and `pick_kernel` of choose.py.
+- For draws: `chunks_kernel` and `draw_kernel` of rows.py, which also has the shared functions.
 
-Where the grid is (rows, splits), program (row, split) has the blocks split, split + splits, ... of the row, and what
-the programs find is combined by whoever reads it. These programs are one warp each, so that their many small reductions
-need no barrier. What a kernel is compiled for depends on the vocabulary and the type of the logits alone.
+How often a row is read: once for its largest logit. Once if its distribution is needed. Once for its own token at T >
+0, unless top-k or top-p keep few tokens. For a drawn token, once and then one chunk again.
+
+With a grid (rows, splits), program (row, split) has the blocks split, split + splits, ... of the row. The reader
+combines the programs' results. These programs are one warp each, so that their many small reductions need no barrier. A
+compiled kernel depends only on the vocabulary and the type of the logits.
 
 The kernels are imported only where they run, on a GPU or under Triton's interpreter.
 """

@@ -1,6 +1,6 @@
 """`choose_kernel` draws each row's own token: the argmax of scaled logits plus noise."""
 
-# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# Mypy does not know Triton's decorator and types, since the package is missing on a machine without a GPU.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _splitmix(x):
 
 @triton.jit
 def _keys(words, row):
-    """The two keys i32 of a row's noise; `specq.verification.seeds` with domain 1."""
+    """Return the two keys i32 of a row's noise: `specq.verification.seeds` with domain 1."""
     seed = tl.load(words + row * 6 + 2).to(tl.uint64)
     position = tl.load(words + row * 6 + 1).to(tl.uint64)
     mixed = _splitmix(_splitmix(seed ^ GOLDEN) + position)
@@ -46,7 +46,7 @@ def _keys(words, row):
 
 @triton.jit
 def _hash(token_ids, key0, key1):
-    """`specq.verification.noise.hash_tokens`, of int32."""
+    """Return `specq.verification.noise.hash_tokens` of int32."""
     x = token_ids * -1640531535 + key0
     x ^= (x >> 15) & 0x1FFFF
     x *= 0x7FEB352D
@@ -61,15 +61,18 @@ def _hash(token_ids, key0, key1):
 
 @triton.jit
 def _gumbel(hashes):
-    """Noise f32 as it is defined: 1 - u is exact in float64, so its logarithm is log1p(-u)."""
+    """Return noise f32 by its definition. 1 - u is exact in float64, so its logarithm is log1p(-u)."""
     u = (hashes.to(tl.float64) + 2147483648.5) * 2.3283064365386963e-10  # 2**-32
     return (-tl.log(-tl.log(1.0 - u))).to(tl.float32)
 
 
 @triton.jit
 def _limit(scaled, hashes):
-    """A bound of scaled + noise from above: -log(-log1p(-u)) <= -log(u), and a float's bits, as an integer, are at most
-    2**23 * (log2 + 127). The half of the hash, rounded down, fits int32. What this adds is below 0.07."""
+    """Return an upper bound of scaled + noise, less than 0.07 above it.
+
+    It uses -log(-log1p(-u)) <= -log(u). A float's bits, as an integer, are at most 2**23 * (log2 + 127). Half of the
+    hash, rounded down, fits int32.
+    """
     half = ((hashes ^ -2147483648) >> 1) & 0x7FFFFFFF
     log2 = half.to(tl.float32).to(tl.int32, bitcast=True).to(tl.float32) * 1.1920928955078125e-07 - 127.0  # 2**-23
     return scaled + ((31.0 - log2) * LOG2 + MARGIN)
@@ -77,8 +80,10 @@ def _limit(scaled, hashes):
 
 @triton.jit
 def _better(relative, is_token, temperature, inverse, bound, token_ids, lane, key0, key1, best, best_id):
-    """Return the best score and its token, of those so far and of some more: scaled logits and noise are computed as
-    they are defined only where a limit says that they can decide."""
+    """Return the best score and its token, of the best so far and some more tokens.
+
+    Exact scaled logits and noise are computed only for tokens whose upper bound can win.
+    """
     scaled = relative * inverse
     limit = tl.where(is_token & (scaled >= bound - MARGIN), _limit(scaled, _hash(token_ids, key0, key1)), float("-inf"))
     highest = tl.max(limit, 0)
@@ -115,11 +120,12 @@ def choose_kernel(
     places, scores,
     score_ids, which, OF_SOME: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, parts): scores f32 and score_ids i32[parts, rows]: the largest of scaled logits plus noise in each part,
-        at T = 0 of
-    logits, and its first place. Rows with top-k or top-p have distributions; of those with places only the heads are
-        looked
-    at. OF_SOME: the rows are `which` i32[rows]; else all, in as many parts as there are splits."""
+    """Grid (rows, parts). Find the largest of scaled logits plus noise in each part. At T = 0, of logits.
+
+    Writes scores f32[parts, rows] and score_ids i32[parts, rows], the first place of the largest. Rows with top-k or
+    top-p have distributions. For rows with places, only the heads are read. OF_SOME: the rows are `which` i32[rows].
+    Otherwise all rows, with as many parts as splits.
+    """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * tl.num_programs(0) + row
     if OF_SOME:
@@ -151,7 +157,7 @@ def choose_kernel(
 
 @triton.jit
 def _best_head(bound, count, heads, head_ids, part, key0, key1, best, best_id, BLOCK: tl.constexpr):
-    """The best score in a part of a row's heads, and its token."""
+    """Return the best score in a part of a row's heads, and its token."""
     lane = tl.arange(0, BLOCK)
     for at in range(part * BLOCK, count, tl.num_programs(1) * BLOCK):
         is_head = at + lane < count
@@ -163,7 +169,7 @@ def _best_head(bound, count, heads, head_ids, part, key0, key1, best, best_id, B
 
 @triton.jit
 def _best_token(base, vocab, top, temperature, bound, part, key0, key1, best, best_id, BLOCK: tl.constexpr):
-    """The best score in a part of the row, and its token."""
+    """Return the best score in a part of the row, and its token."""
     lane, inverse = tl.arange(0, BLOCK), 1.0 / temperature
     for at in range(part * BLOCK, vocab, tl.num_programs(1) * BLOCK):
         token_ids = at + lane
@@ -182,8 +188,12 @@ def _best_token(base, vocab, top, temperature, bound, part, key0, key1, best, be
 def pick_kernel(
     logits, stride, vocab, splits, scores, score_ids, num_parts, highest, token_ids, fed_ids, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows): highest f32[rows], the largest score of any part, NaN if there is one; token_ids i32[rows], its first
-    token; fed_ids i32[rows], the same, or any token where there is none."""
+    """Grid (rows). Combine the parts of each row.
+
+    - highest f32[rows]: the largest score of any part. NaN if a part has NaN.
+    - token_ids i32[rows]: its first token.
+    - fed_ids i32[rows]: the same, or any valid token if there is none.
+    """
     row, part = tl.program_id(0), tl.arange(0, MAX_SPLITS)
     at = part * tl.num_programs(0) + row
     score = tl.load(scores + at, mask=part < num_parts, other=float("-inf"))

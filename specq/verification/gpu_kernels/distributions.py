@@ -1,7 +1,7 @@
-"""`distributions_kernel` finds where top-k and top-p cut a row, and what mass is kept: among the tokens that
-`heads_kernel` gathered or, where these do not suffice, in the whole row.
+"""`distributions_kernel` finds where top-k and top-p cut a row, and the mass that is kept.
 
-`probs_kernel` looks up the probabilities of tokens in distributions that are known.
+It uses the tokens that `heads_kernel` gathered, or the whole row if these are not enough. `probs_kernel` looks up the
+probabilities of tokens in known distributions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specq.verification.gpu_kernels.rows import (
     top_p_of,
 )
 
-# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# Mypy does not know Triton's decorator and types, since the package is missing on a machine without a GPU.
 # mypy: ignore-errors
 
 
@@ -33,8 +33,11 @@ from specq.verification.gpu_kernels.rows import (
 def probs_kernel(
     logits, stride, vocab, splits, words, distributions, which, asked, width, probs, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(n): probs f64[n, width], the probabilities of the tokens asked i64[n, width] in the rows which i64[n], with
-    distributions f64[rows, 4] as in `Distributions`; 0 for what is no token, such as -1."""
+    """Grid (n). Look up the probabilities of the tokens asked i64[n, width] in the rows which i64[n].
+
+    Writes probs f64[n, width]. The distributions f64[rows, 4] are as in `Distributions`. The result is 0 for an invalid
+    token, such as -1.
+    """
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(which + place)
     lane = tl.arange(0, BLOCK)
@@ -45,7 +48,7 @@ def probs_kernel(
         tl.store(probs + place * width + at + lane, found, mask=is_asked)
 
 
-# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# Mypy does not know Triton's decorator and types, since the package is missing on a machine without a GPU.
 # mypy: ignore-errors
 
 
@@ -54,7 +57,7 @@ LAST_KEY = tl.constexpr(0x7F800000)  # of -inf
 
 @triton.jit
 def _key(scaled):
-    """Scaled logits are <= 0: as keys, the bits of their absolute values ascend where they descend."""
+    """Return sort keys. Scaled logits are <= 0, so the bits of their absolute values ascend where they descend."""
     return scaled.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
@@ -68,8 +71,11 @@ def _split_at(
     base, top, temperature, vocab, scaled_in, weights, num_heads, in_row, last, middle,
     BY_COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of the gathered tokens or, if in_row, of the row, those with keys up to `last`: f64, the weight, or the number,
-    of keys below `middle`; i32, the largest of these; i32, the smallest other."""
+    """Split the tokens with keys up to `last` at the key `middle`.
+
+    The tokens are the gathered ones, or those of the row if in_row. Return the weight or the number of keys below
+    `middle`, f64. Then return the largest such key, and the smallest other, i32.
+    """
     lane = tl.arange(0, BLOCK)
     sums = tl.zeros([BLOCK], tl.float64)
     below = tl.full([BLOCK], -1, tl.int32)
@@ -103,9 +109,11 @@ def _key_reaching(
     base, top, temperature, vocab, scaled_in, weights, num_heads, in_row, last, aim,
     BY_COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The key, among those up to `last`, at which the sum over ascending keys reaches `aim`: bisection, in which either
-    end goes on to the next key that there is."""
-    low, high = tl.zeros([], tl.int32), last + 1  # the sum of keys below low is less than aim, that below high is not
+    """Return the key, among those up to `last`, at which the sum over ascending keys reaches `aim`.
+
+    This is a bisection in which each end moves to the next existing key.
+    """
+    low, high = tl.zeros([], tl.int32), last + 1  # the sum below low is less than aim, the sum below high is not
     while high - low > 1:
         middle = low + (high - low) // 2
         mass, below, above = _split_at(
@@ -124,8 +132,11 @@ def distributions_kernel(
     places, of_all,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows): distributions f64[rows, 4] as in `Distributions`; places i32[rows]: 1 where all that is kept is among the
-    gathered heads, whose scaled logits and weights are those of `weigh_kernel`. Rows as in `heads_kernel`."""
+    """Grid (rows). Write distributions f64[rows, 4], as in `Distributions`, and places i32[rows].
+
+    places is 1 if all kept tokens are among the gathered heads. Their scaled logits and weights come from
+    `weigh_kernel`. Rows as in `heads_kernel`.
+    """
     row = tl.program_id(0).to(tl.int64)
     temperature, top_k, top_p = temperature_of(words, row), top_k_of(words, row, vocab), top_p_of(words, row)
     is_ranked = (top_k > 0) | (top_p < 1)
@@ -159,8 +170,10 @@ def _ranked(
     base, top, temperature, vocab, scaled, weights, count, fits, head_mass, low_mass, top_k, top_p, least,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of a row with top-k or top-p: its bound, mass and moment, and 1 if they come from the heads alone, which they do
-    if these are there and suffice."""
+    """Return the bound, mass and moment of a row with top-k or top-p, and 1 if they come from the heads alone.
+
+    That is the case if the heads are present and enough.
+    """
     num_heads = tl.where(fits, count, 0)
     reaches = tl.where(top_k > 0, count >= top_k, head_mass >= top_p * (head_mass + low_mass))
     in_row = (fits == 0) | (reaches == 0)
@@ -185,8 +198,10 @@ def _ranked(
 
 @triton.jit
 def _kept(base, top, temperature, vocab, heads, weights, num_heads, in_row, bound, BLOCK: tl.constexpr):
-    """(f64, f64): the weight, and weight times scaled logits, of tokens with scaled >= bound: of the heads or the
-    row."""
+    """Return (f64, f64): the weight, and weight times scaled logits, of tokens with scaled >= bound.
+
+    The tokens are the heads or the row.
+    """
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float64)
     moment = tl.zeros([BLOCK], tl.float64)

@@ -1,6 +1,6 @@
-"""`tops_kernel` finds each row's largest logit; `heads_kernel` gathers its likely tokens and sums the rest."""
+"""`tops_kernel` finds each row's largest logit. `heads_kernel` gathers its likely tokens and sums the rest."""
 
-# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# Mypy does not know Triton's decorator and types, since the package is missing on a machine without a GPU.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from specq.verification.gpu_kernels.rows import (
 )
 
 HEAD = tl.constexpr(10.0)  # scaled logits from -HEAD up are gathered
-UNROLLED = tl.constexpr(4)  # blocks whose logits are asked for before the first of them is looked at
-OVERFULL = tl.constexpr(1 << 24)  # more than there is room for, also if other parts are added
-LEAST = tl.constexpr(-1e4)  # no weight is left there, and 0 times it is 0
+UNROLLED = tl.constexpr(4)  # blocks whose logits are loaded before the first is used
+OVERFULL = tl.constexpr(1 << 24)  # more than the room, also after adding other parts
+LEAST = tl.constexpr(-1e4)  # a token there has no weight, and 0 times this is 0
 
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["tops", "top_ids"])
 def tops_kernel(logits, stride, vocab, splits, tops, top_ids, BLOCK: tl.constexpr):
-    """(logit rows, splits): tops f32 and top_ids i32[splits, logit rows], the largest logit of each part and its first
-    place; NaN if there is one."""
+    """Grid (logit rows, splits). Find the largest logit of each part and its first place. NaN if there is one.
+
+    Writes tops f32[splits, logit rows] and top_ids i32[splits, logit rows].
+    """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     base, part = logits + row * stride, split * tl.num_programs(0) + row
     lane = tl.arange(0, BLOCK)
@@ -50,9 +52,12 @@ def tops_kernel(logits, stride, vocab, splits, tops, top_ids, BLOCK: tl.constexp
 
 @triton.jit
 def _sums(base, vocab, top, temperature, split, splits, BLOCK: tl.constexpr):
-    """Of the tokens of a part: the mass and the mass times scaled logits, both f64. In float32 but for the last sum of
-    256 numbers: what a lane adds up is a few hundred weights, whose errors are as often up as down. The likeliest are
-    counted apart: where they have nearly all of the mass, what is beside them would be lost in it."""
+    """Return of a part's tokens the mass and the mass times scaled logits, both f64.
+
+    The sums are float32 except for the last sum of 256 numbers. A lane adds a few hundred weights, and their errors are
+    up as often as down. The likeliest tokens are counted separately. If they have nearly all the mass, a float32 sum
+    would lose the other weights.
+    """
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float32)
     moment = tl.zeros([BLOCK], tl.float32)
@@ -69,8 +74,10 @@ def _sums(base, vocab, top, temperature, split, splits, BLOCK: tl.constexpr):
 
 @triton.jit
 def _kept_sums(base, vocab, top, temperature, least, split, splits, BLOCK: tl.constexpr):
-    """The same of those that min-p keeps: whether a token that is at its bound is one, its exact scaled logit
-    decides."""
+    """Return the same for the tokens that min-p keeps.
+
+    For a token at its bound, the exact scaled logit decides.
+    """
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float32)
     moment = tl.zeros([BLOCK], tl.float32)
@@ -92,10 +99,13 @@ def heads_kernel(
     logits, stride, vocab, splits, words, num_logit_rows, tops, counts, columns, heights, room, sums, of_all,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, splits), of rows with T > 0. Where there is top-k or top-p, gather tokens with scaled >= -HEAD or nearly
-    so: counts i32[rows, splits], OVERFULL where there was too little room; columns and heights as in `_gather`. sums
-    f64[rows, splits, 3]: of the other tokens that min-p keeps the mass; 0; and what `weigh_kernel` adds. Of the other
-    rows, if of_all: of all tokens that min-p keeps the mass, and the mass times scaled logits."""
+    """Grid (rows, splits), for rows with T > 0. Gather the likely tokens, and sum the others.
+
+    With top-k or top-p, gather tokens with scaled >= -HEAD or nearly that. counts i32[rows, splits] is OVERFULL if
+    there was too little room. columns and heights as in `_gather`. sums f64[rows, splits, 3]: the mass of the other
+    tokens that min-p keeps, then 0, then the sum of `weigh_kernel`. For the other rows, if of_all, the sums are over
+    all tokens that min-p keeps: mass, and mass times scaled logits.
+    """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = temperature_of(words, row)
     is_ranked = (top_k_of(words, row, vocab) > 0) | (top_p_of(words, row) < 1)
@@ -107,7 +117,7 @@ def heads_kernel(
             mass, height = _gather(
                 base, vocab, top, temperature, least, split, splits, columns + part * room * BLOCK, room, BLOCK
             )
-            moment = tl.zeros([], tl.float64)  # nobody asks for it
+            moment = tl.zeros([], tl.float64)  # not needed
             tl.store(heights + part * BLOCK + tl.arange(0, BLOCK), height)
             tl.store(counts + part, tl.where(tl.max(height, 0) <= room, tl.sum(height, 0), OVERFULL))
         elif least > float("-inf"):
@@ -120,9 +130,12 @@ def heads_kernel(
 
 @triton.jit
 def _gather(base, vocab, top, temperature, least, split, splits, columns, room, BLOCK: tl.constexpr):
-    """Gather the heads of a part, each lane in a column of its own, which asks nothing of other lanes: columns
-    i64[room, BLOCK] hold tokens, and in the low halves the bits of logits relative to the largest. Return the other
-    tokens' mass f64, and the heights of the columns i32[BLOCK], more than the room where heads are missing."""
+    """Gather the heads of a part, each lane in its own column, so that lanes need no exchange.
+
+    columns i64[room, BLOCK] hold tokens, and in the low halves the bits of logits relative to the largest. Return the
+    other tokens' mass f64, and the heights of the columns i32[BLOCK]. A height above the room means that heads are
+    missing.
+    """
     inverse = 1.0 / temperature
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float32)
@@ -156,8 +169,11 @@ def weigh_kernel(
     logits, stride, vocab, splits, words, counts, columns, heights, room, wide, scaled_out, head_ids, weights, sums,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, splits): of rows with top-k or top-p and not more than `wide` heads, [rows, wide] without gaps: their
-    scaled logits f32, their tokens i32, and their weights f64; the third of sums: the weight of each part."""
+    """Grid (rows, splits). Write the heads of rows with top-k or top-p and at most `wide` heads, without gaps.
+
+    Writes [rows, wide]: their scaled logits f32, tokens i32 and weights f64. The third of sums receives the weight of
+    each part.
+    """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = temperature_of(words, row)
     is_ranked = (top_k_of(words, row, vocab) > 0) | (top_p_of(words, row) < 1)

@@ -1,11 +1,12 @@
-"""`walk_kernel` and `longest_kernel` go down drafted trees, a program a session: which nodes are accepted, and with
-what the token that follows is chosen. So the host waits once, when that token is there.
+"""`walk_kernel` and `longest_kernel` walk down drafted trees, one program per session.
 
-Trees lie in memory as `specq.verification.cuda_paths` writes them: a session has at most BLOCK nodes, siblings and
-tokens that they or their distribution name, each of which is a lane.
+They find the accepted nodes, and the numbers that choose the token after them. So the host waits once, for that token.
+
+`specq.verification.cuda_paths` defines the memory layout of the trees. A session has at most BLOCK nodes, siblings, and
+tokens of the siblings or their distribution. Each has its own lane.
 """
 
-# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# Mypy does not know Triton's decorator and types, since the package is missing on a machine without a GPU.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ CONTEXT = tl.constexpr(-1)  # the end of a path without nodes
 
 @triton.jit
 def _tree(trees, step, lane):
-    """Where a step's nodes begin, how many there are, and their parents, by lane."""
+    """Return the start of a step's nodes, their number, and their parents by lane."""
     first = tl.load(trees + step)
     count = tl.load(trees + step + 1) - first
     parents = tl.load(trees + tl.num_programs(0) + 1 + first + lane, mask=lane < count, other=CONTEXT)
@@ -29,7 +30,7 @@ def _tree(trees, step, lane):
 
 @triton.jit
 def _are_numbers(distributions, first_row, count, lane):
-    """Whether all rows of a step have a finite largest logit."""
+    """Return whether all rows of a step have a finite largest logit."""
     top = tl.load(distributions + (first_row + lane) * 4, mask=lane <= count, other=0.0)
     return tl.min((tl.abs(top) < float("inf")).to(tl.int32), 0) > 0
 
@@ -45,13 +46,18 @@ def walk_kernel(
     edit_values, lengths, nodes,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(steps): the rule of `probabilistic`, as `specq.verification.walks` has it: lengths i32[steps] of the accepted
-    paths, -1 where a row is not of numbers; nodes i32[n], of each path from where the step's nodes begin on; draws
-    [steps] of DRAW, edit_ids i64 and edit_values f64[steps, BLOCK], with which the token that follows is drawn.
+    """Grid (steps). Judge by the rule of `probabilistic`, as in `specq.verification.walks`.
 
-    numbers f64: a uniform number for each node's acceptance, then one for each row's draw. trees i32: where the nodes
-    of each step begin and the last ones end, then parents[n], whether nodes are sampled [n], named [n, width + 1] and
-    weights [n, width] as in `Drafted`."""
+    Writes:
+    - lengths i32[steps]: of the accepted paths. -1 if a row has no finite numbers.
+    - nodes i32[n]: each path, from the start of the step's nodes on.
+    - draws [steps] of DRAW, edit_ids i64 and edit_values f64[steps, BLOCK]: for the draw of the next token.
+
+    Reads:
+    - numbers f64: a uniform number for each node's acceptance, then one for each row's draw.
+    - trees i32: the start of each step's nodes and the end of the last. Then parents [n], is_sampled [n], named [n,
+      width + 1] and weights [n, width], as in `Drafted`.
+    """
     step, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     first, count, parents = _tree(trees, step, lane)
     first_row, is_node = first + step, lane < count
@@ -62,7 +68,7 @@ def walk_kernel(
     own_ids = tl.load(named + (first + lane) * (width + 1) + width, mask=is_node, other=-1)
     own_probs = probs_of(logits, stride, vocab, words, distributions, first_row + parents + 1, own_ids)
     uniforms = tl.load(numbers + first + lane, mask=is_node, other=0.0)
-    order = lane + tl.where(is_sampled, 0, BLOCK)  # of judgement: sampled siblings in draw order, then point masses
+    order = lane + tl.where(is_sampled, 0, BLOCK)  # sampled siblings in draw order, then point masses
     end = tl.full([], CONTEXT, tl.int32)
     length = tl.zeros([], tl.int32)
     num_edits = tl.zeros([], tl.int32)
@@ -129,11 +135,12 @@ def longest_kernel(
     logits, stride, vocab, splits, words, distributions, numbers, trees, num_nodes, last_rows, lengths, nodes,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(steps): the longest accepted path, as `specq.verification.longest` finds it: lengths and nodes as in
-    `walk_kernel`, and last_rows i32[steps], the row that follows each path.
+    """Grid (steps). Find the longest accepted path, as `specq.verification.longest` does.
 
-    numbers f64: limits, then deltas, of all rows, as in `Bars`. trees as in `walk_kernel`, but for named i32[n], the
-    nodes' tokens, and nothing after it."""
+    Writes lengths and nodes as in `walk_kernel`, and last_rows i32[steps], the row that follows each path.
+    Reads numbers f64: limits, then deltas, of all rows, as in `Bars`. trees are as in `walk_kernel` up to named, which
+    is i32[n], the nodes' tokens. It lacks weights.
+    """
     step, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     first, count, parents = _tree(trees, step, lane)
     first_row, is_node = first + step, lane < count

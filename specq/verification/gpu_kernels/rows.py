@@ -1,10 +1,9 @@
-"""What the kernels have in common: the fields of rows, as ROW of `specq.verification.packing` lies in memory, in words
-of 8 bytes, and their logits.
+"""Shared functions of the kernels: the fields of rows, and their logits.
 
-`chunks_kernel` and `draw_kernel` draw tokens from edited distributions, by inversion: the first sums the weights of
-each chunk of a row, the second finds the chunk in which a row's uniform number falls, and the token there.
-
-What a draw is made with lies in memory as DRAW of `specq.verification.cuda_paths`, in words of 8 bytes.
+ROW of `specq.verification.host_kernels` defines the fields, in words of 8 bytes.
+`chunks_kernel` and `draw_kernel` draw tokens from edited distributions by inversion. The first sums the weights of each
+chunk of a row. The second finds the chunk that contains a row's uniform number, and the token there. DRAW of
+`specq.verification.cuda_paths` defines the layout of a draw, in words of 8 bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# Mypy does not know Triton's decorator and types, since the package is missing on a machine without a GPU.
 # mypy: ignore-errors
 
 
@@ -42,14 +41,14 @@ def top_p_of(words, row):
 
 @triton.jit
 def top_k_of(words, row, vocab):
-    """0 for none."""
+    """Return top_k, or 0 if it keeps all tokens."""
     top_k = tl.load(words + row * 6 + 3)
     return tl.where(top_k < vocab, top_k, 0)
 
 
 @triton.jit
 def top_of(tops, num_logit_rows, logit_row, splits):
-    """The largest logit of a row; NaN if a split found one."""
+    """Return the largest logit of a row. NaN if a split found one."""
     split = tl.arange(0, MAX_SPLITS)
     parts = tl.load(tops + split * num_logit_rows + logit_row, mask=split < splits, other=float("-inf"))
     is_nan = tl.max((parts != parts).to(tl.int32), 0)
@@ -58,15 +57,19 @@ def top_of(tops, num_logit_rows, logit_row, splits):
 
 @triton.jit
 def relative_logits(base, token_ids, is_token, top):
-    """Logits f32 of some tokens of a row relative to its largest, -inf where there is none. Divided by T, with correct
-    rounding, they are the scaled logits; that is slow, and done only where it can decide."""
+    """Return logits f32 of some tokens of a row relative to its largest. -inf for invalid tokens.
+
+    Divided by T with correct rounding, they are the scaled logits. That is slow, and is done only if it can decide.
+    """
     return tl.load(base + token_ids, mask=is_token, other=float("-inf")).to(tl.float32) - top
 
 
 @triton.jit
 def probs_of(logits, stride, vocab, words, distributions, row, token_ids):
-    """The probabilities f64 of tokens in a row, or each in a row of its own, whose distributions f64[rows, 4] are
-    known; 0 for what is no token, such as -1."""
+    """Return the probabilities f64 of tokens in a row, or each in its own row. 0 for an invalid token, such as -1.
+
+    The distributions f64[rows, 4] must be known.
+    """
     is_token = (token_ids >= 0) & (token_ids < vocab)
     found = distributions + row * 4
     base, top = logits + logit_row_of(words, row) * stride, tl.load(found).to(tl.float32)
@@ -75,20 +78,22 @@ def probs_of(logits, stride, vocab, words, distributions, row, token_ids):
     return tl.where(is_kept, tl.exp(scaled.to(tl.float64)), 0.0) / tl.load(found + 2)
 
 
-# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# Mypy does not know Triton's decorator and types, since the package is missing on a machine without a GPU.
 # mypy: ignore-errors
 
 
 @triton.jit
 def _span(vocab, num_chunks, BLOCK: tl.constexpr):
-    """The tokens of a chunk: whole blocks of them."""
+    """Return the number of tokens of a chunk, in whole blocks."""
     return tl.cdiv(tl.cdiv(vocab, BLOCK), num_chunks) * BLOCK
 
 
 @triton.jit
 def _weights(logits, stride, vocab, draws, edit_ids, edit_values, row, at, BLOCK: tl.constexpr):
-    """f64[BLOCK]: the weights of the tokens from `at` on: exp(s) where s >= bound; of edited tokens what the edits
-    say."""
+    """Return f64[BLOCK]: the weights of the tokens from `at` on.
+
+    The weight is exp(s) if s >= bound, else 0. The edits replace it for edited tokens.
+    """
     words, numbers = draws + row * 7, draws.to(tl.pointer_type(tl.float64)) + row * 7
     temperature = tl.load(numbers + 3).to(tl.float32)
     top, bound = tl.load(numbers + 4).to(tl.float32), tl.load(numbers + 5).to(tl.float32)
@@ -108,8 +113,7 @@ def _weights(logits, stride, vocab, draws, edit_ids, edit_values, row, at, BLOCK
     do_not_specialize_on_alignment=["draws", "edit_ids", "edit_values", "sums"],
 )
 def chunks_kernel(logits, stride, vocab, splits, draws, edit_ids, edit_values, sums, BLOCK: tl.constexpr):
-    """(draws, chunks): sums f64[draws, chunks], of the weights of each chunk, which has tokens that follow each
-    other."""
+    """Grid (draws, chunks). Sum the weights of each chunk, sums f64[draws, chunks]. A chunk has consecutive tokens."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     span = _span(vocab, tl.num_programs(1), BLOCK)
     mass = tl.zeros([BLOCK], tl.float64)
@@ -125,9 +129,12 @@ def chunks_kernel(logits, stride, vocab, splits, draws, edit_ids, edit_values, s
 def draw_kernel(
     logits, stride, vocab, splits, draws, edit_ids, edit_values, sums, num_chunks, chosen, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(draws): chosen i32[draws], the first token up to which the weights sum to more than the uniform number times
-    all. Sums of a scan may be a last bit more at a token without weight, so such a token is never chosen; where
-    rounding leaves none, it is the last with weight."""
+    """Grid (draws). Draw a token for each, chosen i32[draws].
+
+    It is the first token up to which the weights sum to more than the uniform number times all. The sum of a scan may
+    be one last bit larger at a token without weight. So such a token is never chosen. If rounding leaves none, it is
+    the last token with weight.
+    """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, MAX_SPLITS)
     masses = tl.load(sums + row * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)

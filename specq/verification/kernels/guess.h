@@ -1,7 +1,7 @@
-/* What the target will draw by, as drafters guess it: scaled logits plus noise, near enough for guesses. */
+/* Scaled logits plus noise, precise enough for drafters, which guess what the target will draw. */
 #pragma once
 
-/* ln x of normal floats, within about 1e-7 of itself (the polynomial is Cephes' logf). */
+/* ln x of normal floats, with an error of about 1e-7 (the polynomial is Cephes' logf). */
 INLINE v8 log8(v8 x) {
     static const float factors[] = {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
                                     -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
@@ -15,7 +15,7 @@ INLINE v8 log8(v8 x) {
     return m + (y * m * z - 0.5f * z) + e * 0.693147181f;
 }
 
-/* Gumbel noise of eight hashes, within 1e-5 of what it is defined as. */
+/* Gumbel noise of eight hashes, within 1e-5 of its definition. */
 INLINE v8 near_gumbel8(v8u hashes) {
     v8u h = hashes ^ 0x80000000u;
     v8 u = (__builtin_convertvector(h, v8) + 0.5f) * 0x1p-32f, left = (__builtin_convertvector(~h, v8) + 0.5f) * 0x1p-32f;
@@ -46,8 +46,8 @@ static void add_near_noise(Keys keys, const int32_t *token_ids, const Work *work
     }
 }
 
-/* Of rows with T > 0, all of whose tokens count: out [num][vocab]. token_ids [vocab]: the token of each column, NULL where it is the
- * column's number; `later`: so many positions after those of the rows. */
+/* Write the scores of rows with T > 0 and without cuts, out [num][vocab]. token_ids [vocab]: the token of each column, or NULL
+ * if it is the column's number. `later`: added to the rows' positions. */
 void specq_near_scores(const float *logits, long stride, int vocab, int num, const Row *rows, const int32_t *token_ids,
                        long later, float *out) {
     Work *work = work_of(vocab);

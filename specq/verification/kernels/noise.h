@@ -1,10 +1,10 @@
-/* Counter-based noise, the bits of `specq.verification.noise` and `seeds`. */
+/* Counter-based noise, with the bits of `specq.verification.noise` and `seeds`. */
 #pragma once
 #include "vectors.h"
 
 enum { GUMBEL = 1 }; /* the domain of the rows' own noise */
 
-/* The keys of a row's draws; as `specq.verification.seeds` makes them. */
+/* The keys of a row's draws, as in `specq.verification.seeds`. */
 typedef struct {
     uint32_t key0, key1;
 } Keys;
@@ -38,5 +38,5 @@ static double uniform(uint32_t token_id, Keys keys) {
     return ((double)(int32_t)hash8((v8u){token_id}, keys)[0] + 2147483648.5) * 0x1p-32;
 }
 
-/* Gumbel noise as it is defined. */
+/* Gumbel noise by its definition. */
 static float gumbel(int token_id, Keys keys) { return (float)-log(-log1p(-uniform((uint32_t)token_id, keys))); }

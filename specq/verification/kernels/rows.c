@@ -1,7 +1,7 @@
 /* Target logits on a CPU: the own tokens, distributions and draws of some rows of float32 logits.
- * `specq.verification.sampling` says what these are; the values are those of its formulas to the last bit, but for the order of float64 sums.
+ * `specq.verification.sampling` defines them. The values are those of its formulas to the last bit, except for the order of float64 sums.
  *
- * Rule: what comes out for a row does not depend on the other rows. */
+ * Rule: the result for a row does not depend on the other rows. */
 #include <stdlib.h>
 #include <string.h>
 #include "noise.h"
@@ -9,7 +9,7 @@
 
 enum { HEAD = 12, ALL_KEYS = 0x7fffffff };
 
-/* ROW of `specq.verification.packing`. */
+/* ROW of `specq.verification.host_kernels`. */
 typedef struct {
     int64_t logit_row, position;
     uint64_t seed;
@@ -18,19 +18,19 @@ typedef struct {
     float temperature, log_min_p;
 } Row;
 
-/* As in `specq.verification.target_rows.Distributions`; top and bound are float32 values. */
+/* As in `specq.verification.target_rows.Distributions`. top and bound are float32 values. */
 typedef struct {
     double top, bound, mass, moment;
 } Distribution;
 
-/* Of one row, `width` a multiple of LANES: past the vocabulary scaled logits are -inf and weights 0. */
+/* Buffers for one row. `width` is a multiple of LANES. Beyond the vocabulary, scaled logits are -inf and weights 0. */
 typedef struct {
     int vocab, width;
     float *scaled, *limits;
     double *weights, *heads;
 } Work;
 
-/* Each thread keeps its own from call to call. */
+/* Each thread keeps its own buffers between calls. */
 static Work *work_of(int vocab) {
     static _Thread_local Work work;
     static _Thread_local int room;
@@ -45,7 +45,7 @@ static Work *work_of(int vocab) {
     return &work;
 }
 
-/* The largest of a row's logits; NaN if one is. */
+/* The largest of a row's logits, or NaN if one is NaN. */
 static float largest(const float *x, int n) {
     v8 best = (v8){0} - INFINITY;
     v8i is_nan = {0};
@@ -64,14 +64,14 @@ static float largest(const float *x, int n) {
     return any8(is_nan) ? NAN : top;
 }
 
-/* The first place of a value that is there. */
+/* The first place of a value, which must be present. */
 static int place_of(const float *x, float value) {
     int i = 0;
     while (x[i] != value) i++;
     return i;
 }
 
-/* Fill work->scaled; return the largest logit. */
+/* Fill work->scaled, and return the largest logit. */
 static float scale(const float *logits, const Row *row, Work *work) {
     float top = largest(logits, work->vocab), temperature = row->temperature;
     int i = 0;
@@ -82,7 +82,7 @@ static float scale(const float *logits, const Row *row, Work *work) {
     return top;
 }
 
-/* Fill work->weights, e^scaled; return their sum. */
+/* Fill work->weights with e^scaled, and return their sum. */
 static double weigh(Work *work) {
     v4d sum = {0};
     for (int i = 0; i < work->width; i += QUARTER) {
@@ -93,22 +93,22 @@ static double weigh(Work *work) {
     return sum4(sum);
 }
 
-/* Scaled logits are <= 0: as keys, the bits of their absolute values ascend where they descend. */
+/* Sort keys. Scaled logits are <= 0, so the bits of their absolute values ascend where they descend. */
 INLINE uint32_t key_of(float scaled) {
     uint32_t bits;
     memcpy(&bits, &scaled, sizeof bits);
     return bits & ALL_KEYS;
 }
 
-/* The keys of a row's tokens, or of its likeliest, and their weights; without weights each counts 1. */
+/* The keys of a row's tokens, or of its likeliest, and their weights. Without weights each counts 1. */
 typedef struct {
     const uint32_t *keys;
     const double *weights;
     int count;
 } Keyed;
 
-/* The key, among those up to `last`, at which the sum over ascending keys reaches `aim`. Its digits are found one by one;
- * rounding may leave the aim just beyond the sum, which means the largest key. */
+/* The key, among those up to `last`, at which the sum over ascending keys reaches `aim`. Its digits are found one by one.
+ * Rounding may leave the aim just beyond the sum. Then the result is the largest key. */
 static uint32_t key_reaching(Keyed of, uint32_t last, double aim) {
     static const int shifts[] = {20, 10, 0};
     uint32_t found = 0;
@@ -146,8 +146,8 @@ static double sum_up_to(Keyed of, uint32_t last) {
     return sum;
 }
 
-/* The least scaled logit that top-k, top-p and min-p keep; `total` is the sum of the weights, needed for top-p. Few tokens
- * are likely as a rule, so at first only those within HEAD of the likeliest are looked at. */
+/* The least scaled logit that top-k, top-p and min-p keep. `total` is the sum of the weights, needed for top-p. Usually few
+ * tokens are likely, so the first pass reads only tokens within HEAD of the likeliest. */
 static float lower_bound(const Row *row, Work *work, double total) {
     int has_top_k = row->top_k > 0 && row->top_k < work->vocab;
     if (!has_top_k && row->top_p >= 1) return row->log_min_p;
@@ -164,7 +164,7 @@ static float lower_bound(const Row *row, Work *work, double total) {
     return fmaxf(-edge, row->log_min_p);
 }
 
-/* Sum the weights, and weights times scaled logits, of what the bound keeps. */
+/* Sum the weights, and weights times scaled logits, of the tokens that the bound keeps. */
 static void sum_kept(const Work *work, double bound, Distribution *distribution) {
     v4d mass = {0}, moment = {0};
     for (int i = 0; i < work->width; i += QUARTER) {
@@ -186,8 +186,8 @@ static int find_distribution(const float *logits, const Row *row, Work *work, Di
     return 0;
 }
 
-/* found [num], of rows with T > 0; logits [][stride]; probs [num_places][num_tokens]: the probabilities of token_ids in
- * rows which[num_places], 0 for a token id of -1. Return whether a row has no finite largest logit. */
+/* Write found [num] for rows with T > 0, from logits [][stride]. Write probs [num_places][num_tokens]: the probabilities of token_ids
+ * in rows which[num_places], 0 for a token id of -1. Return whether a row has no finite largest logit. */
 int specq_distributions(const float *logits, long stride, int vocab, int num, const Row *rows, Distribution *found,
                const int64_t *which, const int64_t *token_ids, double *probs, long num_places, long num_tokens) {
     Work *work = work_of(vocab);
@@ -205,22 +205,22 @@ int specq_distributions(const float *logits, long stride, int vocab, int num, co
     return 0;
 }
 
-/* uniforms [num], of the domain's draws. */
+/* Write uniforms [num] for the domain's draws. */
 void specq_uniforms(int num, const uint64_t *seeds, const int64_t *positions, const int64_t *token_ids, int domain,
                     double *uniforms) {
     for (int i = 0; i < num; i++)
         uniforms[i] = uniform((uint32_t)token_ids[i], keys_of(seeds[i], (uint64_t)positions[i], (uint64_t)domain));
 }
 
-/* Fill work->limits with bounds of scaled logits plus noise from above, -inf where scaled < bound; return the largest.
- * -log(-log1p(-u)) <= -log(u), and a float's bits, as an integer, are at most 2^23 (log2 + 127). What that adds, up to 0.06,
- * costs a few more candidates; MARGIN is for the rounding of these bounds. */
+/* Fill work->limits with upper bounds of scaled logits plus noise, -inf where scaled < bound. Return the largest.
+ * -log(-log1p(-u)) <= -log(u), and a float's bits, as an integer, are at most 2^23 (log2 + 127). The bounds are up to 0.06 too
+ * high, which costs a few more candidates. MARGIN covers the rounding of the bounds. */
 static float limit_scores(Keys keys, Work *work, float bound) {
     const float LOG2 = 0.693147181f, MARGIN = 1e-3f;
     v8u token_ids = {0, 1, 2, 3, 4, 5, 6, 7};
     v8 best = (v8){0} - INFINITY;
     for (int i = 0; i < work->width; i += LANES, token_ids += LANES) {
-        v8u half = (hash8(token_ids, keys) ^ 0x80000000u) >> 1; /* half the hash, rounded down: fits int32 */
+        v8u half = (hash8(token_ids, keys) ^ 0x80000000u) >> 1; /* half of the hash, rounded down: fits int32 */
         v8 log2 = __builtin_convertvector((v8i)__builtin_convertvector((v8i)half, v8), v8) * 0x1p-23f - 127;
         v8 scaled = *(v8 *)(work->scaled + i), limit = scaled + (LOG2 * (31 - log2) + MARGIN);
         limit = select8(scaled >= bound, limit, (v8){0} - INFINITY);
@@ -232,8 +232,8 @@ static float limit_scores(Keys keys, Work *work, float bound) {
     return top;
 }
 
-/* The argmax, of tokens with scaled >= bound, of scaled logits plus noise; the first of equals. Noise is computed as it is
- * defined only where it can decide. */
+/* The argmax of scaled logits plus noise over tokens with scaled >= bound, the first of equals. Exact noise is computed only
+ * for tokens that can win. */
 static int choose(Keys keys, Work *work, float bound) {
     float highest = limit_scores(keys, work, bound);
     int likely = place_of(work->limits, highest), found = likely;
@@ -249,7 +249,7 @@ static int choose(Keys keys, Work *work, float bound) {
     return found;
 }
 
-/* token_ids [num]: each row's own token. Return whether one has none. */
+/* Write token_ids [num]: each row's own token. Return whether a row has none. */
 int specq_own_tokens(const float *logits, long stride, int vocab, int num, const Row *rows, int32_t *token_ids) {
     Work *work = work_of(vocab);
     for (; num > 0; num--, rows++, token_ids++) {
@@ -265,9 +265,9 @@ int specq_own_tokens(const float *logits, long stride, int vocab, int num, const
     return 0;
 }
 
-/* Draw from the edited distributions of rows: token edit_ids[i] has probability edit_values[i], for i from
- * edit_starts[row] on.
- * token_ids [num]: by inversion, the first whose cumulative weight exceeds uniform times the sum. */
+/* Draw from the edited distributions of rows. Token edit_ids[i] has probability edit_values[i], for i from
+ * edit_starts[row] to edit_starts[row + 1] - 1.
+ * Write token_ids [num] by inversion: the first whose cumulative weight exceeds uniform times the sum. */
 int specq_draw(const float *logits, long stride, int vocab, int num, const Row *rows, const Distribution *found,
                const int64_t *edit_starts, const int64_t *edit_ids, const double *edit_values, const double *uniforms,
                int32_t *token_ids) {

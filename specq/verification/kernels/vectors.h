@@ -26,7 +26,7 @@ static int any8(v8i mask) {
     return found != 0;
 }
 
-/* a * b + c, fused wherever the processor can. */
+/* a * b + c, fused if the processor supports it. */
 INLINE v4d fma4(v4d a, v4d b, v4d c) {
 #if defined(__FMA__)
     return (v4d)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);

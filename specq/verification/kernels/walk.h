@@ -1,9 +1,9 @@
-/* Speculative sampling down the drafted trees of many sessions; `specq.verification.walks` explains the rule. */
+/* Speculative sampling down the drafted trees of many sessions. `specq.verification.walks` explains the rule. */
 #pragma once
 #include <math.h>
 #include <stdint.h>
 
-/* The children of one node while they are judged; an entry for each token that they or their distribution name. See
+/* The children of one node while they are judged. It has an entry for each token of the children or their distribution. See
  * `walks.SiblingGroup`. */
 typedef struct {
     int64_t *token_ids;
@@ -38,8 +38,8 @@ static int judge_child(SiblingGroup *group, int64_t token_id, double uniform, in
     return 0;
 }
 
-/* The drafted nodes and the paths, as in `walks`; `named`, `weights` and `probs` have the `width` tokens of
- * a draft distribution in a row, the first and the last one more; the edits have `room` places a step. */
+/* Walk down the drafted nodes, with nodes and paths as in `walks`. A row of `named`, `weights` and `probs` has the `width` tokens of
+ * a draft distribution. Rows of `named` and `probs` have one more element. The edits have `room` places per step. */
 void specq_walk(long num_steps, long width, long room, long levels, const int64_t *firsts, const int32_t *parents,
                 const uint8_t *is_sampled, const int64_t *named, const double *weights, const double *uniforms,
                 const double *probs, int64_t *ends, int64_t *lengths, int32_t *nodes, uint8_t *has_ended,
@@ -53,7 +53,7 @@ void specq_walk(long num_steps, long width, long room, long levels, const int64_
             for (int64_t i = first; i < end && !group.count; i++) /* the distribution that sampled siblings share */
                 for (long c = 0; c < width && parents[i] == ends[step] && is_sampled[i]; c++)
                     add(&group, named[i * (width + 1) + c], weights[i * width + c], probs[i * (width + 1) + c]);
-            for (int sampled = 1; sampled >= 0 && accepted < 0; sampled--) /* the sampled ones first, then point masses */
+            for (int sampled = 1; sampled >= 0 && accepted < 0; sampled--) /* sampled ones first, then point masses */
                 for (int64_t i = first; i < end && accepted < 0; i++) {
                     int64_t own = (i + 1) * (width + 1) - 1;
                     if (parents[i] != ends[step] || is_sampled[i] != sampled) continue;
@@ -68,12 +68,12 @@ void specq_walk(long num_steps, long width, long room, long levels, const int64_
     }
 }
 
-/* The longest path of accepted nodes of each step, as `longest.longest_path` finds it; arrays as above. */
+/* Find the longest path of accepted nodes of each step, as `longest.longest_path` does. Arrays as above. */
 void specq_longest(long num_steps, const int64_t *firsts, const int32_t *parents, const uint8_t *accepted, const double *probs,
                    int64_t *lengths, int32_t *nodes) {
     for (long step = 0; step < num_steps; step++) {
         int64_t first = firsts[step], num = firsts[step + 1] - first, best = 0;
-        int64_t depths[num + 1]; /* of the end of the context, then of the nodes; -1: no accepted path leads there */
+        int64_t depths[num + 1]; /* of the end of the context, then of the nodes; -1: without an accepted path */
         double likelihoods[num + 1];
         depths[0] = 0, likelihoods[0] = 0;
         for (int64_t i = 1; i <= num; i++) {

@@ -1,1 +1,1 @@
-"""One file for each strategy: which draft nodes are accepted. The table is `specq.verification.STRATEGIES`."""
+"""One file per strategy: it decides which draft nodes are accepted. The table is `specq.verification.STRATEGIES`."""

@@ -1,11 +1,11 @@
 """`deterministic`: accept a node iff its token is the target's own token at that position.
 
-The target's own token is y = argmax of `sampling.perturbed_scores`: a function of target logits, parameters, seed and
-position only. So the text is the same with any drafter, or none, and follows the target's distribution exactly over
-seeds. A drafter that adds the same noise to its own logits agrees as often as a coupling by shared exponential races
-can (Daliri, Musco and Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
+The target's own token is y = argmax of `sampling.perturbed_scores`. It is a function of target logits, parameters, seed
+and position only. So the text is the same with any drafter, or none. Over seeds it follows the target's distribution
+exactly. A drafter may add the same noise to its own logits. It then agrees as often as a coupling by shared exponential
+races (Daliri, Musco and Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
 
-The seed project accepts a mismatched draft with min(1, p/q) and then emits no residual sample; here a mismatch is never
+The seed project accepts a mismatched draft with min(1, p/q) and then emits no residual sample. Here a mismatch is never
 accepted, and the target's own token takes its place.
 """
 
@@ -22,26 +22,26 @@ from specq.verification.judgements import CORRECTION, Judgements, ends_of
 from specq.verification.packing import JudgedStep, Packed, Placed, node_tokens, pack
 from specq.verification.target_rows import TargetRows
 
-MANY = 8  # steps from which on arrays are quicker than a loop
+MANY = 8  # number of steps from which on arrays are faster than a loop
 
 
 class Deterministic(Strategy):
-    """The default strategy; see the module."""
+    """The default strategy: see the module."""
 
     def is_lossless(self, params: SamplingParams) -> bool:
-        """Always: a draft changes no token."""
+        """Return True: a draft never changes a token."""
         return True
 
     def says_own(self, params: SamplingParams) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def follows_own(self, params: SamplingParams) -> bool:
-        """Always: a node is accepted where its token is the target's own."""
+        """Return True: a node is accepted if its token is the target's own."""
         return True
 
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
-        """See `Strategy.judge`; all noise comes from the seed, so that drafters can share it."""
+        """See `Strategy.judge`. All noise comes from the seed, so drafters can share it."""
         placed, packed = Placed.of(steps), pack(steps)
         if len(packed.node_rows) and target.prefers_levels(int(np.count_nonzero(packed.rows["temperature"]))):
             paths = [[first] for first in packed.first_rows.tolist()]
@@ -62,7 +62,7 @@ class Deterministic(Strategy):
 
 
 def _walk_by_level(paths: list[list[int]], packed: Packed, drafted: Int64Array, target: TargetRows) -> Int32Array:
-    """Extend paths as far as they are accepted; return i32[rows]: the target's own tokens at the rows they reach."""
+    """Extend paths as far as they are accepted. Return i32[rows]: the target's own tokens at the reached rows."""
     tokens = np.full(len(packed.rows), -1, np.int32)
     live = paths
     while live:
@@ -74,8 +74,11 @@ def _walk_by_level(paths: list[list[int]], packed: Packed, drafted: Int64Array, 
 
 
 def _extend(paths: Sequence[list[int]], packed: Packed, tokens: Int32Array, drafted: Int64Array) -> None:
-    """Extend paths of packed rows by the rows that follow nodes whose tokens are the target's own: tokens i32[rows], -1
-    where they are unknown; drafted i64[nodes]."""
+    """Extend paths of packed rows by the rows that follow nodes with the target's own tokens.
+
+    - `tokens`: i32[rows], -1 if unknown.
+    - `drafted`: i64[nodes].
+    """
     matches = np.flatnonzero(tokens[packed.parent_rows] == drafted)[
         ::-1
     ]  # of siblings with equal tokens the first counts
@@ -87,11 +90,13 @@ def _extend(paths: Sequence[list[int]], packed: Packed, tokens: Int32Array, draf
 
 
 def _walk_all(packed: Packed, tokens: Int32Array, drafted: Int64Array) -> tuple[IntpArray, IntpArray]:
-    """Return (num_tokens, reached) as `_flat` does, of the paths that `_extend` gives: of many steps at once, level by
-    level."""
+    """Return (num_tokens, reached) as `_flat` does, for the paths of `_extend`.
+
+    It handles many steps at once, level by level.
+    """
     matches = np.flatnonzero(tokens[packed.parent_rows] == drafted)[::-1]
-    following = np.full(len(tokens) + 1, -1, np.intp)  # nothing follows row -1, the last one here
-    following[packed.parent_rows[matches]] = packed.node_rows[matches]  # of several the last stays
+    following = np.full(len(tokens) + 1, -1, np.intp)  # no row follows row -1, the last one here
+    following[packed.parent_rows[matches]] = packed.node_rows[matches]  # of several, the last one stays
     levels, rows = list[IntpArray](), packed.first_rows.astype(np.intp, copy=False)
     while len(rows) and rows.max() >= 0:
         levels.append(rows)
@@ -102,8 +107,10 @@ def _walk_all(packed: Packed, tokens: Int32Array, drafted: Int64Array) -> tuple[
 
 
 def _flat(paths: Sequence[list[int]]) -> tuple[IntpArray, IntpArray]:
-    """Return how many rows each path has, i64[steps], and these: a step's first row, and those that follow accepted
-    nodes."""
+    """Return the number of rows of each path, i64[steps], and these rows.
+
+    They are a step's first row, and the rows that follow accepted nodes.
+    """
     num_tokens = np.array([len(path) for path in paths], np.intp)
     return num_tokens, np.fromiter(chain.from_iterable(paths), np.intp)
 
@@ -111,7 +118,7 @@ def _flat(paths: Sequence[list[int]]) -> tuple[IntpArray, IntpArray]:
 def _judgements(
     session_ids: list[int], num_tokens: IntpArray, reached: IntpArray, packed: Packed, tokens: Int32Array
 ) -> Judgements:
-    """Return the judgements of paths as of `_flat`."""
+    """Return the judgements of paths in the form of `_flat`."""
     nodes = np.full(len(reached), CORRECTION, np.int32)
     nodes[:-1] = (reached - packed.first_rows.repeat(num_tokens) - 1)[1:]
     nodes[ends_of(num_tokens) - 1] = CORRECTION

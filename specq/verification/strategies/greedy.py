@@ -1,6 +1,6 @@
-"""`greedy`: always the target's top token, whatever was drafted and whatever the temperature; speculation off.
+"""`greedy`: always the target's top token, for any drafts and any temperature. Speculation is off.
 
-For debugging: what remains is plain decoding. Lossless at T = 0 only.
+For debugging: the result is plain decoding. Lossless at T = 0 only.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from specq.verification.target_rows import TargetRows
 
 
 class Greedy(Strategy):
-    """Accepts nothing and emits the argmax after the committed context."""
+    """Accepts no drafts, and emits the argmax after the committed context."""
 
     uses_drafts = False
 
     def is_lossless(self, params: SamplingParams) -> bool:
-        """At T = 0, where it is plain decoding."""
+        """Return True at T = 0, where it is plain decoding."""
         return params.temperature == 0
 
     def says_own(self, params: SamplingParams) -> bool:
-        """At T = 0, where a row's own token is the top one."""
+        """Return True at T = 0, where a row's own token is the top one."""
         return params.temperature == 0
 
     def judging_temperature(self, params: SamplingParams) -> float:

@@ -1,27 +1,27 @@
 """`probabilistic`: speculative sampling, exact over chains, N candidates and trees.
 
-The rule (Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", algorithm 1; Chen et al.
-2023; for siblings, recursive rejection sampling without replacement: Yang et al. 2024, and Jeon et al. 2024): at a
-position with target distribution t, judge the children in order. Child x, drawn from draft distribution d, is accepted
-with probability min(1, t(x) / d(x)); if it is not, t becomes norm(max(t - d, 0)) and the next child is judged. After
-the last, the token is drawn from what t has become; after an accepted leaf, from the target's own distribution (the
-bonus).
+The rule is from Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", algorithm 1, and
+Chen et al. 2023. For siblings it is recursive rejection sampling without replacement (Yang et al. 2024, and Jeon et al.
+2024). At a position with target distribution t, judge the children in order. Child x, drawn from draft distribution d,
+is accepted with probability min(1, t(x) / d(x)). If it is rejected, t becomes norm(max(t - d, 0)) and the next child is
+judged. After the last child, the token is drawn from the remaining t. After an accepted leaf, it is drawn from the
+target's own distribution (the bonus).
 
-- Sampled siblings are drawn without replacement from one draft distribution (`DraftDistributions`): each from that
-  distribution without the tokens of earlier siblings, renormalised. They are judged first, in draw order. Then come the
-  point masses, whose draft distribution is all on their token: they are accepted with probability t(x).
+- Sampled siblings are drawn without replacement from one draft distribution (`DraftDistributions`). Each is drawn from
+  that distribution without the tokens of earlier siblings, renormalised. They are judged first, in draw order. Then
+  come the point masses, whose draft distribution is all on their token. They are accepted with probability t(x).
 
-The seed project accepts a mismatch with min(1, p/q) but emits no residual sample, and picks the longest of N accepted
-candidates. Both bias the text (tests/verification/ has them as mutants); here depth and choice come out of the rule.
+The seed project accepts a mismatch with min(1, p/q) but emits no residual sample. It also picks the longest of N
+accepted candidates. Both bias the text (tests/verification/ has them as mutants). Here depth and choice follow from the
+rule.
 
-Nothing waits for a sampled child that was drafted but is not in the step: whether it is verified is decided without
-looking at its token. So drawing the target's own token there, and keeping the child's subtree only if the two agree, is
-exact.
+A step does not wait for a sampled child that was drafted but is not in the step. Whether a child is verified is decided
+without its token. So drawing the target's own token there is exact. The child's subtree stays only if the two agree.
 
-Target distributions are kept unnormalised: `walks.SiblingGroup.residual` at the tokens that children or their
-distributions name, the target's own probabilities everywhere else, and `mass` for their sum. So a rejection touches k
-numbers, not a vocabulary. Distributions, their probabilities at those tokens, and the residual draws come for all
-sessions at once from the device; the walk in between asks a few numbers of each.
+Target distributions are kept unnormalised. `walks.SiblingGroup.residual` holds them at the tokens of children or their
+distributions. All other tokens keep the target's own probabilities, and `mass` is the sum. So a rejection changes k
+numbers, not a vocabulary. The device computes distributions, probabilities at those tokens, and residual draws for all
+sessions at once. The walk in between needs a few numbers per session.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Probabilistic(Strategy):
     stops_at_accepted = True
 
     def is_lossless(self, params: SamplingParams) -> bool:
-        """Always: exact in distribution."""
+        """Return True: it is exact in distribution."""
         return True
 
     def says_own(self, params: SamplingParams) -> bool:
-        """At T = 0; else the token is drawn with a uniform number."""
+        """Return True at T = 0. Otherwise the token is drawn with a uniform number."""
         return params.temperature == 0
 
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
@@ -90,7 +90,7 @@ def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -
 def _walk_by_level(
     paths: Paths, tokens: Int32Array, packed: Packed, drafted: Drafted, target: TargetRows, draws: Draws
 ) -> None:
-    """Ask for the distributions of the rows that paths reach; fill in the tokens i32[steps] that follow the paths."""
+    """Judge level by level: get the distributions of the rows that paths reach. Fill in the next tokens i32[steps]."""
     probs = np.zeros(drafted.named.shape)
     while len(live := np.flatnonzero(~paths.has_ended)):
         rows = _end_rows(paths, packed)[live]

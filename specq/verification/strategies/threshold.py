@@ -1,10 +1,8 @@
 """`threshold`: accept a node iff the target gives its token more than `SamplingParams.threshold` (default 0.1). Lossy.
 
-The bias: a drafted token above the threshold is emitted for certain, however often the target itself would say it.
-
-The target's probability is that after temperature and cuts; at T = 0, where that distribution is a point mass and the
-strategy would be plain greedy decoding, it is the softmax of the plain logits, so that a greedy job lets plausible
-drafts through.
+The bias: a drafted token above the threshold is always emitted. The target itself may emit it rarely. The target's
+probability is the one after temperature and cuts. At T = 0 that distribution is a point mass, and the strategy would be
+plain greedy decoding. So at T = 0 it uses the softmax of the plain logits. A greedy job then accepts plausible drafts.
 """
 
 from __future__ import annotations
@@ -24,10 +22,12 @@ from specq.verification.target_rows import Bars, TargetRows
 class Threshold(Strategy):
     """See the module."""
 
-    parameters: ClassVar[Mapping[str, str]] = {"threshold": "Of threshold: accept above this target probability."}
+    parameters: ClassVar[Mapping[str, str]] = {
+        "threshold": "Strategy threshold: accept tokens above this target probability."
+    }
 
     def is_lossless(self, params: SamplingParams) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def judging_temperature(self, params: SamplingParams) -> float:
@@ -35,7 +35,7 @@ class Threshold(Strategy):
         return params.temperature or 1.0
 
     def says_own(self, params: SamplingParams) -> bool:
-        """Always: bars are for drafts."""
+        """Return True: bars apply to drafts only."""
         return True
 
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:

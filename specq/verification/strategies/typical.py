@@ -1,10 +1,10 @@
 """`typical`: accept a node iff the target gives its token more than min(eps, delta * exp(-entropy)). Lossy.
 
-Typical acceptance of Medusa (Cai et al. 2024, section 2.3.1): where the target is unsure, many tokens are typical and
-the bar is low. eps 0.09 and delta 0.3 are `SamplingParams.typical_eps` and `typical_delta`. The entropy, in nats, is
-that of the distribution after temperature and cuts; at T = 0 only the argmax is accepted, as in Medusa's code.
+This is typical acceptance of Medusa (Cai et al. 2024, section 2.3.1). If the target is unsure, many tokens are typical
+and the bar is low. eps 0.09 and delta 0.3 are `SamplingParams.typical_eps` and `typical_delta`. The entropy, in nats,
+is that of the distribution after temperature and cuts. At T = 0 only the argmax is accepted, as in Medusa's code.
 
-The bias: a drafted token above the bar is emitted for certain, however often the target itself would say it.
+The bias: a drafted token above the bar is always emitted. The target itself may emit it rarely.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ class Typical(Strategy):
     """See the module."""
 
     parameters: ClassVar[Mapping[str, str]] = {
-        "typical_eps": "Of typical: accept above the lesser of this and delta * exp(-entropy).",
-        "typical_delta": "Of typical: see there.",
+        "typical_eps": "Strategy typical: accept above min(this, delta * exp(-entropy)).",
+        "typical_delta": "Strategy typical: factor delta of the entropy bound (see --typical-eps).",
     }
 
     def is_lossless(self, params: SamplingParams) -> bool:
-        """Never: bars may keep what is likeliest out, or let more in."""
+        """Return False: bars may exclude the likeliest token, or accept others."""
         return False
 
     def says_own(self, params: SamplingParams) -> bool:
-        """Always: bars are for drafts."""
+        """Return True: bars apply to drafts only."""
         return True
 
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
         """See `Strategy.judge`."""
-        # At T = 0 only the argmax has any probability, 1: what passes is the path of `deterministic`, if a bar lets it.
+        # At T = 0 only the argmax has a probability, which is 1. So the path of `deterministic` passes, unless a bar
+        # excludes it.
         return by_temperature(
             steps,
             lambda of: Deterministic().judge(_without_barred(of), target, draws),
@@ -51,7 +52,7 @@ class Typical(Strategy):
 
 
 def _without_barred(steps: Sequence[JudgedStep]) -> Sequence[JudgedStep]:
-    """Leave the trees out where nothing is above the bar."""
+    """Remove the trees of steps whose bar excludes every node."""
     is_barred = np.minimum(*_bar_params(steps)) >= 1
     if not is_barred.any():
         return steps

@@ -1,9 +1,9 @@
 """What is foreseen of a choice of drafts: its tokens by what each source has brought
 (`specq.verifier.models.token_yield`), its seconds by what steps take (`specq.verifier.models.step_time`).
 
-What several sources bring, since they find the same tokens, and draft workers, whose drafts may be late, is learned as
-a ratio to that. Each token
-brings its part of the rows of prompts, since a text that ends makes room for another. Pure: no clock.
+Sources find the same tokens, and drafts may be late: what they bring together is learned as a ratio to what is
+foreseen. Each token brings its part of the rows of prompts, since a text that ends makes room for another. Pure: no
+clock.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class Forecast:
             self._learn_wait(name, step, joins=name in joins)
             depth = NUM_LEVELS if self._traits[name].levels_s is None else step.depth
             if self._says_something(name, step) and one.learn(step.judged[name], depth):
-                log.debug("drafts_changed", source=name)
+                log.debug("draft_yield_changed", source=name)
         has_room = step.rows.nodes or not step.rows.prompts
-        if (len(used.sources) > 1 or used.sources == {REMOTE}) and has_room and not (step.looked_at or used.is_early):
+        if used.sources and has_room and not (step.looked_at or used.is_early):
             self._learn_ratio(used.sources, step)
 
     def _join(self, step: Step) -> Sources:
@@ -150,8 +150,7 @@ class Forecast:
         return count, self._traits[name].draft_s(count, step.depth)
 
     def _learn_ratio(self, used: Sources, step: Step) -> None:
-        """Learn how many tokens several sources bring together, or draft workers whose drafts may be late, relative to
-        what is foreseen of them."""
+        """Learn how many tokens sources bring together, relative to what is foreseen of them."""
         tokens, _ = self._rounds(sorted(used), step.num_sessions, is_unread=False)
         foreseen = float(tokens[min(step.depth, NUM_LEVELS)])
         keep = math.exp(-min(step.num_sessions / RATIO_MEMORY, 1 / RATIO_STEPS))

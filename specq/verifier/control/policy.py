@@ -204,7 +204,7 @@ class Policy:
         )
         self.decisions.append(decision)
         self.num_decided[reason] += 1
-        log.debug("drafts_decided", **decision.shown())
+        log.debug("draft_choice_made", **decision.shown())
 
     def _choose(self) -> None:
         """Use a part of what is in use if that is better, or begin the probe of what may be better by most."""

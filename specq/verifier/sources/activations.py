@@ -169,7 +169,7 @@ class ActivationFeeds:
                 self._not_kept(error)
 
     def _not_kept(self, error: Exception) -> None:
-        log.error("activations_not_kept", num_sessions=len(self._feeds), **traced(error))
+        log.error("activation_store_failed", num_sessions=len(self._feeds), **traced(error))
         self._feeds.clear()
         self._follow()
 
@@ -231,7 +231,7 @@ def _fresh(feed: _Feed, lane: _Lane) -> Iterator[Activations]:
     width = rows.shape[1]
     most = MOST_ACTIVATION_BYTES // row_bytes(width, form, len(layers))
     if not most:
-        log.error("activations_too_wide", width=width, most_bytes=MOST_ACTIVATION_BYTES)
+        log.error("activation_size_exceeded", width=width, most_bytes=MOST_ACTIVATION_BYTES)
         return
     for start in range(0, len(rows), most):
         data, scales = pack_activations(rows[start : start + most], form, len(layers))

@@ -105,7 +105,7 @@ class DraftSource(ABC):
     uses_scratch  whether it has rows of its own computed in steps; see `scratch`
     takes_sync    whether it may draft for synchronous sessions
     most_levels   levels that it drafts at most
-    may_be_unread whether it may hang its drafts unread, and is told when (`Budget.is_unread`); then it has a `level_size`
+    may_be_unread whether it may hang its drafts unread where `Budget.is_unread` says so; then it has a `level_size`
     """
 
     name: ClassVar[str]
@@ -147,7 +147,7 @@ class DraftSource(ABC):
     def read(self, clock: Callable[[], float]) -> None:
         """Wait for drafts that were hung unread, and put them in place; called once after such a `collect`, when the
         step was launched. What could not be read is no token, and so rejected."""
-        raise NotImplementedError("this source hangs no drafts unread")
+        raise NotImplementedError("this source cannot graft drafts before they are copied to the host")
 
     def scratch(self, session: Session) -> ScratchRows:
         """Return rows that shall be computed beside a decoding session's next token, which nobody judges; their parents

@@ -248,7 +248,7 @@ class SourceSet:
             self._not_hung(source, batch, error)
 
     def _not_hung(self, source: DraftSource, batch: DraftBatch, error: Exception) -> None:
-        log.error("drafts_not_hung", source=source.name, num_drafts=len(batch.sessions), **traced(error))
+        log.error("draft_graft_failed", source=source.name, num_drafts=len(batch.sessions), **traced(error))
         for session in batch.sessions:
             session.forget_drafts()
             source.refuse(session)
@@ -307,4 +307,4 @@ def _check(source: DraftSource, engine: Engine) -> None:
         said = f"has layers 0 to {engine.num_tap_layers - 1}" if engine.num_tap_layers else "gives none"
         raise ConfigError(f"{source.name} drafts by hidden states of layers {source.layers}; the {name} engine {said}")
     if source.uses_scratch and not engine.takes_scratch:
-        raise ConfigError(f"{source.name} needs scratch rows in each step, which the {name} engine does not take")
+        raise ConfigError(f"{source.name} needs scratch rows in each step, which the {name} engine does not support")

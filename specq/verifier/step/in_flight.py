@@ -177,7 +177,7 @@ class StepsInFlight:
         except EngineLostError:
             raise
         except Exception as error:  # noqa: BLE001 - see `Faults.of`
-            log.warning("step_not_launched", num_sessions=len(shares), **traced(error))
+            log.warning("step_launch_failed", num_sessions=len(shares), **traced(error))
         if before is not None or shares.batch.as_read().drafted is not None:
             return []
         done = in_halves(shares, self._compute, faults, "computed", retry=True)

@@ -87,7 +87,7 @@ class Shares(Sequence[ScheduledSession]):
         return are_prompts
 
     def num_attended(self) -> int:
-        """The number of tokens to which the rows of prompts attend in all."""
+        """Return the number of tokens to which the rows of prompts attend in all."""
         starts, sizes = self.prompt_chunks()
         return int((starts * sizes + sizes * (sizes + 1) // 2).sum())
 

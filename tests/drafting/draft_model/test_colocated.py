@@ -263,6 +263,25 @@ def test_only_judged_tokens_are_learned_from() -> None:
     assert all(one.num_rounds == 1 and one.tried.max() == 1 for one in judged)
 
 
+def test_a_step_drafts_as_it_was_decided_when_it_began() -> None:
+    """A decision that falls between holds for the next one."""
+    own, learned = make(fan_out=1), list[Step]()
+    own.verifier.policy.learn = learned.append  # type: ignore[method-assign]
+    open_session(own)
+    turn(own)
+    for session_id in (8, 9):
+        open_session(own, session_id)
+    turn(own)
+    policy = own.verifier.policy
+    for depth, looked_at in ((3, frozenset[str]()), (2, frozenset([COLOCATED])), (1, frozenset[str]())):
+        own.verifier.begin(own.verifier.num_steps / 1000)
+        policy.depth, policy.looked_at = depth, looked_at
+        turn(own)
+    counts = [(step.depth, step.judged[COLOCATED].num_rounds) for step in learned[-2:]]
+    assert counts == [(3, 3), (2, 1)]
+    assert [step.judged[COLOCATED].nodes.sum() for step in learned[-2:]] == [9, 2]
+
+
 def test_drafting_is_no_part_of_the_step() -> None:
     """What a draft takes is known by itself; the step's curve does not learn it once more."""
     own, now = make(), 0.0

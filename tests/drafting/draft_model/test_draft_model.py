@@ -213,7 +213,7 @@ def test_a_node_that_was_cut_is_an_error(draft):
     tree = Tree(draft, [1, 2, 3], SamplingParams())
     tree.expand([-1])
     tree.commit(0)
-    with pytest.raises(EngineError, match="draft node 1 is unknown or was cut"):
+    with pytest.raises(EngineError, match="draft node 1 is unknown or was removed"):
         draft.expand([Expansion(1, 1, (50,))])
 
 

@@ -103,7 +103,7 @@ def test_layers_are_counted_as_each_layout_counts_them(tmp_path, target):
     assert default_layers(32) == (1, 15, 28)  # which vLLM calls 2, 16 and 29
     assert default_layers(7) == (1, 2, 3)
     change_eagle(made, eagle_aux_hidden_state_layer_ids=None)
-    refused(made, target, "has 3 layers; an EAGLE-3 head whose config.json names no layers needs 7 at least")
+    refused(made, target, "has 3 layers; an EAGLE-3 head whose config.json names no layers needs at least 7")
 
 
 def refused(heads: Path, target: Path, match: str, info: ModelInfo = INFO) -> None:
@@ -140,7 +140,7 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path, target, name, left):
         torch.save(load_file(made / WEIGHTS), made / PICKLED)
         (made / WEIGHTS).unlink()
     (made / name).write_bytes((made / name).read_bytes()[:left])
-    refused(made, target, f"{name} cannot be read; it may have been cut off")
+    refused(made, target, f"{name} cannot be read; it may be truncated")
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,11 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path, target, name, left):
         ({"fc.weight": torch.zeros(40, 120, dtype=torch.int8)}, "fc.weight is int8, and should be float32"),
         ({"d2t": torch.zeros(KNOWN)}, "d2t is float32, and should be int64 or int32"),
         ({"norm.weight": torch.full((40,), torch.nan)}, "not finite, in norm.weight"),
-        ({"d2t": torch.full((KNOWN,), -1)}, (f"d2t must give tokens that ascend within the vocabulary, 0 to "
+        ({"d2t": torch.full((KNOWN,), -1)}, (f"d2t must contain ascending token ids within the vocabulary, 0 to "
             f"{VOCAB - 1}")),
-        ({"d2t": torch.full((KNOWN,), VOCAB)}, "d2t must give tokens that ascend"),
-        ({"d2t": -torch.arange(KNOWN)}, "d2t must give tokens that ascend"),
-        ({"t2d": torch.ones(VOCAB, dtype=torch.bool)}, "d2t and t2d speak of different tokens"),
+        ({"d2t": torch.full((KNOWN,), VOCAB)}, "d2t must contain ascending token ids"),
+        ({"d2t": -torch.arange(KNOWN)}, "d2t must contain ascending token ids"),
+        ({"t2d": torch.ones(VOCAB, dtype=torch.bool)}, "d2t and t2d contain different tokens"),
     ],
 )  # fmt: skip
 def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
@@ -181,10 +181,10 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
             "computed with 'default'")),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"attention_bias": True}, "attention_bias is True"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a number above 0"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, r"is \[1, 2\]; it must be 3 layers"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 1, 0]}}, "it must be 3 layers, ascending"),
-        ({"tokenizer_hash": "x"}, "tokenizer_hash is 'x'; it must be of 64 hex digits"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0, but must be a number above 0"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, r"is \[1, 2\], but must be 3 layers"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 1, 0]}}, "must be 3 layers, ascending"),
+        ({"tokenizer_hash": "x"}, "tokenizer_hash is 'x', but must be of 64 hex digits"),
         ({"intermediate_size": 47}, "midlayer.mlp.down_proj.weight has the shape"),
     ],
 )  # fmt: skip
@@ -195,8 +195,8 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, target, config, match):
 
 
 def test_what_is_no_head_is_refused(tmp_path, target):
-    refused(tmp_path / "nowhere", target, "there is no directory .*nowhere of an EAGLE-3 head")
-    refused(target, target, "holds no EAGLE-3 head: its config.json has no draft_vocab_size")
+    refused(tmp_path / "nowhere", target, "the directory .*nowhere of an EAGLE-3 head does not exist")
+    refused(target, target, "does not contain an EAGLE-3 head: its config.json has no draft_vocab_size")
     made = made_of(tmp_path)
     (made / WEIGHTS).unlink()
     refused(made, target, "has neither model.safetensors nor pytorch_model.bin")

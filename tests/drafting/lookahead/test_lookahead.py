@@ -173,5 +173,5 @@ def test_near_the_end_of_a_text_there_is_no_window() -> None:
 )
 def test_sizes_that_make_no_sense_are_refused(name: str, value: int, said: str) -> None:
     """With what would be right."""
-    with pytest.raises(ConfigError, match=f"target.lookahead_{name} is {value}; it must be {said}"):
+    with pytest.raises(ConfigError, match=f"target.lookahead_{name} is {value}, but must be {said}"):
         TargetConfig(**{f"lookahead_{name}": value})  # type: ignore[arg-type]

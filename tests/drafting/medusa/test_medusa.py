@@ -163,10 +163,10 @@ def test_choices_load_as_they_are_published(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "match"),
     [
-        ("[[0]", "is not a list of paths"),
+        ("[[0]", "is neither a list of paths"),
         ("nowhere.txt", "is neither a list of paths .* nor a file"),
         ("[[0],[0,0,0,0,0]]", r"the path \[0, 0, 0, 0, 0\], which is 5 deep; there are 4 heads"),
-        ("[[99]]", "tree is .*; it must be at most 1024 non-empty paths of ranks"),
+        ("[[99]]", "tree is .*, but must be at most 1024 non-empty paths of ranks"),
         ("[5]", "tree is"),
         ("[[]]", "tree is"),
     ],

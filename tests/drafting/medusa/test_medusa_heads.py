@@ -104,7 +104,7 @@ def test_heads_of_another_hidden_size_are_refused(tmp_path, target):
 @pytest.mark.parametrize("vocab", [VOCAB - 1, VOCAB + 6])
 def test_heads_of_another_vocabulary_are_refused(tmp_path, target, vocab):
     made = make_published(tmp_path / "heads", 40, vocab)
-    refused(made, target, f"speak of {vocab} tokens; target has {VOCAB}, in a matrix of {VOCAB + 5} rows")
+    refused(made, target, f"output {vocab} tokens; target has {VOCAB}, in a matrix of {VOCAB + 5} rows")
 
 
 @pytest.mark.parametrize("tokenizer", [(VOCAB, "b" * 64), (VOCAB - 1, HASH)])
@@ -137,7 +137,7 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path, target, name, left):
     made = make_published(tmp_path / "heads", 40, VOCAB)
     (made / (PICKLED if name == PUBLISHED else PUBLISHED)).unlink()
     (made / name).write_bytes((made / name).read_bytes()[:left])
-    refused(made, target, f"{name} cannot be read; it may have been cut off")
+    refused(made, target, f"{name} cannot be read; it may be truncated")
 
 
 class Payload:
@@ -202,7 +202,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
         ({"model_type": MODEL_TYPE}, "hidden_size is None"),
         (
             {"model_type": MODEL_TYPE, "hidden_size": 40, "num_tokens": 9, "tokenizer_hash": "x"},
-            "tokenizer_hash is 'x'; it must be of 64 hex digits",
+            "tokenizer_hash is 'x', but must be of 64 hex digits",
         ),
         (
             {
@@ -212,7 +212,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
                 "tokenizer_hash": HASH,
                 "target_fingerprint": 7,
             },
-            "target_fingerprint is 7; it must be of 64 hex digits",
+            "target_fingerprint is 7, but must be of 64 hex digits",
         ),
     ],
 )
@@ -223,9 +223,9 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, target, config, match):
 
 
 def test_what_is_no_heads_is_refused(tmp_path, target):
-    refused(tmp_path / "nowhere", target, "there is no directory .*nowhere of Medusa heads")
+    refused(tmp_path / "nowhere", target, "the directory .*nowhere of Medusa heads does not exist")
     refused(target, target, "medusa_num_heads is None")
-    refused(tmp_path, target, "holds no Medusa heads: there is no config.json")
+    refused(tmp_path, target, "contains no Medusa heads: it has no config.json")
     made = make_published(tmp_path / "heads", 40, VOCAB)
     (made / PUBLISHED).unlink()
     (made / PICKLED).unlink()

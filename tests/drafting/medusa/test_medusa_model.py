@@ -309,9 +309,9 @@ def test_the_table_makes_it_of_a_directory_of_heads(directory, heads):
 @pytest.mark.parametrize(
     ("kind", "match"),
     [
-        ("missing", "there is no directory .* of Medusa heads"),
+        ("missing", "the directory .* of Medusa heads does not exist"),
         ("another size", "take hidden states of size 48; those of .* have 40"),
-        ("eagle", "holds an EAGLE-3 head; a draft model decodes with Medusa heads of its own"),
+        ("eagle", "contains an EAGLE-3 head; a draft model needs Medusa heads of its own"),
         ("another target", "trained together with another target"),
         ("own form", "is a draft model of specq's own form, for which there are no heads"),
     ],
@@ -334,7 +334,7 @@ def test_heads_that_do_not_fit_are_refused(tmp_path, kind, match):
 
 
 def test_a_proposer_without_heads_refuses_them(heads):
-    with pytest.raises(ConfigError, match="the proposer ngram takes none; draft-model does"):
+    with pytest.raises(ConfigError, match="the proposer ngram does not support heads; use draft-model"):
         build_worker(DraftConfig(proposer="ngram", heads=str(heads)))
 
 

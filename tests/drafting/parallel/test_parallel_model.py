@@ -211,7 +211,7 @@ def test_a_failed_pass_changes_nothing(draft, directory, monkeypatch):
 
 def test_an_unknown_node_is_refused(draft, directory):
     text = Text(draft, directory, contexts(5)[0])
-    with pytest.raises(EngineError, match="draft node 77 is unknown or was cut"):
+    with pytest.raises(EngineError, match="draft node 77 is unknown or was removed"):
         draft.expand([text.request(77)])
 
 

@@ -64,6 +64,6 @@ def test_a_node_that_was_cut_is_an_error(pair):
     pair[0].open(2, random_tokens(np.random.default_rng(2), 5), SamplingParams())
     pair[0].expand([Expansion(2, -1, (0, 1))])
     pair[0].commit(2, np.array([7, 8], np.int32), [])
-    with pytest.raises(EngineError, match="draft node 1 is unknown or was cut"):
+    with pytest.raises(EngineError, match="draft node 1 is unknown or was removed"):
         pair[0].expand([Expansion(2, 1, (2,))])
     pair[0].close(2)

@@ -88,9 +88,7 @@ def test_by_default_it_is_refused_and_told_what_is_shared(other_target):
 
 
 def test_another_vocabulary_needs_the_targets_name():
-    with pytest.raises(
-        ConfigError, match=r"vocabulary is text, which needs the target's tokenizer: name it by draft\.target"
-    ):
+    with pytest.raises(ConfigError, match=r"vocabulary is text, which needs the target's tokenizer; set draft\.target"):
         build_worker(DraftConfig(model="tiny", vocabulary="text", device="cpu"))
 
 

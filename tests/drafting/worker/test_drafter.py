@@ -202,7 +202,7 @@ def test_a_failed_pass_forgets_its_sessions() -> None:
 
 def test_other_messages_are_refused() -> None:
     """A message that is not for a drafter is a ProtocolError."""
-    with pytest.raises(ProtocolError, match="takes no close"):
+    with pytest.raises(ProtocolError, match="does not accept close"):
         make_drafter().handle(Close(session_id=7, epoch=1))
 
 

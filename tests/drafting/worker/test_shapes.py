@@ -63,7 +63,7 @@ def test_a_synchronous_tree_has_a_budget() -> None:
 @pytest.mark.parametrize(
     ("speculation", "message"),
     [
-        ({"mode": "fast"}, "mode is 'fast'; it must be one of async, sync, plain"),
+        ({"mode": "fast"}, "mode is 'fast', but must be one of async, sync, plain"),
         ({"tree": [[0], []]}, "non-empty paths"),
         ({"tree": [[0, -1]]}, "non-empty paths"),
         ({"tree": [[0]], "num_candidates": 2}, "tree and num_candidates are given together"),

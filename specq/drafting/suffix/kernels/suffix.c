@@ -1,4 +1,4 @@
-/* A suffix tree of texts that grow, and drafts from several of them: reference.py explains each step, and does the same. */
+/* A suffix tree of growing texts, and drafts from several trees. reference.py explains each step and gives the same results. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -7,18 +7,18 @@
 enum { NONE = -1, DEPTH = 16, CONTEXTS = 12, CHILDREN = 32, NODES = 64, TREES = 4, ROOT = 0 };
 
 typedef struct {
-    int32_t parent, token, first_child, next, before; /* siblings: the one that was met last comes first */
-    int32_t count, at;                                /* how often, and where it ended last */
+    int32_t parent, token, first_child, next, before; /* siblings: the newest comes first */
+    int32_t count, at;                                /* how often it occurred, and where it ended last */
 } Node;
 
 typedef struct {
-    int32_t *tokens; /* of all texts; NONE after the end of each */
+    int32_t *tokens; /* of all texts, with NONE after the end of each */
     long num_tokens, room_tokens;
     Node *nodes;
     long num_nodes, room_nodes;
     int32_t *table; /* of children, by parent and token; a power of two places */
     long num_places;
-    int32_t active[DEPTH + 1], depths[DEPTH + 1]; /* nodes that the text's end has reached and that were met before; longest first */
+    int32_t active[DEPTH + 1], depths[DEPTH + 1]; /* known nodes that match the text's end, longest first */
     int num_active;
 } Tree;
 
@@ -28,7 +28,7 @@ static inline uint64_t place_of(const Tree *t, int32_t parent, int32_t token) {
 }
 
 static int32_t find(const Tree *t, int32_t parent, int32_t token) {
-    int32_t newest = t->nodes[parent].first_child; /* which is in the cache, where the table is not */
+    int32_t newest = t->nodes[parent].first_child; /* it is in the CPU cache, the table is not */
     if (newest == NONE || t->nodes[newest].token == token) return newest;
     for (uint64_t i = place_of(t, parent, token);; i = (i + 1) & (uint64_t)(t->num_places - 1)) {
         int32_t node = t->table[i];
@@ -42,7 +42,7 @@ static void put(Tree *t, int32_t node) {
     t->table[i] = node;
 }
 
-/* Make room for what one more token adds at most: two nodes for each depth. */
+/* Make room for the maximum that one more token adds: two nodes for each depth. */
 static int make_room(Tree *t) {
     if (t->num_tokens + 2 > t->room_tokens) {
         long room = t->room_tokens ? 2 * t->room_tokens : 256;
@@ -83,7 +83,7 @@ static void add(Tree *t, int32_t parent, int32_t token, int32_t at) {
     put(t, node);
 }
 
-/* See `reference.Reference._grow`. */
+/* See `reference.ReferenceMatcher._grow`. */
 static void grow(Tree *t, int32_t token) {
     int32_t at = (int32_t)t->num_tokens, active[DEPTH + 1], depths[DEPTH + 1];
     int num_active = 0;
@@ -123,7 +123,7 @@ Tree *suffix_new(void) {
 
 void suffix_free(Tree *t) { free(t->tokens), free(t->nodes), free(t->table), free(t); }
 
-/* Return 0, or -1 where there is no memory. */
+/* Return 0, or -1 if memory is short. */
 int suffix_extend(Tree *t, const int32_t *tokens, long count) {
     for (long i = 0; i < count; i++) {
         if (make_room(t)) return -1;
@@ -143,11 +143,11 @@ long suffix_num_nodes(const Tree *t) { return t->num_nodes; }
 
 long suffix_num_tokens(const Tree *t) { return t->num_tokens; }
 
-/* --- drafts: see `reference.draft` */
+/* --- drafts: see `reference._draft` */
 
 typedef struct {
     const Tree *tree;
-    int32_t node, at, depth; /* node: NONE where only the text itself goes on, after `at` */
+    int32_t node, at, depth; /* node NONE: the sequence occurred once, and the text continues after `at` */
 } Context;
 
 static int step(Context *c, int32_t token) {
@@ -165,7 +165,7 @@ static int step(Context *c, int32_t token) {
     return 1;
 }
 
-/* What follows, at most CHILDREN tokens, and how often; return how many tokens. */
+/* Get the tokens that followed, at most CHILDREN, and how often; return how many tokens. */
 static int followers(const Context *c, int32_t *tokens, int32_t *counts) {
     const Tree *t = c->tree;
     if (c->node == NONE) {
@@ -179,7 +179,7 @@ static int followers(const Context *c, int32_t *tokens, int32_t *counts) {
     return found;
 }
 
-/* Find where the end of `tail` stands in a tree, for each number of its tokens that has followers; return how many, shortest first. */
+/* Find each suffix of `tail` that has followers in a tree, shortest first; return how many. */
 static int matches(const Tree *t, const int32_t *tail, int num_tail, Context *found) {
     int32_t tokens[CHILDREN], counts[CHILDREN];
     int num_found = 0;
@@ -197,19 +197,19 @@ typedef struct Draft {
     int32_t token, depth;
     double reach;
     struct Draft *parent;       /* NULL: the text's end */
-    Context contexts[CONTEXTS]; /* longest first; looked up as far as they are asked for */
+    Context contexts[CONTEXTS]; /* longest first; computed on demand */
     int num_contexts;
-    int num_asked, num_begun; /* of the parent's contexts, and then of trees */
+    int num_asked, num_begun; /* how many of the parent's contexts, and then of trees, are used */
 } Draft;
 
-/* What a text ends with, in each tree: contexts, shortest first; how many there are. */
+/* The suffixes of a text in each tree: contexts, shortest first, and their number. */
 typedef struct {
     Tree *trees[TREES];
     int num_trees, lengths[TREES];
     Context found[TREES][DEPTH];
 } Ends;
 
-/* The contexts of the text's end, longest first, those of earlier trees before others. */
+/* Set the contexts of the text's end, longest first; of equal ones those of earlier trees first. */
 static void begin(Draft *d, const Ends *ends) {
     d->parent = NULL, d->depth = d->num_contexts = 0, d->reach = 1;
     for (int length = DEPTH; length > 0; length--)
@@ -218,7 +218,7 @@ static void begin(Draft *d, const Ends *ends) {
                 d->contexts[d->num_contexts++] = ends->found[k][length - 1];
 }
 
-/* The contexts of a draft: those of its parent, and then that of no token in each tree, one token further. NULL: there are no more. */
+/* Return a context of a draft: its parent's, then that of no token in each tree, one token further. NULL: no more. */
 static const Context *context_of(Draft *d, int i, const Ends *ends) {
     while (d->parent && d->num_contexts <= i && d->num_contexts < CONTEXTS) {
         const Context *above = d->num_begun ? NULL : context_of(d->parent, d->num_asked++, ends);
@@ -229,7 +229,7 @@ static const Context *context_of(Draft *d, int i, const Ends *ends) {
     return i < d->num_contexts ? d->contexts + i : NULL;
 }
 
-/* What may follow, likeliest first, at most `fan_out`; return how many. */
+/* Get at most `fan_out` possible next tokens, likeliest first; return how many. */
 static int predict(Draft *d, const Ends *ends, const double *doubts, int fan_out, int32_t *found, double *probs) {
     int32_t tokens[CHILDREN], counts[CHILDREN], names[CHILDREN];
     double sums[CHILDREN], left = 1;
@@ -267,17 +267,17 @@ typedef struct {
 
 typedef struct {
     long most, most_depth, fan_out; /* nodes, levels, children of a node */
-    double floor;                   /* the least probability from the text's end on */
+    double floor;                   /* minimum probability from the text's end on */
 } Limits;
 
-/* Draft the likeliest nodes below the end of a text; return how many. probs f64[most]: of each given its parent. */
+/* Draft the likeliest nodes below the end of a text; return how many. probs: f64[most], of each given its parent. */
 static long draft(const Ends *ends, Limits limits, const double *doubts, int32_t *tokens, int32_t *parents, double *probs) {
     static _Thread_local Draft drafts[NODES + 1];
     static _Thread_local Offer offers[(NODES + 1) * CHILDREN];
     long num_drafts = 0, num_offers = 0;
     begin(drafts, ends);
     while (num_drafts <= limits.most) {
-        Draft *d = drafts + num_drafts; /* the one that was added last, or the text's end */
+        Draft *d = drafts + num_drafts; /* the newest node, or the text's end */
         int32_t found[CHILDREN];
         double each[CHILDREN];
         int count = d->depth < limits.most_depth ? predict(d, ends, doubts, (int)limits.fan_out, found, each) : 0;
@@ -310,13 +310,13 @@ long suffix_draft(Tree *const *trees, long num_trees, const int32_t *tail, long 
 /* --- many texts at once: see `texts.ReferenceTexts` */
 
 typedef struct {
-    Tree *tree;                     /* NULL: no text was begun */
-    int32_t most_nodes, most_depth; /* of a draft; no nodes: the text is left alone */
+    Tree *tree;                     /* NULL: no text is open */
+    int32_t most_nodes, most_depth; /* of a draft; 0 nodes: the text gets no drafts */
 } Text;
 
-enum { NO_TEXT = -1, TOO_OLD = -2, NO_MEMORY = -3 }; /* why nothing can be drafted yet */
+enum { NO_TEXT = -1, TOO_OLD = -2, NO_MEMORY = -3 }; /* why a text cannot be drafted for yet */
 
-/* Append what is missing of the `length` newest tokens; return 0, or why not. recent: the token at position i is at i % window. */
+/* Append the missing tokens up to `length`; return 0, or the reason of a failure. recent: position i is at i % window. */
 static int take_in(Tree *t, int32_t length, const int32_t *recent, long window) {
     if (length - t->num_tokens > window) return TOO_OLD;
     while (t->num_tokens < length) {
@@ -326,7 +326,8 @@ static int take_in(Tree *t, int32_t length, const int32_t *recent, long window) 
     return 0;
 }
 
-/* What a text ends with, in its own tree and in others. Its own has it at hand: see `grow`. The longest sequence has no followers. */
+/* Get the suffixes of a text in its own tree, which keeps them (see `grow`), and in others.
+ * The longest sequence has no followers. */
 static void end_of(Tree *own, Tree *const *others, Ends *ends) {
     ends->num_trees = 1, ends->trees[0] = own, ends->lengths[0] = own->num_active;
     for (int i = 0; i < own->num_active; i++)
@@ -339,9 +340,10 @@ static void end_of(Tree *own, Tree *const *others, Ends *ends) {
     }
 }
 
-/* Let texts take in their newest tokens, and draft what may follow each: of all, one after the other. Return how many nodes; less than 0
- * if a text is not ready, which its size says.
- * texts, lengths, limits, recent [slots]([window]); slots, groups, sizes [num]; others: of each group of further trees at most TREES - 1, then NULL. */
+/* Add the newest tokens to texts, and draft what may follow each text, one text after the other.
+ * Return how many nodes, or less than 0 if a text is not ready. Then its size is the reason.
+ * texts, lengths, limits  [slots]; recent [slots][window]; slots, groups, sizes [num].
+ * others  for each group of further trees at most TREES - 1 trees, then NULL. */
 long suffix_draft_texts(const Text *texts, long num, const int32_t *slots, const int32_t *groups, const int32_t *lengths,
                         const int32_t *limits, const int32_t *recent, long window, Tree *const (*others)[TREES - 1],
                         long fan_out, double floor, const double *doubts, int32_t *sizes, int32_t *tokens,

@@ -1,15 +1,15 @@
 /* Attention of packed rows over paged KV: a row sees the first ctx_len slots of its session's table, then its extras.
  *
- * The rows of a session go through in tiles, so that a key or value is loaded once for all of them; what only some rows
- * of a tile see (the causal staircase of a chunk, the ancestors of a tree node) follows row by row. Both loops add in
- * the order of positions, which keeps the rule of simd.h.
+ * The rows of a session are processed in tiles, so that a key or value is loaded once for all rows of a tile. Slots
+ * that only some rows see (the causal staircase of a chunk, the ancestors of a tree node) follow row by row. Both loops
+ * add in the order of positions, which keeps the rule of simd.h.
  */
 #pragma once
 #include "simd.h"
 
 enum {
     MAX_QUERIES = 12, /* query vectors of a tile: rows x query heads of one KV head */
-    AHEAD = 16        /* slots fetched ahead; the hardware cannot foresee a table's jumps */
+    AHEAD = 16        /* slots to prefetch; the hardware cannot predict a table's jumps */
 };
 
 typedef struct {
@@ -33,7 +33,7 @@ INLINE void fetch(const float *pool, const int32_t *slots, int j, int n, int hea
         for (int i = 0; i < head_dim; i += 16) __builtin_prefetch(pool + (long)slots[j + AHEAD] * head_dim + i);
 }
 
-/* Scores of `count` <= 3 queries, from `first` on, against 4 slots. */
+/* Compute scores of `count` <= 3 queries, from `first` on, against 4 slots. */
 INLINE void score4(const Tile *t, int first, int count, const int32_t *slots, long at) {
     v8 sums[3][4] = {0};
     for (int i = 0; i < t->head_dim; i += 8) {
@@ -46,7 +46,7 @@ INLINE void score4(const Tile *t, int first, int count, const int32_t *slots, lo
         *(v4u *)(t->scores + (first + q) * t->ld + at) = sums4(sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
 }
 
-/* Scores of queries first .. end against slots[0 .. n); they land at column `at` and may overwrite 3 more. */
+/* Compute scores of queries first .. end against slots[0 .. n). They go to column `at`, and may overwrite 3 more. */
 static void score(const Tile *t, int first, int end, const int32_t *slots, int n, long at) {
     for (int j = 0; j < n; j += 4) {
         int32_t four[4];
@@ -91,7 +91,7 @@ static void mix_queries(const Tile *t, int first, int end, const int32_t *slots,
     if (end - q == 1) mix_head(t, q, 1, slots, n, at);
 }
 
-/* Turn n scores into weights e^(s - max); return 1 / their sum. */
+/* Replace n scores by weights e^(s - max); return 1 / their sum. */
 static float softmax(float *scores, int n) {
     v8 top = splat(-INFINITY), total = {0};
     for (int i = n; i % 8; i++) scores[i] = -INFINITY;
@@ -106,7 +106,8 @@ static float softmax(float *scores, int n) {
     return 1.0f / sum8(total);
 }
 
-/* What only this row of the tile sees: the rest of its context, then its extras. `step` is `score` or `mix_queries`. */
+/* Apply `step` to the slots that only this row of the tile sees: the rest of its context, then its extras. `step` is
+ * `score` or `mix_queries`. */
 typedef void Step(const Tile *, int, int, const int32_t *, int, long);
 static void rest(const Batch *b, const Tile *t, Step *step, const int32_t *table, int row, int shared, int first,
                  int end) {
@@ -115,7 +116,7 @@ static void rest(const Batch *b, const Tile *t, Step *step, const int32_t *table
     step(t, first, end, b->extras + extra, b->extra_starts[row + 1] - extra, context);
 }
 
-/* Rows first .. end of one session, one KV head; per_row query heads share it. */
+/* Compute rows first .. end of one session for one KV head, which per_row query heads share. */
 static void attend_tile(const Batch *b, Tile *t, const int32_t *table, int row, int end, int per_row) {
     int shared = b->ctx_lens[row];
     for (int r = row; r < end; r++) shared = MIN(shared, b->ctx_lens[r]);

@@ -22,7 +22,7 @@ typedef struct {
     int64_t num_slots;
 } Model;
 
-/* Hidden states that are copied out: of these rows, after these layers; FINAL: after the final norm. */
+/* Hidden states to copy out: of these rows, after these layers. FINAL: after the final norm. */
 typedef struct {
     int32_t num_layers, num_rows;
     const int32_t *layers, *rows;
@@ -38,35 +38,35 @@ typedef struct {
 
 typedef struct {
     float *hidden, *normed, *qkv, *attended, *act;
-    float *scores, *expanded;                   /* of each thread its own */
-    Span *spans;                                /* at most one a row */
+    float *scores, *expanded;                   /* one per thread */
+    Span *spans;                                /* at most one per row */
     int ld_hidden, ld_qkv, ld_attended, ld_act; /* row strides in floats: whole panels */
     int num_spans;
     long ld_scores, ld_expanded;
 } Workspace;
 
-/* What the threads of a forward pass have in common; the caller's alone to change, and only between tasks. */
+/* Shared data of the threads of a forward pass. Only the caller changes it, and only between tasks. */
 typedef struct {
     const Model *m;
     const Batch *b;
     Workspace w;
     Team *team;
-    const Tap *tap; /* NULL: nothing is copied out */
+    const Tap *tap; /* NULL: no states are copied out */
     int layer;
     const float *norm;
 } Pass;
 
-enum { FEW_ROWS = 4 }; /* a chunk of what is quickly done for a row */
+enum { FEW_ROWS = 4 }; /* chunk size for work that is fast per row */
 
 static int whole_panels(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
-/* The most inputs that a linear layer has. */
+/* Return the most inputs of any linear layer. */
 static long longest_input(const Model *m) {
     long attended = m->num_heads * m->head_dim, most = m->hidden > attended ? m->hidden : attended;
     return m->intermediate > most ? m->intermediate : most;
 }
 
-/* Divide `block` among the buffers; return how many floats they take. With NULL, only count. */
+/* Divide `block` among the buffers; return their size in floats. With NULL, only count. */
 static int64_t lay_out(const Model *m, const Batch *b, const Team *team, float *block, Workspace *w) {
     int64_t rows = b->num_rows, threads = team ? team->num_threads : 1, used = 0;
     w->ld_hidden = whole_panels(m->hidden);
@@ -113,7 +113,7 @@ static void norm_rows(Pass *p, const float *weight, int num_rows) {
     share(p->team, norm_some, p, num_rows, FEW_ROWS);
 }
 
-/* Rotate one head in place; `scale` goes into the queries. */
+/* Rotate one head in place. `scale` is multiplied into the queries. */
 static void rotate(float *x, const float *cos, const float *sin, int half, float scale) {
     for (int i = 0; i < half; i += 8) {
         v8 a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
@@ -140,7 +140,7 @@ static void prepare_row(const Model *m, const Layer *l, float *qkv, int position
     }
 }
 
-/* Where a layer's keys or values begin in their pool. */
+/* Return where the layer's keys or values begin in their pool. */
 INLINE float *of_layer(const Pass *p, float *pool) {
     return pool + p->layer * p->m->num_kv_heads * p->m->num_slots * p->m->head_dim;
 }
@@ -154,7 +154,7 @@ static void prepare_some(const void *pass, int first, int end, int worker) {
                     of_layer(p, m->keys), of_layer(p, m->values));
 }
 
-/* One span, one KV head. */
+/* Compute attention of one span for one KV head. */
 static void attend_head(const Pass *p, const Span *span, int h, float *scores) {
     const Model *m = p->m;
     const Workspace *w = &p->w;
@@ -162,7 +162,7 @@ static void attend_head(const Pass *p, const Span *span, int h, float *scores) {
     long offset = h * m->num_slots * m->head_dim;
     Tile t = {.head_dim = m->head_dim, .ld = w->ld_scores, .scores = scores};
     t.keys = of_layer(p, m->keys) + offset, t.values = of_layer(p, m->values) + offset;
-    for (int g = 0; g < per_row; g += MAX_QUERIES) { /* more than 12 query heads a KV head: in portions */
+    for (int g = 0; g < per_row; g += MAX_QUERIES) { /* more than 12 query heads per KV head are split */
         int heads = MIN(per_row - g, MAX_QUERIES);
         t.num_queries = (span->end - span->row) * heads;
         for (int q = 0; q < t.num_queries; q++) {
@@ -181,7 +181,7 @@ static void attend_some(const void *pass, int first, int end, int worker) {
         attend_head(p, &p->w.spans[i / p->m->num_kv_heads], i % p->m->num_kv_heads, scores);
 }
 
-/* Cut each session's rows into as many as fill a tile. */
+/* Cut each session's rows into spans that fill a tile. */
 static void find_spans(const Model *m, const Batch *b, Workspace *w) {
     int step = MAX_QUERIES / MIN(m->num_heads / m->num_kv_heads, MAX_QUERIES);
     w->num_spans = 0;
@@ -190,8 +190,8 @@ static void find_spans(const Model *m, const Batch *b, Workspace *w) {
             w->spans[w->num_spans++] = (Span){s, row, MIN(row + step, end)};
 }
 
-/* Keep only the rows that give logits, in their order, in buffers that are free by then: after the last layer's attention
- * the others are needed no more. */
+/* Keep only the rows that give logits, in their order. The other rows are not needed after the last layer's attention,
+ * so their buffers are free. */
 static void keep_logit_rows(const Batch *b, Workspace *w) {
     float *hidden = w->normed, *attended = w->qkv;
     for (long j = 0; j < b->num_logit_rows; j++) {
@@ -203,7 +203,7 @@ static void keep_logit_rows(const Batch *b, Workspace *w) {
     w->attended = attended;
 }
 
-/* Copy out what is wanted after a layer, or after the final norm. */
+/* Copy out the requested states after a layer, or after the final norm. */
 static void copy_out(const Pass *p, int layer) {
     const Tap *t = p->tap;
     const long hidden = p->m->hidden;
@@ -218,7 +218,7 @@ static void copy_out(const Pass *p, int layer) {
         }
 }
 
-/* Whether rows without logits are needed to the end of the last layer. */
+/* Return whether rows without logits are needed up to the end of the last layer. */
 static int needs_all_rows(const Pass *p) {
     for (int k = 0; p->tap && k < p->tap->num_layers; k++)
         if (p->tap->layers[k] == FINAL || p->tap->layers[k] == p->m->num_layers - 1) return 1;
@@ -264,7 +264,7 @@ static void run_pass(Pass *p, float *logits, float *hidden) {
     multiply_rows(p, &m->head, w->normed, w->ld_hidden, num_rows, logits, m->head.num_panels * PANEL, STORE);
 }
 
-/* Rows that a product takes at once. */
+/* Return how many rows a product computes at once. */
 int64_t specq_tile_rows(void) { return TILE_ROWS; }
 
 int64_t specq_workspace_floats(const Model *m, const Batch *b, const Team *team) {
@@ -272,8 +272,8 @@ int64_t specq_workspace_floats(const Model *m, const Batch *b, const Team *team)
     return lay_out(m, b, team, NULL, &w);
 }
 
-/* logits [num_logit_rows][whole panels of vocab]; hidden [num_logit_rows][hidden]: after the final norm. `team` may be
- * NULL: then no thread but the caller's does anything. So may `tap`. */
+/* Run a forward pass. logits [num_logit_rows][whole panels of vocab]; hidden [num_logit_rows][hidden], after the final
+ * norm. `team` may be NULL: only the caller computes then. `tap` may also be NULL. */
 void specq_forward(const Model *m, const Batch *b, Team *team, float *block, float *logits, float *hidden, const Tap *tap) {
     Pass pass = {.m = m, .b = b, .team = team, .tap = tap};
     lay_out(m, b, team, block, &pass.w);

@@ -1,13 +1,14 @@
 /* out = x W^T for 1 to a few hundred rows; weights.h says how W is packed.
  *
- * Few rows are bound by the bytes of W: all of a tile's rows go over a panel at once, whose weights are expanded in
- * registers. More rows than some tiles have are bound by arithmetic: there a panel is expanded to floats once for all of them.
+ * With few rows, reading W limits the speed. All rows of a tile then use a panel at once, and its weights are expanded
+ * in registers. With more rows than a few tiles, arithmetic limits the speed. A panel is then expanded to floats once
+ * for all tiles.
  */
 #pragma once
 #include "team.h"
 #include "weights.h"
 
-enum { GROUP = 6, MAX_BLOCK_PANELS = 3 };        /* panels of a chunk of work; of blocks that are multiplied at once */
+enum { GROUP = 6, MAX_BLOCK_PANELS = 3 };        /* panels of a chunk of work; panels of blocks multiplied at once */
 enum { TILE_ROWS = LANES == 16 ? 8 : 6 };
 enum epilogue { STORE, ADD, SILU_MUL };
 
@@ -17,13 +18,13 @@ typedef struct {
     float *out;     /* [num_rows][ldo]; ldo covers whole panels */
     int num_rows, ldx, ldo;
     enum epilogue epilogue;
-    long ahead;      /* bytes to fetch ahead: to a thread's next group */
+    long ahead;      /* prefetch distance in bytes: to a thread's next group */
     float *expanded; /* [threads][ld_expanded]: room for a panel each */
     long ld_expanded;
 } Product;
 
-/* Write a tile's sums [rows][panels][PANEL] to the output. A call of its own, or the constants of exp8 crowd the tile's
- * sums out of the registers. SILU_MUL: a panel holds 8 gate columns and the 8 up columns that go with them. */
+/* Write a tile's sums [rows][panels][PANEL] to the output. It must not be inlined: the constants of exp8 would push the
+ * tile's sums out of the registers. SILU_MUL: a panel holds 8 gate columns and the matching 8 up columns. */
 static __attribute__((noinline)) void finish(enum epilogue epilogue, const float *sums, int rows, int panels,
                                              const float *bias, int panel, float *out, int ldo) {
     for (int r = 0; r < rows; r++, out += ldo)
@@ -48,7 +49,7 @@ INLINE void add_products(int rows, const vec w[PARTS], const float *x, int ldx, 
     }
 }
 
-/* rows x panels of the output, all sums in registers; rows, panels and format are constants where this is inlined. */
+/* Compute rows x panels of the output, all sums in registers. rows, panels and format are constants after inlining. */
 INLINE void tile_of_lines(int rows, int panels, int format, const Product *t, const char *weights, const float *x,
                           vec sums[][TILE_ROWS][PARTS]) {
     const long line = panel_bytes(format, 1), next_panel = line * t->m->k, next = t->ahead;
@@ -104,15 +105,15 @@ INLINE void tile(int rows, int panels, int format, const Product *t, const char 
     finish(t->epilogue, done, rows, panels, t->m->bias, panel, out, t->ldo);
 }
 
-/* How many panels are multiplied at once: of lines as many as fill the registers; of blocks, whose scales take registers
- * too, as many as it takes that a sum's next product does not wait for the last one. */
+/* Return how many panels are multiplied at once. Panels of lines fill the registers. For blocks, whose scales also take
+ * registers, there are enough panels that a sum's next product does not wait for the last one. */
 INLINE int panels_at_once(int rows, int format) {
     const int fit = ACCUMULATORS / (rows * PARTS), most = fit > GROUP ? GROUP : fit < 1 ? 1 : fit;
     if (format == F32 || format == BF16) return most;
     return LANES < 16 ? 1 : rows > 1 ? 2 : MAX_BLOCK_PANELS;
 }
 
-/* Panels panel .. end for one tile of rows. */
+/* Compute panels panel .. end for one tile of rows. */
 INLINE void tiles(int rows, int format, const Product *t, const char *weights, int panel, int end, const float *x,
                   float *out) {
     const int at_once = panels_at_once(rows, format);
@@ -122,13 +123,13 @@ INLINE void tiles(int rows, int format, const Product *t, const char *weights, i
     for (; panel < end; panel++, weights += bytes) tile(rows, 1, format, t, weights, panel, x, out);
 }
 
-/* The next tile's rows: even shares of what is left, since few rows at once leave the multipliers waiting. */
+/* Return the next tile's rows: equal shares of the rest, since a tile with few rows does not use all multipliers. */
 INLINE int next_rows(int left) {
     const int num_tiles = (left + TILE_ROWS - 1) / TILE_ROWS;
     return (left + num_tiles - 1) / num_tiles;
 }
 
-/* All rows over panels panel .. end, whose packed weights begin at `weights`. */
+/* Compute all rows over panels panel .. end, whose packed weights begin at `weights`. */
 INLINE void rows_over(int format, const Product *t, const char *weights, int panel, int end) {
     for (int row = 0, rows; row < t->num_rows; row += rows) {
         const float *x = t->x + (long)row * t->ldx;
@@ -149,7 +150,7 @@ INLINE void rows_over(int format, const Product *t, const char *weights, int pan
     }
 }
 
-/* Tiles one after the other go over as few panels as fill the registers, which stay in the nearest cache. */
+/* Consecutive tiles use the same few panels, just enough to fill the registers. These stay in the nearest cache. */
 INLINE void all_rows(int format, const Product *t, const char *weights, int panel, int end) {
     const int few = t->num_rows > TILE_ROWS ? ACCUMULATORS / (TILE_ROWS * PARTS) : end - panel;
     for (int last; panel < end; weights += (last - panel) * panel_bytes(format, t->m->k), panel = last) {
@@ -158,7 +159,7 @@ INLINE void all_rows(int format, const Product *t, const char *weights, int pane
     }
 }
 
-/* Each panel is expanded once; while its tiles are computed, the next one is fetched. */
+/* Expand each panel once. The next panel is prefetched while the tiles of this one are computed. */
 static void multiply_expanded(const Product *t, int first, int end, int worker) {
     const long bytes = panel_bytes(t->m->format, t->m->k);
     float *expanded = t->expanded + worker * t->ld_expanded;
@@ -171,8 +172,8 @@ static void multiply_expanded(const Product *t, int first, int end, int worker) 
     }
 }
 
-/* Whether every tile expands the weights anew: a bfloat16 costs less than a panel's way through the cache, and so does a
- * block in the widest vectors for some tiles. */
+/* Return whether every tile expands the weights again. Expanding a bfloat16 costs less than reading an expanded panel
+ * from the cache. With the widest vectors and few tiles, so does expanding a block. */
 static int is_direct(const Product *t) {
     const int tiles = t->m->format == BF16 ? 4 : LANES == 16 ? 3 : 1;
     return t->m->format == F32 || t->num_rows <= tiles * TILE_ROWS;

@@ -1,4 +1,4 @@
-/* From rows of weights as files have them to the panels of weights.h: one pass over each, once a model. */
+/* Convert rows of weights from files to the panels of weights.h, in one pass over each, once per model. */
 #pragma once
 #include "weights.h"
 
@@ -16,7 +16,8 @@ static void pack_bfloats(const float *const *rows, long k, uint16_t *out) {
         }
 }
 
-/* GGUF's block of 32: scale, minimum, 16 bytes; byte i has weight i in its low half and weight i + 16 in its high half. */
+/* GGUF's block of 32: scale, minimum, 16 bytes. Byte i has weight i in its low half and weight i + 16 in its high
+ * half. */
 static void pack_nibbles(const uint8_t *const *rows, long k, uint8_t *out) {
     for (long b = 0; b < k / BLOCK; b++, out += panel_bytes(Q4_1, BLOCK))
         for (int c = 0; c < PANEL; c++) {
@@ -44,7 +45,7 @@ static void pack_bytes(const uint8_t *const *rows, long k, uint8_t *out) {
 
 int64_t specq_packed_bytes(int format, int64_t num_panels, int64_t k) { return num_panels * panel_bytes(format, k); }
 
-/* rows: the address of each column's weights, floats or GGUF's blocks, or NULL for none; `out` begins as zeros. */
+/* rows: the address of each column's weights, floats or GGUF's blocks; NULL: no weights. `out` must be zero. */
 void specq_pack(int format, const void *const *rows, int64_t num_panels, int64_t k, char *out) {
     for (int64_t panel = 0; panel < num_panels; panel++, rows += PANEL, out += panel_bytes(format, k)) {
         if (format == F32) pack_floats((const float *const *)rows, k, (float *)out);
@@ -54,7 +55,7 @@ void specq_pack(int format, const void *const *rows, int64_t num_panels, int64_t
     }
 }
 
-/* Whether all of the floats are exactly bfloat16. */
+/* Return whether all floats are exactly bfloat16. */
 int specq_is_bf16(const uint32_t *floats, int64_t count) {
     uint32_t low = 0;
     for (int64_t i = 0; i < count; i++) low |= floats[i];

@@ -1,13 +1,13 @@
-/* Integers of a forward pass: packed rows from steps (specq/engines/native/rows.py), and the block that attention on a GPU
- * wants of them (specq/engines/torch/cuda/attention_plan.py says what lies where). */
+/* Integers of a forward pass: packed rows from steps (specq/engines/native/rows.py), and the block that attention on a
+ * GPU needs (specq/engines/torch/cuda/attention_plan.py has its layout). */
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ITEM = 8, CHUNK = 64 }; /* integers of an item; slots, of which a prefix item has a multiple */
+enum { ITEM = 8, CHUNK = 64 }; /* integers of an item; a prefix item has a multiple of CHUNK slots */
 
-/* Steps, one after the other: each session's tokens, then its nodes. */
+/* Steps in sequence: each session's tokens, then its nodes. */
 typedef struct {
     int32_t num_sessions;
     const int32_t *num_tokens, *num_nodes, *starts, *judged; /* of each session */
@@ -15,8 +15,9 @@ typedef struct {
     const int32_t *parents;                                  /* of all nodes, within their session */
 } Steps;
 
-/* Write the arrays of PackedRows one after the other into block; sizes[0] rows in all are known, sizes[1] extras and
- * sizes[2] rows with logits are found. Returns the length, or -1 if room is less. */
+/* Write the arrays of PackedRows into block, in sequence. The input is sizes[0], the number of rows. The outputs are
+ * sizes[1], the number of extras, and sizes[2], the number of rows with logits. Returns the length, or -1 if it exceeds
+ * room. */
 int64_t specq_pack_rows(const Steps *s, int32_t *sizes, int32_t *block, int64_t room) {
     const int32_t rows = sizes[0];
     int32_t *token_ids = block, *positions = token_ids + rows, *slots = positions + rows, *ctx_lens = slots + rows;
@@ -92,7 +93,7 @@ static int32_t plan_list(Plan *p, int32_t row) {
     return count;
 }
 
-/* The end of the run that begins with a row: rows that have extras, each the child of the one before. */
+/* Return the end of the run that begins with a row. A run is rows with extras, each the child of the row before. */
 static int32_t run_end(const Plan *p, int32_t row, int32_t end) {
     const int32_t *starts = p->extra_starts;
     for (row++; row < end; row++) {
@@ -147,7 +148,7 @@ static int32_t *put(int32_t *to, const int32_t *from, int32_t count, int32_t pad
     return to + padded;
 }
 
-/* Fill the block for packed rows; return how much of it is used, or -1 if there is no memory. */
+/* Fill the block for packed rows. Return the length used, or -1 if there is no memory. */
 int64_t specq_lay_out(const Packed *r, const Layout *l, int32_t *block) {
     const int32_t rows = r->num_rows, padded = l->num_rows;
     const int32_t *token_ids = r->block, *positions = token_ids + rows, *row_starts;

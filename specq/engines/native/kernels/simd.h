@@ -1,9 +1,9 @@
 /* Eight floats at a time, in the vector extensions that GCC and Clang share, so one source serves x86 and ARM.
  *
- * Rule of all kernels: the value of an output does not depend on what else is in the batch. Every sum runs in one fixed
- * order, whatever the number of rows or the tile it falls into, so that a token's logits are bit for bit the same
- * alone, in a tree, and in a prefill chunk. Hence no -ffast-math, and no contraction either: a compiler fuses a
- * multiplication and an addition here and not there (GCC does so by loop for Zen), so fma8 says where.
+ * Rule of all kernels: the value of an output does not depend on the rest of the batch. Every sum runs in one fixed
+ * order, for any number of rows and any tile. So a token's logits are bit for bit the same alone, in a tree, and in a
+ * prefill chunk. Therefore neither -ffast-math nor contraction is used. A compiler fuses a multiplication and an
+ * addition in some places only (GCC decides loop by loop for Zen). fma8 marks the places that are fused.
  */
 #pragma once
 #include <math.h>
@@ -32,7 +32,7 @@ INLINE v8 splat(float x) { return x - (v8){0}; }
 INLINE v4 low4(v8 x) { return __builtin_shufflevector(x, x, 0, 1, 2, 3); }
 INLINE v4 high4(v8 x) { return __builtin_shufflevector(x, x, 4, 5, 6, 7); }
 
-/* a * b + c, fused wherever the processor can. */
+/* a * b + c, fused if the processor can. */
 INLINE v8 fma8(v8 a, v8 b, v8 c) {
 #if defined(__FMA__)
     return (v8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
@@ -44,7 +44,7 @@ INLINE v8 fma8(v8 a, v8 b, v8 c) {
 #endif
 }
 
-/* mask lanes are all ones or all zeros, as comparisons give them. */
+/* mask lanes are all ones or all zeros, like the results of comparisons. */
 INLINE v8 select8(v8i mask, v8 yes, v8 no) { return (v8)((mask & (v8i)yes) | (~mask & (v8i)no)); }
 INLINE v8 max8(v8 a, v8 b) { return select8(a > b, a, b); }
 
@@ -60,7 +60,8 @@ INLINE v4 sums4(v8 a, v8 b, v8 c, v8 d) {
 
 INLINE float sum8(v8 x) { return sums4(x, x, x, x)[0]; }
 
-/* e^x for x <= 88; about 1 unit in the last place (the polynomial is Cephes' expf). Below -87 it gives e^-87. */
+/* e^x for x <= 88, with an error of about 1 unit in the last place (the polynomial is Cephes' expf). Below -87:
+ * e^-87. */
 INLINE v8 exp8(v8 x) {
     v8 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     x = max8(x, splat(-87.0f));

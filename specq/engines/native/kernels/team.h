@@ -1,8 +1,8 @@
 /* Threads that share the work of a forward pass.
  *
- * The caller leads and takes part; helpers sleep between passes. A piece of work is cut into chunks, and whoever is there
- * takes the next one until none is left. So nobody waits for a helper that the system keeps from running, unless it has a
- * chunk in hand, and with no helper at all the caller does everything itself. Who computes a chunk changes no bit of it.
+ * The caller leads and takes part. Helpers sleep between passes. A task is cut into chunks, and each thread takes the
+ * next chunk until none is left. So the caller waits for a delayed helper only if that helper has a chunk. Without
+ * helpers the caller does the whole task. The result of a chunk does not depend on the thread that computes it.
  */
 #pragma once
 #include <pthread.h>
@@ -12,19 +12,19 @@
 #include <stdlib.h>
 #include "simd.h"
 
-enum { SPINS = 2000, LINE = 64 }; /* spins: some 20 to 50 us; a phase of a pass is shorter */
+enum { SPINS = 2000, LINE = 64 }; /* SPINS: about 20 to 50 us; a phase of a pass is shorter */
 
-/* Do units first .. end of a task; `worker` is 0 for the caller, then 1, 2, ... */
+/* Compute units first .. end of a task. `worker` is 0 for the caller, then 1, 2, ... */
 typedef void Work(const void *task, int first, int end, int worker);
 
 typedef struct {
-    int num_threads, num_helpers, chunk, num_units; /* threads: with the caller; helpers: those that could be started */
+    int num_threads, num_helpers, chunk, num_units; /* threads: with the caller; helpers: started ones */
     Work *work;
     const void *task;
     pthread_t *helpers;
     pthread_mutex_t lock;
     pthread_cond_t called;
-    long num_calls; /* under the lock, as is_over */
+    long num_calls; /* protected by the lock, like is_over */
     int is_over;
     _Alignas(LINE) atomic_int is_open, num_seated;
     _Alignas(LINE) atomic_ullong ticket; /* chunks on offer << 32 | chunks taken */
@@ -43,7 +43,7 @@ INLINE void pause_spin(int spins) {
 #endif
 }
 
-/* Take chunks until there are none; return how many. A chunk in hand keeps the task as it is: `share` awaits its end. */
+/* Take chunks until none is left; return how many. The task cannot change meanwhile: `share` waits for all chunks. */
 static int work_on(Team *t, int worker) {
     int count = 0;
     unsigned long long ticket = atomic_load_explicit(&t->ticket, memory_order_acquire);
@@ -81,7 +81,7 @@ static void *help(void *team) {
     return NULL;
 }
 
-/* Do a task of `num_units` units, `chunk` at a time; alone without a team. */
+/* Compute a task of `num_units` units, `chunk` at a time. Without a team the caller computes it alone. */
 static void share(Team *t, Work *work, const void *task, int num_units, int chunk) {
     if (!t || num_units <= chunk) {
         work(task, 0, num_units, 0);
@@ -95,7 +95,7 @@ static void share(Team *t, Work *work, const void *task, int num_units, int chun
     for (int spins = 0; atomic_load_explicit(&t->num_done, memory_order_acquire) < num_chunks; spins++) pause_spin(spins);
 }
 
-/* Between these two the helpers are awake. */
+/* The helpers are awake between call_team and dismiss_team. */
 static void call_team(Team *t) {
     if (!t) return;
     atomic_store(&t->is_open, 1);
@@ -113,7 +113,7 @@ static void dismiss_team(Team *t) {
 static int start_helper(Team *t) {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the caller */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* helpers must not receive signals */
     int error = pthread_create(&t->helpers[t->num_helpers], NULL, help, t);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     t->num_helpers += !error;
@@ -142,7 +142,7 @@ void specq_team_free(Team *t) {
     free(t);
 }
 
-/* `num_free` helpers that run where the caller may, then one pinned to each of the cores; NULL if one cannot be had. */
+/* Start `num_free` helpers on the caller's cores, then one pinned to each of `cores`. NULL if one cannot start. */
 Team *specq_team_new(int num_free, int num_pinned, const int32_t *cores) {
     Team *t = aligned_alloc(LINE, sizeof(Team));
     if (!t) return NULL;

@@ -1,5 +1,6 @@
-/* Vectors as wide as the processor has them, for matrix products: each lane is an output of its own, so that the width
- * changes no bit. LANES floats each; ACCUMULATORS is how many sums fit into the registers, beside what else a loop needs.
+/* Vectors of the processor's full width, for matrix products. Each lane is a separate output, so the width does not
+ * change the result. A vector has LANES floats. ACCUMULATORS is how many sums fit into the registers beside a loop's
+ * other data.
  */
 #pragma once
 #include "simd.h"
@@ -30,7 +31,7 @@ INLINE void vec_store(float *p, vec x) { *(vec_at *)p = x; }
 INLINE vec vec_splat(float x) { return x - (vec){0}; }
 INLINE vec vec_from_int(vec_int x) { return __builtin_convertvector(x, vec); }
 
-/* a * b + c, fused as fma8 is. */
+/* a * b + c, fused like fma8. */
 INLINE vec vec_fma(vec a, vec b, vec c) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -43,7 +44,8 @@ INLINE vec vec_fma(vec a, vec b, vec c) {
 #endif
 }
 
-/* Finite numbers of 16 bits (IEEE half precision) as float: their bits as those of a float are too small by 2^112. */
+/* Convert finite half-precision numbers (IEEE) to float. Their bits, read as a float, are too small by a factor
+ * 2^112. */
 INLINE vec vec_load_half(const void *p) {
 #if LANES == 16
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(p));

@@ -1,14 +1,14 @@
-/* Weights of a linear layer, packed once into panels of 16 output columns, in the format in which they came.
+/* Weights of a linear layer, packed once into panels of 16 output columns, in their original format.
  *
  *     F32    [k][16] floats
- *     BF16   [k][16] where every weight is exactly a bfloat16: word i of a 32-byte line holds column i in its low half and
- *            column i + 8 in its high half
- *     Q4_1   [k / 32] of GGUF's blocks of 16 columns: 16 scales, 16 minima (half precision), then [4][16] words; nibble j
- *            of a word is for k + j. weight = nibble * scale + minimum: the product is exact in a float, the sum rounded
- *            once, as GGUF's own dequantising does it
- *     Q8_0   [k / 32]: 16 scales, then [8][16] words; byte j of a word is for k + j. weight = byte * scale, exact
+ *     BF16   [k][16], if every weight is exactly a bfloat16. Word i of a 32-byte line holds column i in its low half
+ *            and column i + 8 in its high half.
+ *     Q4_1   [k / 32] of GGUF's blocks of 16 columns: 16 scales, 16 minima (half precision), then [4][16] words. Nibble
+ *            j of a word is for k + j. weight = nibble * scale + minimum. The product is exact in a float. The sum is
+ *            rounded once, as in GGUF's own dequantisation.
+ *     Q8_0   [k / 32]: 16 scales, then [8][16] words. Byte j of a word is for k + j. weight = byte * scale, exact.
  *
- * `expand_some` gives the weights of STEP[format] consecutive k as floats, bit for bit the same in every format.
+ * `expand_line` and `expand_word` return the weights as floats, bit for bit the same in every format.
  */
 #pragma once
 #include "vec.h"
@@ -52,7 +52,8 @@ INLINE void expand_line(int format, const char *line, vec w[PARTS]) {
     }
 }
 
-/* Scales of a block: of a quantised weight with its integer where `expand_integers` leaves it. */
+/* Scales and minima of a block. A Q8_0 scale has the factor 2^-24, since `expand_word` leaves a byte at the top of its
+ * word. */
 typedef struct {
     vec scale[PARTS], minimum[PARTS];
 } Scales;
@@ -73,19 +74,19 @@ INLINE Scales load_scales(int format, const char *block) {
 INLINE vec vec_from_nibble(vec_int bits) {
 #if LANES == 16
     const vec counting = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return (vec)_mm512_permutexvar_ps((__m512i)bits, (__m512)counting); /* which reads no other bits */
+    return (vec)_mm512_permutexvar_ps((__m512i)bits, (__m512)counting); /* it ignores the other bits */
 #else
     return vec_from_int(bits & 15);
 #endif
 }
 
-/* Weight j of a word of 8 nibbles or 4 bytes. */
+/* Return weight j of a word of 8 nibbles or 4 bytes. */
 INLINE vec expand_word(int format, vec_int bits, int j, vec scale, vec minimum) {
     if (format == Q4_1) return vec_fma(vec_from_nibble(bits >> 4 * j), scale, minimum);
     return vec_from_int((bits << (24 - 8 * j)) & (int32_t)0xff000000) * scale;
 }
 
-/* The blocks of a panel, [k][16] floats. */
+/* Expand the blocks of a panel to [k][16] floats. */
 INLINE void expand_blocks(int format, const char *panel, long k, float *out) {
     const int step = step_of(format), words = PANEL * (format == Q4_1 ? 4 : 2);
     for (long i = 0; i < k; i += BLOCK, panel += panel_bytes(format, BLOCK)) {
@@ -108,7 +109,7 @@ INLINE void expand_lines(int format, const char *panel, long k, float *out) {
     }
 }
 
-/* A panel's weights as [k][16] floats. */
+/* Expand a panel's weights to [k][16] floats. */
 static void expand_panel(int format, const char *panel, long k, float *out) {
     switch (format) {
     case BF16: expand_lines(BF16, panel, k, out); break;

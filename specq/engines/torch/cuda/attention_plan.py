@@ -1,25 +1,36 @@
-"""Lays out a forward pass's integers for the fused path: one int32 block, copied to the device at once. No torch.
+"""Lay out the integers of a forward pass for the fused path, as one int32 block. No torch.
 
-Attention is cut into work items of a few rows of one session against a part of one list of slots, so that long contexts
-are read by many programs at once, and rows of a session share what they read:
+The block is copied to the device at once. Attention is cut into work items. An item is a few rows of one session
+against part of a list of slots. So many programs read a long context in parallel. The rows of a session share what they
+read:
 
-    prefix item   a block of at most `rows_per_block` rows against `chunk` slots of the session's table
-    nodes item    a run of rows each of which is the child of the one before, against the last one's extras: of those a
-                  row sees as many as it has extras itself
+- prefix item: a block of at most `rows_per_block` rows against `chunk` slots of the session's table.
+- nodes item: a run of rows against the extras of the last row. Each row is the child of the row before. It sees as many
+  of these extras as it has itself.
 
-Each item gives every one of its rows a partial result. A row's partials lie at equal distances: `spans` says where.
-Where one prefix item and one nodes item make up all that a session sees, they are one item, whose result needs no
-combining.
+Each item gives each of its rows a partial result. The partials of a row lie at equal distances: `spans` has their
+places. One prefix item and one nodes item that cover a session form one item. Its result needs no combining.
 
 The block's parts, for a padded number of rows R (padding: token 0, slot -1, no partials):
 
-    token_ids, positions, slots i32[R]; visible i32[2, R]: slots of the table, and of its own extras, that a row sees
-    spans i32[R, 3]: first partial, distance, number of partials; 0 partials: the result is written at once
-    logit_rows i32[R] (padding: 0); num_items i32[4], of which the first counts; items i32[max_items, 8]; lists i32[any]
+- token_ids, positions, slots: i32[R].
+- visible: i32[2, R], how many slots of the table, and of its extras, a row sees.
+- spans: i32[R, 3], first partial, distance, number of partials. 0 partials: the item writes the result directly.
+- logit_rows: i32[R] (padding: 0).
+- num_items: i32[4], only the first entry is used.
+- items: i32[max_items, 8].
+- lists: i32[any].
 
-An item: first row, number of rows, start and length in lists, position of the list's first slot, first partial (-1: the
-result is written at once), where in the list the nodes begin, 0. The lists are, for each session, its table and then
-what its runs see.
+The fields of an item are, in this order:
+
+- its first row, and its number of rows.
+- its start and its length in lists.
+- the position of the list's first slot.
+- its first partial; -1: write the result directly.
+- where the nodes begin in the list.
+- 0.
+
+For each session the lists have its table, then the slots that its runs see.
 """
 
 from __future__ import annotations
@@ -42,17 +53,17 @@ FIRST, COUNT, START, LENGTH, SPLIT = (
     2,
     3,
     6,
-)  # where in an item its rows and list stand, and where nodes begin: at 0 if it has nothing else
+)  # fields of an item: its rows, its list, and where nodes begin in the list (0: only nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
     """Where the parts of a block lie; see the module.
 
-    num_rows        R, padded
-    rows_per_block  rows of a session that one item may hold
-    num_chunks      about how many prefix items there should be, to fill the device
-    joins           whether nodes may join a prefix item, and results be written at once
+    - num_rows: R, padded.
+    - rows_per_block: the most rows of a session in one item.
+    - num_chunks: about how many prefix items fill the device.
+    - joins: whether nodes may join a prefix item, which then writes its result directly.
     """
 
     num_rows: int
@@ -66,7 +77,7 @@ class BlockLayout:
 
     @property
     def max_partials(self) -> int:
-        """Rows of partial results that any step may need."""
+        """Return the most rows of partial results that a step can need."""
         return 2 * self.num_rows + self.rows_per_block * self.num_chunks
 
     def starts(self) -> dict[str, int]:
@@ -83,7 +94,7 @@ def _starts(layout: BlockLayout) -> dict[str, int]:
 
 
 def max_list_length(rows: PackedRows) -> int:
-    """Number of slots that the lists of a step may have."""
+    """Return the most slots that the lists of a step can have."""
     return int(np.maximum.reduceat(rows.ctx_lens, rows.row_starts[:-1]).sum()) + len(rows.extras)
 
 
@@ -102,9 +113,9 @@ class _Layout(ctypes.Structure):
 
 
 def lay_out(rows: PackedRows, layout: BlockLayout, block: Int32Array) -> int:
-    """Fill a block (i32, long enough) for these rows, in C (kernels/rows.h); return how much of it is used."""
+    """Fill a block (i32, long enough) for these rows, in C (kernels/rows.h). Return the length used."""
     library = kernels()
-    assert library is not None  # the fused path is not taken without a compiler, which Triton needs too
+    assert library is not None  # the fused path needs a compiler, and so does Triton
     tables = table_addresses(rows.tables)
     sizes = rows.num_rows, rows.num_sessions, len(rows.logit_rows), len(rows.extras)
     packed = _Packed(*sizes, address(rows.block), address(tables))
@@ -118,8 +129,11 @@ def lay_out(rows: PackedRows, layout: BlockLayout, block: Int32Array) -> int:
 
 
 def line_places(block: Int32Array, layout: BlockLayout) -> LinePlaces:
-    """Return where the lines of nodes stand in a block that was laid out, of those whose rows are no part of a longer
-    line; without those of trees that are chains, which may stand in other lists."""
+    """Return where the lines of nodes are in a block that was laid out.
+
+    Only lines whose rows are not part of a longer line are included. Trees that are chains are not included: their
+    lines may be in other lists.
+    """
     starts = layout.starts()
     items = block[starts["items"] :][: ITEM * int(block[starts["num_items"]])].reshape(-1, ITEM)
     firsts, counts, begins, lengths = items[items[:, SPLIT] == 0][:, [FIRST, COUNT, START, LENGTH]].T.astype(np.int64)

@@ -1,10 +1,10 @@
-"""Chains of draft steps without the host: each step's best token is the next step's input, on the device.
+"""Chains of draft steps on the device, without the host: each step's best token is the next input.
 
-One CUDA graph holds a whole step (all layers, head, choice of tokens, the batch moved on by one); a chain of K nodes is
-K - 1 replays after the pass that computes the context, one copy of integers there and one copy of results back. A row
-is one chain; rows of many sessions, or of one session's branches, run together.
+One CUDA graph holds a whole step: all layers, the head, the choice of tokens, the update of the batch. A chain of K
+nodes is K - 1 replays after the pass over the context. It also needs one copy to the device and one copy back. A row is
+one chain. Rows of many sessions, or of branches of one session, run together.
 
-A chain's own slots are its row's extras (see `attention_plan`): the item that reads them grows by one slot a step.
+A chain's own slots are its row's extras (see `attention_plan`). The item that reads them grows by one slot per step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ALL = 1 << 30
 class CudaChainDrafter:
     """Drafts chains with one fused model.
 
-    runs_beside_host  whether `start` returns before the chains are there, so that the host is free meanwhile
+    - runs_beside_host: whether `start` returns before the chains are complete, so that the host is free.
     """
 
     runs_beside_host: ClassVar[bool] = True
@@ -58,26 +58,30 @@ class CudaChainDrafter:
         self._tops: dict[tuple[int, int], _Top] = {}
 
     def takes(self, params: Sequence[SamplingParams], lengths: Sequence[int], depth: int, count: int) -> bool:
-        """Return whether such chains, after contexts of these lengths, can be run at once. The host handles
-        distributions that are cut (top-k, top-p, min-p) or travel with the draft."""
+        """Return whether these chains, after contexts of these lengths, can run in one batch.
+
+        The host handles distributions that are cut (top-k, top-p, min-p) or that travel with the draft.
+        """
         num_slots = sum(lengths) + len(lengths) * 2 * MAX_STEPS
         is_size_ok = len(params) <= MAX_ROWS and depth <= MAX_STEPS and 1 <= count <= MAX_COUNT
         return is_size_ok and num_slots <= LIST_ROOM and all(map(_takes, params))
 
     def can_draft(self, params: SamplingParams) -> bool:
-        """Whether the device can draft for such parameters by itself."""
+        """Return whether the device alone can draft for these parameters."""
         return _takes(params)
 
     @torch.no_grad()
     def start(
         self, logits: torch.Tensor, starts: ChainStarts, depth: int, count: int, limit_vocab: int
     ) -> ChainsOnDevice:
-        """Begin to draft chains; return what waits for the device, and gives the `count` best tokens at each of `depth`
-        steps of each chain, best first: i32[depth, rows, count], and their log-probabilities, f32. Each step follows
-        the first token of the one before. Its `tokens` are the same on the device.
+        """Begin to draft chains. Return an object that waits for the device and gives the results.
 
-        logits [rows, vocab]: what the model says at the chains' starts, still on the device; tokens are those below
-        limit_vocab.
+        The results are the `count` best tokens at each of `depth` steps of each chain, best first. They are i32[depth,
+        rows, count], with their log-probabilities, f32. Each step follows the first token of the step before. The
+        object's `tokens` are the same tokens on the device.
+
+        logits [rows, vocab]: the model's outputs at the starts of the chains, still on the device. Only tokens below
+        limit_vocab are used.
         """
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             rows = _before_first(starts)
@@ -116,7 +120,7 @@ class CudaChainDrafter:
         state.wait()
         steps, grow, inverse, slots, keys = _split_state(state.array, num_rows)
         steps[:] = 0
-        grow[:] = layout.max_items - 1  # of a padding row: an item that does not count
+        grow[:] = layout.max_items - 1  # for a padding row: an item that is not used
         grow[: len(starts)] = own_items
         inverse[:] = 0
         slots[:] = -1
@@ -131,7 +135,7 @@ class CudaChainDrafter:
         state.copy(num_rows * _STATE_WIDTH, self._state)
 
     def _step(self, batch: Batch, top: _Top) -> None:
-        """Run one step on the device, from a graph where the forward uses them."""
+        """Run one step on the device, from a graph if the forward uses graphs."""
         if not self._forward.uses_graphs:
             self._run_step(batch, top)
             return
@@ -141,7 +145,7 @@ class CudaChainDrafter:
         self._graphs[key].replay()
 
     def _capture(self, batch: Batch, top: _Top) -> torch.cuda.CUDAGraph:
-        """Capture a step. What compiles the kernels beforehand is a step too, so its traces are wiped."""
+        """Capture a step. The step that compiles the kernels first changes the state, so the state is restored."""
         kept = [self._block.clone(), self._state.clone(), top.results.clone()]
         self._run_step(batch, top)
         for tensor, before in zip((self._block, self._state, top.results), kept, strict=True):
@@ -159,7 +163,7 @@ class CudaChainDrafter:
         self._choose(self._decoder.head(hidden), batch, top)
 
     def _choose(self, logits: torch.Tensor, batch: Batch, top: _Top) -> None:
-        """Choose tokens from logits [rows, vocab] and move the batch on."""
+        """Choose tokens from logits [rows, vocab] and advance the batch."""
         num_rows, decoder = batch.layout.num_rows, self._decoder
         steps, grow, inverse, slots, keys = _split_device_state(self._state, num_rows)
         tile_kernel[(num_rows, top.num_tiles)](
@@ -176,15 +180,17 @@ class CudaChainDrafter:
 
 
 class ChainsOnDevice:
-    """Chains on their way to the host: calling it waits for them.
+    """Chains on their way to the host. A call waits for them.
 
-    tokens  i32[depth * rows * count] on the device, each of them below `num_tokens`: one step after the other, of each
-            chain its best first
+    - tokens: i32[depth * rows * count] on the device, each below `num_tokens`. The order is by step, then by chain,
+      best token first.
     """
 
     def __init__(self, results: torch.Tensor, num_tokens: int) -> None:
-        """`results` i32[depth, rows, count, 2]: tokens, and the bits of their log-probabilities; free again for what is
-        begun afterwards."""
+        """Start the copy. `results`, i32[depth, rows, count, 2], are tokens and the bits of their log-probabilities.
+
+        Work that is launched later may reuse the memory of `results`.
+        """
         self.tokens = results[..., 0].reshape(-1).clamp(0, num_tokens - 1)
         self._fetched = fetch(results)
 
@@ -195,8 +201,7 @@ class ChainsOnDevice:
 
 
 class _Top:
-    """What choosing `count` of `num_tokens` tokens a row writes: candidates of each tile, and the results of all
-    steps."""
+    """Buffers for choosing `count` of `num_tokens` tokens per row: candidates of each tile, results of all steps."""
 
     def __init__(self, count: int, num_tokens: int, device: torch.device) -> None:
         self.count, self.num_tokens = count, num_tokens
@@ -218,7 +223,7 @@ _STATE_WIDTH = sum(_STATE_WIDTHS)
 
 
 def _state_spans(num_rows: int) -> list[slice]:
-    """Return where each part of the state lies for so many rows."""
+    """Return where each part of the state lies for `num_rows` rows."""
     ends = np.cumsum([0, *_STATE_WIDTHS]) * num_rows
     return [slice(int(start), int(end)) for start, end in pairwise(ends)]
 
@@ -242,8 +247,11 @@ def _takes(params: SamplingParams) -> bool:
 
 
 def _before_first(starts: ChainStarts) -> PackedRows:
-    """Return the node before each chain's first as rows: its extras are its lineage and, to be grown into, the chain's
-    slots; never none, so that each row has an item of its own."""
+    """Return the node before each chain's first node as rows.
+
+    Its extras are its lineage and the chain's slots, into which the chain grows. There is at least one extra. So each
+    row has its own item.
+    """
     none = np.zeros((len(starts), 1), np.int32)
     own = np.concatenate([starts.slots, none], 1)
     return pack_nodes(starts, none[:, 0], none[:, 0] - 1, starts.positions - 1, own)

@@ -1,12 +1,12 @@
-"""The fast path on a GPU: packed rows through the fused decoder, replayed from CUDA graphs.
+"""The fast path on a GPU: packed rows through the fused decoder and CUDA graphs.
 
-A step is one copy of integers to the device, one graph (all layers, for a padded number of rows), the final norm and
-the head for the judged rows. Nothing waits for the device: logits stay there, and the host is free while the layers
-run.
+A step copies integers to the device and replays one graph: all layers, for a padded number of rows. Then it runs the
+final norm and the head for the judged rows. No part of it waits for the device. Logits stay there, and the host is free
+while the layers run.
 
-A graph is captured when its size is first asked for; the engine's profile at start-up asks for all of them. Steps
-beyond the largest size, or with longer lists of slots than fit, run the same kernels without a graph. Passes that
-return hidden states have graphs of their own, for each set of layers, captured when first needed too.
+A graph is captured when its size is first used. The engine's profile at start-up uses all sizes. A step may exceed the
+largest size, or the room for lists of slots. It then runs the same kernels without a graph. Passes that return hidden
+states have their own graphs for each set of layers. These are also captured at first use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUM_INBOXES = 2
 
 
 class FusedForward:
-    """Runs packed rows of one model on a GPU (or, under Triton's interpreter, on a CPU); see `weights.supports`."""
+    """Runs packed rows of one model on a GPU, or on a CPU under Triton's interpreter; see `weights.supports`."""
 
     ARITHMETIC: ClassVar[str] = "fused"
     is_helped = False
@@ -41,7 +41,7 @@ class FusedForward:
     jumps: tuple[int, ...] = SIZES
 
     def __init__(self, model: Any, kv: KvStore, *, graphs: bool | None = None, pdl: bool | None = None) -> None:
-        """`graphs` and `pdl` (programmatic dependent launch) default to what the device can do."""
+        """Make the forward. `graphs` and `pdl` (programmatic dependent launch) default to what the device supports."""
         self.kv = kv
         self.device = kv.keys.device
         on_gpu = self.device.type == "cuda"
@@ -59,8 +59,10 @@ class FusedForward:
 
     @torch.no_grad()
     def __call__(self, rows: PackedRows, tap: RowTap | None = None, feed: Feed | None = None) -> ForwardOutput:
-        """Write the rows' KV and return logits (in the model's dtype) and final hidden states of `rows.logit_rows`, and
-        what `tap` asks for; `feed` has tokens that are on the device alone."""
+        """Write the rows' KV and return logits (in the model's dtype) and final hidden states of `rows.logit_rows`.
+
+        `tap` requests more hidden states. `feed` has tokens that only the device knows.
+        """
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             size = padded_size(rows.num_rows)
             if size > SIZES[-1] or max_list_length(rows) > LIST_ROOM:
@@ -83,13 +85,13 @@ class FusedForward:
         return self._batches[layout]
 
     def _run(self, batch: Batch, taps: Taps | None) -> None:
-        """Run all layers, from a graph where graphs are used."""
+        """Run all layers, from a graph if graphs are used."""
         if not self.uses_graphs:
             self.decoder.run(batch, self._scratch, taps)
             return
         key = (batch.layout, () if taps is None else taps.layers)
         if key not in self._graphs:
-            self.decoder.run(batch, self._scratch, taps)  # compiles what is not compiled yet, which a capture must not
+            self.decoder.run(batch, self._scratch, taps)  # compiles kernels, which is not allowed during a capture
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self.decoder.run(batch, self._scratch, taps)
@@ -122,7 +124,7 @@ class FusedForward:
 
 
 def _send(inbox: Inbox, rows: PackedRows, batch: Batch, block: torch.Tensor, feed: Feed | None) -> None:
-    """Lay out a step's integers and copy them to the block on the device, and there what the device alone knows."""
+    """Lay out a step's integers, copy them to the device, and add the data that only the device knows."""
     inbox.wait()
     inbox.copy(lay_out(rows, batch.layout, inbox.array), block)
     if feed is None:
@@ -133,7 +135,7 @@ def _send(inbox: Inbox, rows: PackedRows, batch: Batch, block: torch.Tensor, fee
 
 
 def padded_size(num_rows: int) -> int:
-    """Return the size of the graph that a step of so many rows takes, or the next multiple of BEYOND."""
+    """Return the size of the graph for a step of `num_rows` rows, or the next multiple of BEYOND."""
     if num_rows > SIZES[-1]:
         return -(-num_rows // BEYOND) * BEYOND
     return SIZES[int(np.searchsorted(SIZES, num_rows))]

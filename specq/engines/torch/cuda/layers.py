@@ -1,10 +1,17 @@
-"""The fused decoder: launches the kernels of all layers for one padded batch. See `gpu_kernels.linear` for the split
-norm.
+"""The fused decoder: launches the kernels of all layers for one padded batch.
 
-Few rows (NARROW) go through kernels of our own, six a layer: norm + qkv + rotation + KV write, attention, its
-combination, output + residual, norm + gate/up + activation, down + residual. Many rows go through the vendor's matrix
-product with small kernels in between. Both work on buffers that stay where they are, so that CUDA graphs can hold
-either.
+A batch with few rows (NARROW) uses our own kernels, six per layer:
+
+- norm + qkv + rotation + KV write.
+- attention.
+- its combination.
+- output + residual.
+- norm + gate/up + activation.
+- down + residual.
+
+ A batch with many rows
+uses the vendor's matrix product, with small kernels in between. Both work on buffers at fixed addresses, so that CUDA
+graphs can hold either. See `gpu_kernels.linear` for the split norm.
 """
 
 from __future__ import annotations
@@ -27,18 +34,18 @@ from specq.engines.torch.forward import KvStore
 from specq.protocol import FINAL
 
 LOG2_E = 1.4426950408889634
-KEY_BLOCK = 64  # slots that attention takes at a time
-STAGED_BYTES = 96 << 10  # of keys and values that may be on their way to one program
-TILE_LINES = 64  # rows times heads that attention takes in one tile of many; FEW_LINES in one of few
+KEY_BLOCK = 64  # slots that attention processes at a time
+STAGED_BYTES = 96 << 10  # most bytes of keys and values in flight to one program
+TILE_LINES = 64  # rows times heads in one attention tile with many rows; FEW_LINES in a tile with few
 FEW_LINES = 16
 SILU_BLOCK = 1024
-ATTENTION_PROGRAMS = 128  # that one long context should be cut into, all key-value heads together
-ROTATED_HEADS = 16  # that one program rotates
+ATTENTION_PROGRAMS = 128  # target number of programs for one long context, over all key-value heads
+ROTATED_HEADS = 16  # heads that one program rotates
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A padded batch's integers on the device, as laid out in `attention_plan`."""
+    """A padded batch's integers on the device, laid out by `attention_plan`."""
 
     layout: BlockLayout
     token_ids: torch.Tensor
@@ -53,7 +60,7 @@ class Batch:
 
     @staticmethod
     def of(block: torch.Tensor, layout: BlockLayout) -> Batch:
-        """Name the parts of a block on the device."""
+        """Split a block on the device into its parts."""
         starts = layout.starts()
         ends = [*list(starts.values())[1:], len(block)]
         parts = {name: block[start:end] for (name, start), end in zip(starts.items(), ends, strict=True)}
@@ -61,8 +68,7 @@ class Batch:
 
 
 class Scratch:
-    """What the kernels write in between, for at most `num_rows` rows of a model; see `gpu_kernels.linear` for x and
-    xw."""
+    """Buffers for intermediate results of at most `num_rows` rows; see `gpu_kernels.linear` for x and xw."""
 
     def __init__(self, weights: DecoderWeights, layout: BlockLayout, parts: int) -> None:
         like, num_rows = weights.embedding, layout.num_rows
@@ -100,7 +106,7 @@ class FusedDecoder:
         self._few = max(FEW_LINES, triton.next_power_of_2(self.group))
 
     def layout(self, num_rows: int, most: int, *, joins: bool = True) -> BlockLayout:
-        """Return the layout of a batch padded to so many rows, of which a session has `most` at most."""
+        """Return the layout of a batch padded to `num_rows` rows, with at most `most` rows per session."""
         lines = self._few if most * self.group <= self._few else self._lines
         num_chunks = max(ATTENTION_PROGRAMS // self.weights.num_kv_heads, 4)
         return BlockLayout(num_rows, lines // self.group, num_chunks, joins)
@@ -109,8 +115,11 @@ class FusedDecoder:
         return Scratch(self.weights, layout, max(self._parts(rows) for rows in NARROW))
 
     def run(self, batch: Batch, scratch: Scratch, taps: Taps | None = None) -> None:
-        """Compute all layers. `scratch.x` then holds the residual stream, without what `scratch.delta` adds to it if
-        the batch is not narrow. `taps` keeps the hidden states that it wants."""
+        """Compute all layers. `taps` keeps the hidden states that it requests.
+
+        Afterwards `scratch.x` holds the residual stream. If the batch is not narrow, `scratch.delta` is still to be
+        added.
+        """
         if batch.layout.num_rows in NARROW:
             self._run_narrow(batch, scratch, taps)
         else:
@@ -120,19 +129,19 @@ class FusedDecoder:
 
     def _keep_final(self, num_rows: int, scratch: Scratch, taps: Taps) -> None:
         out = scratch.hidden[:num_rows]
-        if num_rows not in NARROW:  # what was to be added is added, once
+        if num_rows not in NARROW:  # add the pending delta once
             scratch.x[:num_rows] += scratch.delta[:num_rows]
             scratch.delta[:num_rows] = 0
         self._norm(scratch, self.weights.final_norm, out, False, num_rows)
         taps.keep(FINAL, out)
 
     def hidden(self, batch: Batch, scratch: Scratch, num_picked: int, out: torch.Tensor) -> None:
-        """Out [num_picked, hidden] = the final norm of the batch's first `logit_rows`."""
+        """Write the final norm of the batch's first `logit_rows` to out [num_picked, hidden]."""
         is_wide = batch.layout.num_rows not in NARROW
         self._norm(scratch, self.weights.final_norm, out, is_wide, num_picked, batch.logit_rows)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [rows, vocab] of the first rows of hidden; as many as are a narrow batch, or all."""
+        """Return logits [rows, vocab] of hidden: of all rows, or of a narrow batch."""
         head, num_rows = self.weights.head, len(hidden)
         if num_rows not in NARROW:
             return torch.mm(hidden, head.T)

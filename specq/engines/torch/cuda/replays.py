@@ -1,12 +1,11 @@
-"""Work of fixed shapes on a device, run again and again: on a GPU one CUDA graph for each kind of it.
+"""Repeated work of fixed shapes on a device. On a GPU each kind of work is one CUDA graph.
 
-The work reads its inputs from memory that stays where it is. What it allocates meanwhile is shared by all graphs of the
-same `Replays`, so nothing of it is left when another one runs, but for its results, which are copied to where they
-stay. Where the device cannot record something, nothing more is recorded: it is run as it is from then on, which takes
-the host longer.
+The work reads its inputs at fixed addresses. All graphs of one `Replays` share the memory that they allocate. So the
+intermediate data of one graph is lost when another one runs. Results are copied to a place of their own. If the device
+cannot record some work, no further work is recorded. It then runs without graphs, which costs more host time.
 
-Numbers between the host and a device, without waiting: integers there through pinned memory, results back behind an
-event.
+`Inbox` and `fetch` copy numbers between the host and a device without waiting. Integers go to the device through pinned
+memory. Results come back with an event.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from specq.runtime import traced
 
 
 class Inbox:
-    """Host memory from which integers are copied to the device; it is not written again before that copy is done."""
+    """Host memory for copies of integers to the device. It is not written again before the copy is complete."""
 
     def __init__(self, length: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -39,15 +38,17 @@ class Inbox:
             self._sent.synchronize()
 
     def copy(self, used: int, block: torch.Tensor) -> None:
-        """Copy the first `used` of `array` to the device, without waiting."""
+        """Copy the first `used` integers of `array` to the device, without waiting."""
         block[:used].copy_(self._memory[:used], non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
 
 def fetch(values: torch.Tensor) -> Callable[[], np.ndarray]:
-    """Begin to copy values to the host, whose memory on the device is free again for what is begun afterwards; return
-    what waits for the copy and gives it."""
+    """Begin to copy values to the host. Return a function that waits for the copy and returns it.
+
+    Work that is launched later may reuse the device memory of `values`.
+    """
     on_gpu = values.is_cuda
     found = torch.empty(values.shape, dtype=values.dtype, pin_memory=on_gpu)
     found.copy_(values, non_blocking=on_gpu)
@@ -65,26 +66,26 @@ def fetch(values: torch.Tensor) -> Callable[[], np.ndarray]:
 
 log = structlog.get_logger(__name__)
 
-NUM_INBOXES = 4  # so many copies to the device may be on their way before the host waits
+NUM_INBOXES = 4  # most copies to the device in flight before the host waits
 
-BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)  # contexts that work is recorded for
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)  # numbers of contexts for which work is recorded
 
 Work = Callable[[], torch.Tensor]
 
 
 def padded_batch(count: int) -> int:
-    """Return the least of BATCH_SIZES that so many fit into."""
+    """Return the smallest of BATCH_SIZES that holds `count`."""
     return 1 << (count - 1).bit_length()
 
 
 class Recorded(Protocol):
-    """Work that was recorded."""
+    """Recorded work."""
 
     def replay(self) -> None: ...
 
 
 class Replays:
-    """Work by key, on one device. `uses_graphs`: whether it is recorded; else it is run as it is each time."""
+    """Work by key, on one device. `uses_graphs`: whether it is recorded; otherwise it runs directly each time."""
 
     def __init__(self, device: torch.device, *, uses_graphs: bool) -> None:
         self.device, self.uses_graphs = device, uses_graphs
@@ -92,19 +93,21 @@ class Replays:
         self._inputs: dict[Hashable, torch.Tensor] = {}
         self._results: dict[Hashable, torch.Tensor] = {}
         self._inboxes: list[Inbox] = []
-        self._memory: Any = None  # what torch calls a pool
+        self._memory: Any = None  # torch calls it a pool
         self.num_recorded = 0
-        self.is_in_service = False  # what is recorded from now on keeps sessions waiting, and is logged
+        self.is_in_service = False  # recordings from now on delay sessions, and are logged
 
     @classmethod
     def on(cls, device: torch.device) -> Replays | None:
-        """Return it for a device that records; None where work has any shape."""
+        """Return an instance for a device that can record. None for other devices, where work may have any shape."""
         is_nvidia = device.type == "cuda" and torch.version.hip is None
         return cls(device, uses_graphs=True) if is_nvidia else None
 
     def send(self, key: Hashable, values: Int32Array) -> torch.Tensor:
-        """Copy integers i32[n], as many each time, to where the work of this key reads them, without waiting; return
-        that."""
+        """Copy integers i32[n] to the input of this key's work, without waiting. Return that input.
+
+        n is the same at each call for a key.
+        """
         block = self._inputs.get(key)
         if block is None:
             block = self._inputs[key] = torch.zeros(len(values), dtype=torch.int32, device=self.device)
@@ -119,8 +122,11 @@ class Replays:
         return block
 
     def run(self, key: Hashable, work: Work) -> torch.Tensor:
-        """Run the work of this key, and return its results, which stay until it runs again. What the first work of a
-        key reads is what all later ones read: memory that outlives the work, or that it makes itself."""
+        """Run the work of this key. Return its results, which stay until it runs again.
+
+        All later runs read the addresses that the first run has read. So the work must read memory that outlives it, or
+        memory that it allocates itself.
+        """
         with self._on_device():
             return self._run(key, work)
 
@@ -129,7 +135,7 @@ class Replays:
         if recorded is not None:
             recorded.replay()
             return self._results[key]
-        found = work()  # this compiles what is not compiled yet, too, which a recording must not
+        found = work()  # this also compiles kernels, which is not allowed during a recording
         if not self.uses_graphs:
             return found
         started = time.perf_counter()
@@ -142,9 +148,9 @@ class Replays:
             self._recorded[key] = self._record(again)
             self.num_recorded += 1
             if self.is_in_service:
-                log.info("work_recorded_in_service", key=key, ms=round(1e3 * (time.perf_counter() - started), 1))
-        except RuntimeError as error:  # of the device: no memory, or what it cannot record
-            log.warning("work_not_recorded", **traced(error))
+                log.info("cuda_graph_captured_at_runtime", key=key, ms=round(1e3 * (time.perf_counter() - started), 1))
+        except RuntimeError as error:  # device errors: no memory, or work that cannot be recorded
+            log.warning("cuda_graph_capture_failed", **traced(error))
             self.uses_graphs = False
         return kept
 
@@ -161,20 +167,22 @@ class Replays:
         return graph
 
     def _end_failed(self, stream: torch.cuda.Stream) -> None:
-        """Let torch leave a recording that failed, which up to 2.11 it does not do by itself: it would stay on the
-        recording's stream, and could neither record anything more in this process, the target's steps neither, nor free
-        memory."""
+        """End a failed recording, which torch up to 2.11 does not do by itself.
+
+        Otherwise torch would stay on the recording's stream. This process could then neither record more work nor free
+        memory. The target's steps would suffer too.
+        """
         torch.cuda.set_stream(stream)
-        with suppress(RuntimeError, AttributeError):  # it has ended, or an older torch calls this otherwise
+        with suppress(RuntimeError, AttributeError):  # already ended, or an older torch has another name for it
             torch._C._cuda_endAllocateToPool(stream.device_index, self._memory)  # noqa: SLF001 - it has no other name
 
     def _on_device(self) -> AbstractContextManager[None]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def forget(self) -> None:
-        """Forget all that was recorded: memory that it reads or writes has moved."""
+        """Forget all recordings, because memory that they read or write has moved."""
         if self._recorded and self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # one of them may be running
+            torch.cuda.synchronize(self.device)  # a graph may be running
         for kept in (self._recorded, self._inputs, self._results):
             kept.clear()
-        self._memory = None  # torch may refuse a pool of which no graph is left
+        self._memory = None  # torch may refuse a pool without graphs

@@ -1,5 +1,4 @@
-"""Hidden states that the fused decoder keeps on its way, in memory that stays where it is, so that CUDA graphs can fill
-it."""
+"""Hidden states that the fused decoder keeps, at fixed addresses for CUDA graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from specq.verification.transfers import to_device
 
 
 class Taps:
-    """The hidden states of all rows of a pass after these layers; `layers` as in `specq.protocol.Tap`."""
+    """The hidden states of all rows of a pass after these layers. `layers` as in `specq.protocol.Tap`."""
 
     def __init__(self, layers: tuple[int, ...], num_rows: int, embedding: torch.Tensor) -> None:
         self.layers = layers
@@ -19,13 +18,12 @@ class Taps:
         self._values = embedding.new_zeros(num_rows, len(layers) * self._hidden)
 
     def keep(self, layer: int, x: torch.Tensor, delta: torch.Tensor | None = None) -> None:
-        """Keep x + delta [rows, hidden] of this layer, if it is wanted."""
+        """Keep x + delta [rows, hidden] of this layer, if it is requested."""
         for column, wanted in enumerate(self.layers):
             if wanted == layer:
                 out = self._values[: len(x), column * self._hidden : (column + 1) * self._hidden]
                 out.copy_(x) if delta is None else torch.add(x, delta, out=out)
 
     def pick(self, tap: RowTap) -> torch.Tensor:
-        """Return [n, layers * hidden] of the rows that are wanted, in memory of their own; nothing waits for the
-        device."""
+        """Return a copy of the requested rows, [n, layers * hidden], without waiting for the device."""
         return self._values.index_select(0, to_device(tap.rows.astype(np.int64), self._values.device))

@@ -1,4 +1,4 @@
-"""How the fused path cuts its products: chosen by measurement (`specq bench gpu --only tiles`, docs/LOG.md)."""
+"""How the fused path cuts its products: chosen by measurement (`specq bench gpu --only tiles`, docs/log/)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 from specq.engines.torch.cuda.weights import DecoderWeights
 
-NARROW = (1, 16, 32)  # padded numbers of rows that our own products take; above, the vendor's
+NARROW = (1, 16, 32)  # padded numbers of rows for our own products; the vendor's are used above
 HOPPER_SHARED_BYTES = 227 << 10
-MIN_TENSOR_TILE = 16  # least size of a tensor-core product's sides
+MIN_TENSOR_TILE = 16  # smallest side of a tensor-core product
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut: `rows` of the weights a program, `depth` of their columns at a time.
+    """How a product is cut. Each program takes `rows` of the weights, `depth` columns at a time.
 
-    chains: independent sums of a tensor-core product (see `gpu_kernels.linear.product`)
+    chains: independent sums of a tensor-core product (see `gpu_kernels.linear.product`).
     """
 
     rows: int
@@ -29,8 +29,10 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A tile for each product of a layer, and for the head; those of qkv and gate_up hold two halves of as many
-    rows."""
+    """A tile for each product of a layer, and for the head.
+
+    The tiles of qkv and gate_up hold two halves of equal size.
+    """
 
     qkv: Tile
     out: Tile
@@ -40,14 +42,14 @@ class Tiles:
 
 
 def shared_bytes_of(like: torch.Tensor) -> int:
-    """Return how much shared memory a program may have where a tensor lies."""
+    """Return a program's limit of shared memory on a tensor's device, in bytes."""
     if like.device.type != "cuda":
         return HOPPER_SHARED_BYTES
     return int(torch.cuda.get_device_properties(like.device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def choose_tiles(weights: DecoderWeights, num_rows: int, shared_bytes: int) -> Tiles:
-    """Return the tiles of a narrow batch, for programs that may have so much shared memory."""
+    """Return the tiles of a narrow batch, for programs that may use `shared_bytes` of shared memory."""
     is_small = weights.hidden <= 1024  # one tile holds a whole row of most weights
     if num_rows > 1 and weights.embedding.dtype == torch.float32:  # for exactness, not for speed
         tiles = EXACT
@@ -65,7 +67,7 @@ def choose_tiles(weights: DecoderWeights, num_rows: int, shared_bytes: int) -> T
 
 
 def _fit(tile: Tile, depth: int, num_rows: int, itemsize: int, shared_bytes: int) -> Tile:
-    """Make a tile no deeper than the matrix, and shorten its queue until that fits into shared memory."""
+    """Limit a tile's depth to the matrix, and its stages to the shared memory."""
     depth = min(tile.depth, max(1 << (depth - 1).bit_length(), MIN_TENSOR_TILE))
     if num_rows == 1:
         return replace(tile, depth=depth)

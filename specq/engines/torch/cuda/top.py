@@ -1,7 +1,7 @@
-"""The k best tokens of each row on a GPU, in two launches; torch's log_softmax and topk read a wide row many times.
+"""The k best tokens of each row on a GPU, in two launches.
 
-At T > 0 a token's score is its logit over T plus the noise that the judge will add (`gpu_kernels.top`), made in the
-same pass.
+torch's log_softmax and topk read a wide row many times. At T > 0 a token's score is its logit / T plus the judge's
+noise (`gpu_kernels.top`). The noise is made in the same pass.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ TILE = 1024  # tokens
 def top_of_tiles(
     scores: torch.Tensor, noise: RowNoise | None, count: int, token_ids: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `top.rank_rows` does, of scores [rows, columns] on a device that Triton knows; columns, not tokens.
-    Without noise, of the scores as they are."""
+    """Return the result of `top.rank_rows` for scores [rows, columns] on a device that Triton supports.
+
+    Returns columns, not tokens. Without noise it ranks the scores themselves.
+    """
     results = ranked_in_tiles(scores, noise, count, token_ids)
     return results[..., 0], results[..., 1].view(torch.float32)
 
@@ -27,8 +29,11 @@ def top_of_tiles(
 def ranked_in_tiles(
     scores: torch.Tensor, noise: RowNoise | None, count: int, token_ids: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return i32[rows, count, 2]: columns, and the bits of their log-probabilities. The noise may be of fewer rows,
-    each for as many of these, one after the other, and may have keys i32[rows, n, 2], of which the first is taken."""
+    """Return i32[rows, count, 2]: columns, and the bits of their log-probabilities.
+
+    The noise may have fewer rows than the scores. Each noise row then serves an equal number of consecutive rows. The
+    noise may also have keys i32[rows, n, 2]: the first key of each row is used.
+    """
     num_rows, num_tokens = scores.shape
     num_tiles = triton.cdiv(num_tokens, TILE)
     scores = scores if scores.stride(1) == 1 else scores.contiguous()

@@ -1,7 +1,7 @@
-"""A transformers decoder's weights as the fused path wants them: projections merged, without a second copy.
+"""A transformers decoder's weights in the layout of the fused path: projections merged, without a second copy.
 
-The merged tensors take the place of the model's own, which become views of them: the model still runs as before, and
-the memory is that of one checkpoint.
+The merged tensors replace the model's own tensors, which become views of them. The model still runs as before, and the
+memory is that of one checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specq.engines.torch.rotary import has_tables, rotary_tables
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 HEAD_DIMS = (16, 32, 64, 128, 256)
-MAX_GROUP = 64  # query heads of a key-value head
+MAX_GROUP = 64  # query heads per key-value head
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -23,8 +23,10 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 class LayerWeights:
     """One layer; norms [hidden], q_norm and k_norm [head_dim] or None.
 
-    qkv [(heads + 2 * kv_heads) * head_dim, hidden], qkv_bias likewise or None; out [hidden, heads * head_dim];
-    gate_up [2 * intermediate, hidden], the gate's rows first; down [hidden, intermediate]
+    - qkv: [(heads + 2 * kv_heads) * head_dim, hidden]; qkv_bias likewise or None.
+    - out: [hidden, heads * head_dim].
+    - gate_up: [2 * intermediate, hidden], the gate's rows first.
+    - down: [hidden, intermediate].
     """
 
     attn_norm: torch.Tensor
@@ -65,7 +67,7 @@ class DecoderWeights:
 
 
 def supports(model: Any) -> bool:
-    """Whether the fused path can run this transformers model, wherever it lies: Llama's layer plan, common sizes."""
+    """Return whether the fused path can run this transformers model on any device: Llama's layer plan, common sizes."""
     config = model.config
     if config.model_type not in ARCHITECTURES or config.hidden_act != "silu" or model.dtype not in DTYPES:
         return False
@@ -116,7 +118,7 @@ def _merge_layer(layer: Any) -> LayerWeights:
 
 
 def _merge_parameters(linears: list[Any], name: str) -> torch.Tensor:
-    """Concatenate a parameter of some linear layers and make theirs views of the result."""
+    """Concatenate a parameter of some linear layers, and make theirs views of the result."""
     own = [getattr(linear, name).detach() for linear in linears]
     merged = torch.cat(own)
     for linear, part in zip(linears, torch.split(merged, [len(tensor) for tensor in own]), strict=True):

@@ -1,9 +1,9 @@
-"""What replaces parts of vLLM.
+"""Replacements of parts of vLLM.
 
-scheduler         vLLM's scheduler: steps are planned by the verifier
-runner            sampling in vLLM's first model runner: specq judges the logits
-batch_state       the runner's tables of its requests, kept up with arrays
-token_injection   `_prepare_input_ids`: tokens that vLLM does not know of
-decode_fast_path  `_prepare_inputs`: skipped where a batch of plain steps is unchanged
-cuda_graphs       the dispatcher of CUDA graphs: more of them for steps of several rows a session
+- scheduler: replaces vLLM's scheduler; the verifier plans the steps.
+- runner: replaces sampling in vLLM's first model runner; specq judges the logits.
+- batch_state: updates the runner's tables of its requests with arrays.
+- token_injection: replaces `_prepare_input_ids`; adds tokens that vLLM does not know.
+- decode_fast_path: replaces `_prepare_inputs`, which is skipped if a batch of plain steps is unchanged.
+- cuda_graphs: replaces the dispatcher of CUDA graphs. Adds graphs for steps with several rows per session.
 """

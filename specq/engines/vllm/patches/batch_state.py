@@ -1,9 +1,9 @@
-"""What vLLM's first model runner keeps of its requests, kept up with arrays: where each stands, how far it has come,
-and what it has said.
+"""Update the rows, computed tokens and output tokens of vLLM's first model runner with arrays.
 
-In each step the runner goes through all requests that it is told of, one by one. So it is told of those that have new
-blocks, or were not in the step before; how far all others have come is written into its batch at once. The tokens that
-a request has said stand in its row of the batch; the request's own list of them is kept only while it has none.
+In each step the runner loops over all requests that it receives. So it receives only requests with new blocks and those
+that were not in the step before. The number of computed tokens of all others is written into its batch at once. The
+output tokens of a request are in its row of the batch. The request's own list of them is only updated while it has no
+row.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from specq.verification.transfers import to_device
 class BatchState:
     """The tables of `runner`.
 
-    rows, order  of the step that runs: the row of each of its requests in the runner's batch, and which request each
-                 row has, i64[n]
+    - rows: i64[n], the row in the runner's batch of each request of the running step.
+    - order: i64[n], which request each row has.
     """
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._num_groups = len(runner.kv_cache_config.kv_cache_groups)
-        self._names: Sequence[str] = ()  # of the step that runs
-        self._places: list[str] = []  # the same as they stand in the batch
+        self._names: Sequence[str] = ()  # of the running step
+        self._places: list[str] = []  # the same, in the order of the batch
         self.rows: IntpArray = np.zeros(0, np.intp)
         self.order: IntpArray = self.rows
         self._rows_there: torch.Tensor | None = None  # on the device; None: not copied yet, or in order
 
     def begin(self, delta: StepDelta, names: Sequence[str], batch: StepBatch) -> SchedulerOutput:
-        """Write down how far a step's requests have come; return what the runner has to be told of it."""
+        """Record the number of computed tokens of a step's requests. Return the input of the runner."""
         if names is not self._names:
             self._keep_lists(set(names).union(delta.ended))
         rows = self._rows_of(names)
@@ -66,7 +66,7 @@ class BatchState:
         return same
 
     def settle(self, names: Sequence[str]) -> None:
-        """Note where the requests of the step stand, once the runner has put them there."""
+        """Record the rows of the step's requests, once the runner has assigned them."""
         requests = self._runner.input_batch
         if names is not self._names or not self.stand_still:
             self.rows = self._rows_of(names)
@@ -74,15 +74,19 @@ class BatchState:
             self._names, self._places, self._rows_there = names, list(requests.req_ids), None
 
     def rows_on(self, device: torch.device) -> torch.Tensor | None:
-        """Return `rows` on the device, i64[n]; None: 0, 1, 2 and so on. Copied once for steps whose requests stand in
-        the same places."""
+        """Return `rows` on the device, i64[n]; None: 0, 1, 2 and so on.
+
+        It is copied once for steps with the same requests in the same rows.
+        """
         if self._rows_there is None and not are_all(self.rows):
             self._rows_there = to_device(self.rows, device)
         return self._rows_there
 
     def say(self, names: Sequence[str], lengths: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
-        """Let requests, those that are there still, go on with tokens: counts i64[n] of each, token_ids i32[all];
-        `lengths` i64[n]: how many it had."""
+        """Append tokens to requests that still exist: counts i64[n] of each, token_ids i32[all].
+
+        `lengths`, i64[n], are the numbers of tokens before.
+        """
         rows = self._rows_of(names)
         absent = (rows < 0).nonzero()[0].tolist()
         self._write(rows, lengths, counts, token_ids, bool(absent))
@@ -98,14 +102,14 @@ class BatchState:
     def _write(
         self, rows: IntpArray, lengths: IntpArray, counts: IntpArray, token_ids: Int32Array, some_absent: bool
     ) -> None:
-        """Write what was said into the rows of the batch; see `say`. `some_absent`: some rows are -1."""
+        """Write new tokens into the rows of the batch; see `say`. `some_absent`: some rows are -1."""
         requests = self._runner.input_batch
         width = requests.token_ids_cpu.shape[1]
         at, of_each = lengths, rows
         if len(token_ids) > len(rows):
             at, of_each = lengths.repeat(counts) + places_in_runs(counts), rows.repeat(counts)
         ends = lengths + counts
-        if some_absent or int(ends.max(initial=0)) > width:  # the last token need not fit
+        if some_absent or int(ends.max(initial=0)) > width:  # the last token may not fit
             fits = (of_each >= 0) & (at < width)
             at, of_each, token_ids = at[fits], of_each[fits], token_ids[fits]
             rows, ends = rows[rows >= 0], np.minimum(ends[rows >= 0], width)
@@ -114,7 +118,7 @@ class BatchState:
         requests.num_tokens_no_spec[rows] = np.maximum(requests.num_tokens_no_spec[rows], ends)
 
     def _come_to(self, rows: IntpArray, batch: StepBatch, some_absent: bool) -> None:
-        """Write into the rows of the batch where a step's requests stand; see `_write`."""
+        """Write the positions of a step's requests into the rows of the batch; see `_write`."""
         requests, starts, ends = self._runner.input_batch, batch.starts, batch.base_lens
         if some_absent:
             starts, ends, rows = starts[rows >= 0], ends[rows >= 0], rows[rows >= 0]
@@ -122,14 +126,14 @@ class BatchState:
         requests.num_tokens_no_spec[rows] = np.maximum(ends, requests.num_prompt_tokens[rows])
 
     def _rows_of(self, names: Sequence[str]) -> IntpArray:
-        """Return the rows of requests as they are now, i64[n]; -1 for those without one."""
+        """Return the current rows of requests, i64[n]; -1 for those without one."""
         requests = self._runner.input_batch
         if names is self._names and self.stand_still:
             return self.rows
         return np.array([requests.req_id_to_index.get(name, -1) for name in names], np.intp)
 
     def _keep_lists(self, staying: set[str]) -> None:
-        """Write down what requests have said that will lose their rows."""
+        """Save the output tokens of requests that will lose their rows."""
         requests = self._runner.input_batch
         for name, row in requests.req_id_to_index.items():
             if name not in staying:
@@ -139,7 +143,7 @@ class BatchState:
     def _cached(
         self, delta: StepDelta, names: Sequence[str], batch: StepBatch, places: Sequence[int]
     ) -> CachedRequestData:
-        """Return what the runner is told of known requests at these places of a step."""
+        """Return the data of known requests at these places of a step, for the runner."""
         found = CachedRequestData.make_empty()
         for place in places:
             num_prompt = self._runner.requests[names[place]].num_prompt_tokens
@@ -151,7 +155,9 @@ class BatchState:
 
 
 def _chains(names: Sequence[str], counts: IntpArray) -> dict[str, list[int]]:
-    """Return as many tokens for each request as it has rows behind its own, i64[n], where it has some; none of them
-    counts (`token_injection`)."""
+    """Return, for each request, as many tokens as it has rows after its own, i64[n].
+
+    Requests without such rows are left out. The token values are not used (`token_injection`).
+    """
     any_tokens = [[ANY_TOKEN] * count for count in range(int(counts.max()) + 1)]
     return {name: any_tokens[count] for name, count in zip(names, counts.tolist(), strict=True) if count}

@@ -1,15 +1,15 @@
-"""Whole CUDA graphs of vLLM's first model runner for steps in which sessions have more than one row.
+"""Whole CUDA graphs of vLLM's first model runner for steps with several rows per session.
 
-The runner captures whole graphs for one number of rows a session, its `uniform_decode_query_len`, and tells its
-dispatcher by that number whether a step has one; all other steps run in pieces, with attention between them, up to a
-number of rows, and beyond that one kernel after the other: on an H100 a 7B model's take 10 and 25 ms of the host's
-time, where the device needs 8.4 for 336 rows and 19 for 1,024.
+The runner captures whole graphs for one number of rows per session, its `uniform_decode_query_len`. With that number it
+also tells its dispatcher whether a step has a graph. All other steps run in pieces, with attention between them, up to
+a number of rows. Beyond that they run one kernel after another. On an H100 such steps of a 7B model take 10 and 25 ms
+of host time. The device needs 8.4 ms for 336 rows and 19 ms for 1,024.
 
-What can be captured besides depends on vLLM's attention. Where one graph serves whichever rows sessions have
-(FlashAttention 3), so that prompts may be among them, there is one for each number of rows. Else there is one for each
-number of sessions with so many rows each. A graph is kept by its `BatchDescriptor`, which has both the rows and the
-requests of a step, and whether these have as many each, so they do not meet. The runner has a dispatcher of ours for
-one kind of graphs (`WholeDispatcher`) in the place of its own: while it captures, and in each step.
+Which other graphs can be captured depends on vLLM's attention. With FlashAttention 3, one graph serves any division of
+rows among sessions. Prompts may be among them, and there is one graph for each number of rows. Otherwise there is one
+graph for each pair (sessions, rows per session). A graph's key is its `BatchDescriptor`: the rows and requests of a
+step, and whether all requests have the same number of rows. So the two kinds do not collide. The runner uses our
+dispatcher for one kind of graphs (`WholeDispatcher`) instead of its own. It does so during capture and in each step.
 """
 
 from __future__ import annotations
@@ -34,12 +34,16 @@ log = structlog.get_logger(__name__)
 
 
 class WholeDispatcher:
-    """Stands in for vLLM's `CudagraphDispatcher`: a step takes the smallest whole graph that has its rows; what has
-    none here, `usual` dispatches."""
+    """Replaces vLLM's `CudagraphDispatcher`: a step takes the smallest whole graph that holds its rows.
+
+    `usual` dispatches steps without a graph here.
+    """
 
     def __init__(self, descriptors: Sequence[BatchDescriptor], usual: Any) -> None:
-        """`descriptors` are the graphs, ascending: all for steps in which each request has as many rows, or all for
-        others."""
+        """Make a dispatcher. `descriptors` are the graphs, ascending.
+
+        Either all are for equal numbers of rows per request, or all are for other steps.
+        """
         self._descriptors, self._usual = descriptors, usual
         self._are_even = descriptors[0].uniform
 
@@ -47,7 +51,7 @@ class WholeDispatcher:
         return getattr(self._usual, name)
 
     def descriptors(self) -> list[BatchDescriptor]:
-        """Return what is captured, largest first, as vLLM does."""
+        """Return the captured descriptors, largest first, like vLLM."""
         return [*reversed(self._descriptors)]
 
     def dispatch(
@@ -79,9 +83,9 @@ class WholeDispatcher:
 
 
 class WholeGraphs:
-    """The whole graphs of a runner for steps of more than a row a session, and which ones the next step uses.
+    """The whole graphs of a runner for steps with several rows per session.
 
-    num_bytes   of the device's memory that they took
+    - num_bytes: device memory that they took.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -91,12 +95,14 @@ class WholeGraphs:
         self._dispatchers: dict[int, WholeDispatcher] = {}
 
     def capture(self, graphs: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
-        """Capture graphs, as `possible_graphs` has them; return those that there are then.
+        """Capture graphs, given as from `possible_graphs`; return those that now exist.
 
-        Where there is no memory for some of a kind, those that are more than half as large as its largest are left out,
-        and all of all kinds where anything else fails; raises what the device says if it is lost. The largest come
-        first, and all in one call of vLLM's where memory allows: only graphs that were captured on one stream share the
-        memory of what they compute in between, and each call takes a new stream. It also collects all garbage twice.
+        If memory is short for one kind, its graphs above half of the largest are left out. If another error occurs, all
+        graphs of all kinds are left out. Raises the device's error if the device is lost.
+
+        The largest graphs come first, all in one call of vLLM if memory allows. Only graphs captured on one stream
+        share the memory of their intermediate results. Each call takes a new stream. A call also collects all garbage
+        twice.
         """
         kept = dict(graphs)
         self._dispatchers = {length: self._dispatcher(length, counts) for length, counts in kept.items()}
@@ -106,11 +112,11 @@ class WholeGraphs:
                 self._runner.cudagraph_dispatcher = SimpleNamespace(get_capture_descs=partial(self._in_turn, waiting))
                 try:
                     self.num_bytes += self._runner.capture_model()
-                except Exception as error:  # noqa: BLE001 - whatever it is: steps run without these graphs
+                except Exception as error:  # noqa: BLE001 - any error: steps run without these graphs
                     is_memory = isinstance(error, torch.OutOfMemoryError) and bool(waiting)
                     reason = "no memory is left for them" if is_memory else f"{type(error).__name__}: {error}"
                     fewer = {waiting[0]: _smaller(kept[waiting[0]])} if is_memory else dict.fromkeys(kept, ())
-                    log.warning("vllm_graphs_not_captured", rows_each=sorted(fewer), reason=reason)
+                    log.warning("vllm_graph_capture_failed", rows_each=sorted(fewer), reason=reason)
                     self.leave_out([*fewer])
                     kept |= fewer
                     self._dispatchers |= {
@@ -120,11 +126,11 @@ class WholeGraphs:
                 finally:
                     self.use(MIXED)
         if graphs:
-            gc.freeze()  # vLLM leaves what it has made to no collector, and its capturing undoes that
+            gc.freeze()  # vLLM exempts its objects from garbage collection, and its capturing undoes that
         return {length: kept[length] for length in graphs if length in self._dispatchers}
 
     def _dispatcher(self, length: int, counts: Sequence[int]) -> WholeDispatcher:
-        """Return what dispatches to graphs of one kind, as `possible_graphs` has them."""
+        """Return the dispatcher to graphs of one kind, given as from `possible_graphs`."""
         most_requests = self._runner.vllm_config.scheduler_config.max_num_seqs
         found = [
             BatchDescriptor(count, min(count, most_requests), False)
@@ -135,15 +141,17 @@ class WholeGraphs:
         return WholeDispatcher(found, self._usual[0])
 
     def _in_turn(self, waiting: list[int]) -> Iterator[tuple[CUDAGraphMode, list[BatchDescriptor]]]:
-        """Say what the runner captures, one number of rows after the other, and make it ready for that; `waiting`
-        keeps those that are not done."""
+        """Yield what the runner captures, one number of rows after another, and prepare the runner for it.
+
+        `waiting` keeps the numbers that are not done.
+        """
         while waiting:
             self.use(waiting[0])
             yield CUDAGraphMode.FULL, self._dispatchers[waiting[0]].descriptors()
             del waiting[0]
 
     def leave_out(self, lengths: Sequence[int]) -> None:
-        """Forget graphs, as `capture` has them, captured or not, and leave vLLM as it is when it has captured."""
+        """Forget graphs, captured or not, named as in `capture`. Leave vLLM in its state after a capture."""
         for length in lengths:
             dispatcher = self._dispatchers.pop(length, None)
             for descriptor in dispatcher.descriptors() if dispatcher else ():
@@ -153,8 +161,10 @@ class WholeGraphs:
         torch.accelerator.synchronize()
 
     def use(self, length: int) -> None:
-        """Let the next step of the runner use a graph for so many rows of each request, where there is one; MIXED: for
-        rows as they are."""
+        """Let the runner's next step use a graph for `length` rows per request, if there is one.
+
+        MIXED: rows without padding.
+        """
         usual, usual_length = self._usual
         self._runner.cudagraph_dispatcher = self._dispatchers.get(length, usual)
         self._runner.uniform_decode_query_len = (
@@ -163,14 +173,17 @@ class WholeGraphs:
 
 
 def _smaller(counts: Sequence[int]) -> tuple[int, ...]:
-    """Return those that are at most half as large as the largest."""
+    """Return the counts that are at most half of the largest."""
     return tuple(count for count in counts if 2 * count <= counts[-1])
 
 
 def possible_graphs(runner: Any) -> dict[int, tuple[int, ...]]:
-    """Return which graphs can be captured beside vLLM's own: MIXED -> numbers of rows, or rows of each session ->
-    numbers of sessions. None where vLLM captures no whole ones for plain rows alone, or its attention computes several
-    rows of a request otherwise than in a graph."""
+    """Return which graphs can be captured beside vLLM's own.
+
+    Returns MIXED -> numbers of rows, or rows per session -> numbers of sessions. Empty if vLLM does not capture
+    separate whole graphs for plain rows. Also empty if its attention computes several rows of a request differently
+    outside a graph.
+    """
     mode, scheduling = runner.compilation_config.cudagraph_mode, runner.vllm_config.scheduler_config
     if runner.uniform_decode_query_len != 1 or not (mode and mode.separate_routine()):
         return {}
@@ -182,7 +195,7 @@ def possible_graphs(runner: Any) -> dict[int, tuple[int, ...]]:
     ):
         return {}
     most_rows = min(runner.compilation_config.max_cudagraph_capture_size or 0, runner.max_num_tokens)
-    if support >= AttentionCGSupport.ALWAYS.value:  # vLLM captures them with requests that are as long as the step
+    if support >= AttentionCGSupport.ALWAYS.value:  # vLLM captures them with requests as long as the step
         sizes = mixed_up_to(min(most_rows, runner.max_model_len))
         return {MIXED: sizes} if sizes else {}
     found = graphs_up_to(min(most_rows, MOST_EVEN_ROWS), scheduling.max_num_seqs)
@@ -190,7 +203,7 @@ def possible_graphs(runner: Any) -> dict[int, tuple[int, ...]]:
 
 
 def _is_special(runner: Any) -> bool:
-    """Return whether vLLM runs in a way in which a step's graph depends on more than its rows and requests."""
+    """Return whether vLLM's mode makes a step's graph depend on more than its rows and requests."""
     parallel, cache = runner.parallel_config, runner.vllm_config.cache_config
     return bool(
         runner.lora_config is not None

@@ -1,11 +1,9 @@
-"""Steps of vLLM's model runner, judged by specq in the place of vLLM's samplers.
+"""Steps of vLLM's model runner, judged by specq instead of vLLM's samplers.
 
-vLLM's own sampling and its tables behind it are never reached: `execute_model` leaves logits on the device, which are
-judged here, and the runner's requests go on with what was said (`batch_state`). On a GPU neither waits for the device:
-the next step may be launched before this one has answered (`StepResult`), and its rows take their tokens where the
-judge has left them (`token_injection`).
-
-What a step says, on its way to whoever asks for it.
+vLLM's own sampling and its tables are never reached. `execute_model` leaves logits on the device, which are judged
+here. The runner's requests continue with the judged tokens (`batch_state`). On a GPU neither waits for the device. The
+next step may be launched before this one has its result (`StepResult`). Its rows take their tokens from the memory of
+the judge (`token_injection`).
 """
 
 from __future__ import annotations
@@ -38,11 +36,12 @@ from specq.verification.judge import judge_each
 from specq.verification.transfers import to_device
 
 
-class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no types where it is not installed
-    """The judgements of a step; vLLM waits for them in a thread of its own, where it has one, and the worker when it
-    needs them.
+class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no types if it is not installed
+    """The judgements of a step.
 
-    tokens  i32[judged] on the device, if the next step may begin with them
+    vLLM waits for them in its own thread, if it has one. The worker waits when it needs them.
+
+    - tokens: i32[judged] on the device, if the next step may begin with them.
     """
 
     def __init__(
@@ -52,8 +51,10 @@ class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no t
         logits: torch.Tensor | None,
         done: torch.cuda.Event | None,
     ) -> None:
-        """`logits`: what is logged of it, if anything is; `done`: comes when the device has judged, where a thread
-        waits for that beside one that launches."""
+        """Keep what the judgements need.
+
+        `logits`: those to log, if any. `done`: the event that the device has judged, if a separate thread waits for it.
+        """
         self.tokens = judging.tokens if isinstance(judging, Judging) else None
         self._batch, self._judging, self._logits, self._done = batch, judging, logits, done
         self._lock = Lock()
@@ -66,13 +67,13 @@ class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no t
                 self._done.synchronize()
             if isinstance(self._judging, Judging):
                 self._judging = self._judging.finish()
-            if self._logits is not None and self._batch.session_ids[0] >= 0:  # not while it is profiled
+            if self._logits is not None and self._batch.session_ids[0] >= 0:  # profiling steps have negative ids
                 log_decisions(self._batch.known(), self._logits, self._judging)
             self._done, self._logits = None, None
             return self._judging
 
     def get_kv_connector_output(self) -> None:
-        """Return None, since there is no KV connector. vLLM asks for this from 0.33 on."""
+        """Return None, since there is no KV connector. vLLM calls this from 0.33 on."""
 
 
 Judge = Callable[[StepBatch, torch.Tensor], Judging | Judgements]
@@ -80,7 +81,7 @@ Judge = Callable[[StepBatch, torch.Tensor], Judging | Judgements]
 
 @dataclass(frozen=True, slots=True)
 class RunnerFlight:
-    """A step that was launched; request_ids and lengths i64[judged] of its transcripts: of those that are judged."""
+    """A launched step. request_ids and lengths i64[judged] of the transcripts of its judged sessions."""
 
     request_ids: list[str]
     lengths: IntpArray
@@ -88,8 +89,11 @@ class RunnerFlight:
 
 
 class DraftedElsewhere:
-    """What stands in a runner's `speculative_config` while a step with drafts runs: from 0.27 on vLLM looks for drafted
-    tokens only where there is one. It is false, so that a runner that has no drafter looks for none."""
+    """The `speculative_config` of a runner while a step with drafts runs.
+
+    From 0.27 on vLLM looks for draft tokens only if there is such a configuration. It is false, so that a runner
+    without a drafter does not look for one.
+    """
 
     def __bool__(self) -> bool:
         return False
@@ -100,8 +104,10 @@ class DraftedElsewhere:
 
 
 class RunnerSteps:
-    """Runs steps in `runner`, vLLM's first; `execute` is its worker's `execute_model`. `is_apart`: in a process that
-    has nothing else to do; `late`: where drafted tokens come from then."""
+    """Runs steps in `runner`, vLLM's first model runner; `execute` is its worker's `execute_model`.
+
+    `is_apart`: in a process without other work. `late`: the source of late draft tokens in that case.
+    """
 
     def __init__(
         self,
@@ -122,16 +128,16 @@ class RunnerSteps:
         self._knows_drafts = runner.speculative_config is not None
         self.overlaps: bool = runner.device.type == "cuda" and cuda_rows.is_available()
         self.judge: Judge = begin if self.overlaps else judge_each
-        if self.overlaps:  # what vLLM copies to the device is not written again before it is there
+        if self.overlaps:  # vLLM must not overwrite data before its copy to the device is complete
             runner.prepare_inputs_event = _event(sleeps=is_apart)
 
     def launch(self, delta: StepDelta, num_in_flight: int) -> StepResult:
-        """Begin a step, behind so many whose answers nobody has had."""
+        """Begin a step, after `num_in_flight` steps whose results have not been read."""
         self._note_said(num_in_flight)
         batch, names = self._latest.apply(delta), self._latest.request_ids
         if (
             self._runner.prepare_inputs_event is not None
-        ):  # vLLM may still be copying what is written there: it waits for this, too, but later
+        ):  # vLLM may still be copying this data; it also waits for the event, but later
             self._runner.prepare_inputs_event.synchronize()
         output = self._batch_state.begin(delta, names, batch)
         self._injection.prepare(batch, names, self._tokens_in_flight(batch), delta.late)
@@ -154,17 +160,17 @@ class RunnerSteps:
         return answer
 
     def discard(self) -> None:
-        """Forget the newest step; the next delta says how far each request has come."""
+        """Forget the newest step. The next delta has the position of each request."""
         self._flights.pop()
 
     def _note_said(self, num_in_flight: int) -> None:
-        """Write down what the steps have said that the host knows of; the newest ones are in flight."""
+        """Record the tokens of the steps that the host knows. The newest steps are in flight."""
         while len(self._flights) > num_in_flight:
             flight = self._flights.popleft()
             self._batch_state.say(flight.request_ids, flight.lengths, *said_tokens(flight.answer.get_output()))
 
     def _mark(self) -> torch.cuda.Event | None:
-        """Return what comes when the device has done all that it was given, where a thread waits for it."""
+        """Return an event for the end of the device's work, if a thread waits for it."""
         if not (self._is_apart and self.overlaps):
             return None
         done = _event(sleeps=True)
@@ -172,14 +178,13 @@ class RunnerSteps:
         return done
 
     def _tokens_in_flight(self, batch: StepBatch) -> torch.Tensor | None:
-        """Return what the newest step in flight says, i32[judged] on the device, if a step begins with some of it."""
+        """Return the newest step's tokens, i32[judged] on the device, if the batch begins with some."""
         if batch.fed_by is None:
             return None
         return self._flights[-1].answer.tokens
 
     def _logits(self, batch: StepBatch, even_length: int) -> torch.Tensor:
-        """Take the logits of what is judged, [rows, vocab], in the order of the step, as vLLM's `sample_tokens`
-        would."""
+        """Take the logits to judge, [rows, vocab], in the order of the step, like vLLM's `sample_tokens`."""
         runner = self._runner
         logits: torch.Tensor = runner.execute_model_state.logits
         runner.execute_model_state = None
@@ -193,6 +198,8 @@ class RunnerSteps:
 
 
 def _event(*, sleeps: bool) -> torch.cuda.Event:
-    """Return an event of the device's. Whoever sleeps for one wakes late; whoever looks for it all the time is in the
-    way of others who launch."""
+    """Return an event of the device.
+
+    A thread that sleeps for an event wakes late. A thread that polls delays the threads that launch.
+    """
     return torch.cuda.Event(blocking=sleeps)  # type: ignore[no-untyped-call]

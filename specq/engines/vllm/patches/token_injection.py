@@ -1,8 +1,8 @@
-"""Tokens that vLLM does not know of, put into a step's rows where it fills in those that it knows: drafted ones, and
-those that only the device knows.
+"""Insert tokens that vLLM does not know into a step's rows: drafts, and tokens only on the device.
 
-So its own tables never hold a token that was drafted, and requests with drafts need not be told of. In a process of its
-own a worker waits for tokens that the host has not read (`late_tokens`) when all else is ready.
+They are inserted where vLLM fills in the tokens that it knows. So its own tables never hold a draft token. Requests
+with drafts need no update message. A worker in its own process waits for late tokens (`late_tokens`) once everything
+else is ready.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from specq.protocol import Int32Array, IntpArray
 from specq.verification import DeviceTokens, StepBatch, ends_of, is_handle, places_in_runs, places_of, without_handles
 from specq.verification.transfers import to_device
 
-FILL = "_prepare_input_ids"  # the method with which vLLM's runner fills a step's tokens in
-FORWARD = "_model_forward"  # with which it launches the model
+FILL = "_prepare_input_ids"  # the method with which vLLM's runner fills in a step's tokens
+FORWARD = "_model_forward"  # the method with which it launches the model
 
 
 class _Waiting(NamedTuple):
-    """A step whose rows are filled in next: its requests, what the one before says, i32[judged] on the device, and
-    `late` as of `StepDelta`."""
+    """A step whose rows are filled in next.
+
+    It has the step's requests, and the tokens of the step before, i32[judged] on the device. `late` is as in
+    `StepDelta`.
+    """
 
     batch: StepBatch
     names: list[str]
@@ -35,7 +38,7 @@ class _Waiting(NamedTuple):
 
 
 class _Late(NamedTuple):
-    """Rows for whose tokens a step waits, the places of these, for which they stand, and `late` as of `StepDelta`."""
+    """Rows whose tokens a step waits for, the places of these tokens, and `late` as in `StepDelta`."""
 
     drafted: DeviceTokens
     rows: IntpArray
@@ -44,7 +47,7 @@ class _Late(NamedTuple):
 
 
 class TokenInjection:
-    """Stands in for `FILL` of `runner`, and for `FORWARD` where tokens may come late."""
+    """Replaces `FILL` of `runner`, and `FORWARD` if tokens may come late."""
 
     def __init__(self, runner: Any, batch_state: BatchState, receiver: TokenReceiver | None = None) -> None:
         self._input_ids, self._batch_state, self._fill = runner.input_ids, batch_state, getattr(runner, FILL)
@@ -56,15 +59,16 @@ class TokenInjection:
             setattr(runner, FORWARD, self._await_and_forward)
 
     def prepare(self, batch: StepBatch, names: list[str], tokens: torch.Tensor | None, late: int = 0) -> None:
-        """Let the next step be this one: it begins with some `tokens` of the one before, as `StepBatch.fed_by` says;
-        `late` as of `StepDelta`."""
+        """Announce the next step, which begins with some `tokens` of the one before, see `StepBatch.fed_by`.
+
+        `late` as in `StepDelta`.
+        """
         assert self._waiting is None, "vLLM's runner has filled no tokens in"
         if batch.fed_by is not None or len(batch.parents):
             self._waiting = _Waiting(batch, names, tokens, late)
 
     def feed_all(self, num: int) -> None:
-        """Let each of so many rows, one of each request, begin with the token that the step before says; nothing is
-        drafted."""
+        """Start each of `num` rows, one per request, with the token of the step before. The step has no drafts."""
         assert self._waiting is not None
         tokens, self._waiting = self._waiting.tokens, None
         assert tokens is not None
@@ -99,7 +103,7 @@ class TokenInjection:
                 self._put(unread[0], batch.drafted.tokens, unread[1])
 
     def _await_and_forward(self, *arguments: Any, **options: Any) -> Any:
-        """Launch the model when the tokens are there for which the step waits."""
+        """Launch the model when the tokens that the step waits for have arrived."""
         late, self._late = self._late, None
         if late is not None:
             assert self._receiver is not None
@@ -121,12 +125,12 @@ class TokenInjection:
 
 
 def _node_rows(batch: StepBatch, firsts: IntpArray) -> IntpArray:
-    """Return the rows of all nodes, i64[nodes], where those of each session begin at `firsts` i64[n]."""
+    """Return the rows of all nodes, i64[nodes]. The rows of each session begin at `firsts` i64[n]."""
     return (firsts + batch.num_tokens).repeat(batch.num_nodes) + places_in_runs(batch.num_nodes)
 
 
 def _first_rows(sizes: IntpArray, order: IntpArray) -> IntpArray:
-    """Return where each request's rows begin, i64[n], given their numbers and which request comes when."""
+    """Return where each request's rows begin, i64[n], from their numbers of rows and their order."""
     found = np.empty_like(sizes)
     found[order] = ends_of(sizes[order]) - sizes[order]
     return found

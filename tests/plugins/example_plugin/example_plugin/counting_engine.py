@@ -57,7 +57,7 @@ class CountingEngine:
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
         if session_id in self._contexts:
-            raise EngineError(f"session {session_id} is open already")
+            raise EngineError(f"session {session_id} is already open")
         self._contexts[session_id] = []
         return 0
 

@@ -1,10 +1,10 @@
-"""Triton kernels for attention over paged keys and values: chunks of it, then their combination.
+"""Triton kernels for attention over paged keys and values: chunks, then their combination.
 
-What a row sees is a list of slots, cut into work items (specq/engines/torch/cuda/attention_plan.py): a chunk of its
-session's table, or the slots of tree nodes, or both. All rows of an item share what it reads, each sees as much of it
-as it may. An item gives its rows partial results, normalised, with the log2 of their weight, which `combine_kernel`
-adds up; or, where there is nothing to add, the result itself. So prefill chunks, plain rows and trees are one kind of
-work, and long contexts are read by many programs.
+What a row sees is a list of slots, cut into work items (specq/engines/torch/cuda/attention_plan.py). An item has a
+chunk of the session's table, slots of tree nodes, or both. All rows of an item share what it reads. Each row uses the
+part that it may see. An item gives its rows normalised partial results with the log2 of their weight. `combine_kernel`
+adds them up. If a row has only one item, the item writes the final result. So prefill chunks, plain rows and trees are
+one kind of work. Many programs read a long context in parallel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def _prefetch_slots(base_ptr, slot, HEAD_DIM: tl.constexpr):
-    """Ask for each slot's keys or values to be brought into the L2 cache, by lines of 128 bytes."""
+    """Prefetch each slot's keys or values into the L2 cache, in lines of 128 bytes."""
     line = tl.arange(0, HEAD_DIM // 64) * 64 if HEAD_DIM >= 64 else tl.arange(0, 1)
     pointers = base_ptr + slot[:, None] * HEAD_DIM + line[None, :]
     tl.inline_asm_elementwise(
@@ -31,14 +31,18 @@ def attend_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (item, key-value head): the item's rows, each with the GROUP heads of the key-value head, up to LINES
-    lines. Grids are of a fixed size, and programs beyond `num_items` end at once.
+    """Attention of one item. Program (item, key-value head).
 
-    q [num_padded, HEADS * HEAD_DIM], rotated; keys, values: the layer's [kv_heads, slots, HEAD_DIM], kv_stride apart a
-    head; items i32[items, 8]; lists i32: slots; visible i32[2, num_padded]: how much of its context, and of its nodes,
-        a
-    row sees; partials f32[partial rows, HEADS, HEAD_DIM], weights f32[partial rows, HEADS]; out as q.
-    scale has log2(e) in it.
+    A program computes the item's rows, each with the GROUP heads of the key-value head. This makes up to LINES lines.
+    Grids have a fixed size. Programs beyond `num_items` end at once.
+
+    - q: [num_padded, HEADS * HEAD_DIM], rotated.
+    - keys, values: the layer's [kv_heads, slots, HEAD_DIM]; heads are kv_stride apart.
+    - items: i32[items, 8]; lists: i32, slots.
+    - visible: i32[2, num_padded], how much of its context, and of its nodes, a row sees.
+    - partials: f32[partial rows, HEADS, HEAD_DIM]; weights: f32[partial rows, HEADS].
+    - out: as q.
+    - scale: includes the factor log2(e).
     """
     item = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -104,9 +108,9 @@ def combine_kernel(
     partials_ptr, weights_ptr, spans_ptr, out_ptr,
     HEADS: tl.constexpr, SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, SHARE heads): out [rows, HEADS * HEAD_DIM] from the row's partials, BLOCK at a time.
+    """Combine the partials of a row, BLOCK at a time. Program (row, SHARE heads) writes out [rows, HEADS * HEAD_DIM].
 
-    spans i32[rows, 3]: first partial, distance to the next, number of them; a row without any is left alone.
+    spans i32[rows, 3]: first partial, distance to the next, number of partials. Rows without partials do not change.
     """
     row = tl.program_id(0)
     if PDL:

@@ -1,17 +1,19 @@
-"""Triton kernels for matrix products of few rows, with what stands before and after them fused in.
+"""Triton kernels for matrix products of few rows, fused with the operations before and after.
 
-At few rows a product costs the bytes of its weights, so every kernel streams a tile of weight rows past all rows of the
-batch: `ROWS` = 1 as multiply and add, 16 and more on the tensor cores (weights as the left operand). RMSNorm is split
-so that it needs no pass of its own: whoever writes the residual stream `x` also writes `xw` = x times the next norm's
-weight, and a partial sum of squares for each of its tiles; whoever reads `xw` scales its result by 1 / rms at the end.
+With few rows the time of a product is the time to read its weights. So every kernel streams a tile of weight rows past
+all rows of the batch. `ROWS` = 1 is multiply and add. 16 and more use the tensor cores, with weights as the left
+operand. RMSNorm is split so that it needs no pass of its own. The writer of the residual stream `x` also writes `xw` =
+x times the next norm's weight. It writes a partial sum of squares for each of its tiles, too. The reader of `xw` scales
+its result by 1 / rms at the end.
 
 x f32[ROWS, hidden]; xw, outputs [ROWS, *] of the model's dtype; squares f32[parts, ROWS]. ROWS is the batch's padded
 size.
 
-With `PDL` (programmatic dependent launch, compute capability 9) a kernel starts while the one before it ends, and
-fetches its first weights before it waits for that one's results. Every kernel waits, whatever it reads, so that what is
-done two kernels before is done. What a step's kernels do not write (weights, the batch's integers) may be read before
-the wait. So loads stand in the order in which their sources become ready, and are used as late as can be.
+With `PDL` (programmatic dependent launch, compute capability 9) a kernel starts while the previous one ends. It fetches
+its first weights before it waits for the previous results. Every kernel waits, whatever it reads, so that the kernel
+two launches before is complete. Data that a step's kernels do not write (weights, the batch's integers) may be read
+before the wait. So loads follow the order in which their sources become ready. Their values are used as late as
+possible.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def prefetch(pointers):
-    """Ask for the 128 bytes at each pointer to be brought into the L2 cache."""
+    """Prefetch the 128 bytes at each pointer into the L2 cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -33,9 +35,9 @@ def prefetch(pointers):
 def start_weights(
     w_ptr, n, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr
 ):
-    """Fetch the first of weight rows n of w [*, K], before what they are multiplied with is there.
+    """Fetch the first of weight rows n of w [*, K], before the other operand is ready.
 
-    For one row they are returned, [BLOCK_N, BLOCK_K]; for more they are on their way to the L2 cache.
+    For one row they are returned, [BLOCK_N, BLOCK_K]. For more rows they are prefetched into the L2 cache.
     """
     rows = w_ptr + n.to(tl.int64)[:, None] * K
     if ROWS == 1:
@@ -67,7 +69,7 @@ def product(
 ):  # fmt: skip
     """Return f32[BLOCK_N, ROWS]: weight rows n of w [*, K] times x [ROWS, K]; w comes from `start_weights`.
 
-    CHAINS 2 keeps two sums: a tensor core waits for its own last result, and at few rows that is what takes the time.
+    With CHAINS 2 it keeps two sums. A tensor core waits for its own last result. This wait dominates at few rows.
     """
     k = tl.arange(0, BLOCK_K)
     w_ptrs = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
@@ -118,10 +120,11 @@ def qkv_kernel(
     PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     CHAINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Normed input to rotated queries q [ROWS, HEADS * HEAD_DIM], and rotated keys and values in their slots.
+    """Compute rotated queries q [ROWS, HEADS * HEAD_DIM], and rotated keys and values in their slots.
 
-    A program makes BLOCK_N / 2 rotary pairs of one head. cos, sin f32[positions, HEAD_DIM / 2]; keys, values point to
-    the layer's [KV_HEADS, slots, HEAD_DIM], kv_stride apart a head; a slot of -1 is not written.
+    The input is normed. A program computes BLOCK_N / 2 rotary pairs of one head. cos, sin f32[positions, HEAD_DIM / 2].
+    keys, values point to the layer's [KV_HEADS, slots, HEAD_DIM]. Heads are kv_stride apart. A slot of -1 is not
+    written.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     PAIRS: tl.constexpr = BLOCK_N // 2
@@ -169,9 +172,10 @@ def add_kernel(
     HIDDEN: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     CHAINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x += in @ w.T for the residual stream, and xw and squares for the norm that comes next.
+    """Add in @ w.T to the residual stream x, and write xw and squares for the next norm.
 
-    in [ROWS, K]; w [HIDDEN, K]; norm [HIDDEN], the next norm's weight; squares f32[programs, ROWS]."""
+    in [ROWS, K]; w [HIDDEN, K]; norm [HIDDEN], the next norm's weight; squares f32[programs, ROWS].
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < HIDDEN
     safe = tl.where(inside, n, 0)
@@ -197,8 +201,10 @@ def gate_up_kernel(
     HIDDEN: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [ROWS, INNER] = silu(gate) * up of the normed input; w [2 * INNER, HIDDEN], the gate's rows first. A program
-    makes BLOCK_N / 2 columns."""
+    """Compute out [ROWS, INNER] = silu(gate) * up of the normed input. A program makes BLOCK_N / 2 columns.
+
+    w [2 * INNER, HIDDEN], the gate's rows first.
+    """
     COLUMNS: tl.constexpr = BLOCK_N // 2
     line = tl.arange(0, BLOCK_N)
     column = tl.program_id(0) * COLUMNS + line % COLUMNS
@@ -224,7 +230,7 @@ def linear_kernel(
     K: tl.constexpr, SCALED: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [ROWS, num_out] = in @ w.T; if SCALED, `in` is an `xw`, and 1 / rms is multiplied in."""
+    """Compute out [ROWS, num_out] = in @ w.T. If SCALED, `in` is an `xw`, and the result is multiplied by 1 / rms."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < num_out
     safe = tl.where(inside, n, 0)

@@ -1,6 +1,6 @@
-"""Triton kernels for what is done row by row: embedding, norms, rotation, activation.
+"""Triton kernels for operations row by row: embedding, norms, rotation, activation.
 
-x f32[rows, hidden] is the residual stream. Programs are a row each, or a row and a part of it.
+x f32[rows, hidden] is the residual stream. Each program has one row, or a part of a row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ def embed_kernel(
     HIDDEN: tl.constexpr, HIDDEN_PAD: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """x = the token's embedding, xw = x * norm; the first partial sum of squares is the whole, the others 0."""
+    """Set x = the token's embedding and xw = x * norm.
+
+    The first partial sum of squares is the whole sum, the others are 0.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -36,7 +39,10 @@ def add_norm_kernel(
     x_ptr, delta_ptr, norm_ptr, out_ptr, rows_ptr, eps,
     HIDDEN: tl.constexpr, HIDDEN_PAD: tl.constexpr, ADD: tl.constexpr, PICK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [programs, HIDDEN] = RMSNorm(x); with ADD, x += delta first; with PICK, program i takes row rows[i] of x."""
+    """Set out [programs, HIDDEN] = RMSNorm(x); with ADD, x += delta first.
+
+    With PICK, program i takes row rows[i] of x.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -59,8 +65,10 @@ def rotate_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SHARE: tl.constexpr,
     HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, SHARE heads) of qkv [rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM]: bias, head norm, rotation; queries
-    to q, keys and values to their slots; a slot of -1 is not written."""
+    """Apply bias, head norm and rotation to qkv [rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM]. Program (row, SHARE heads).
+
+    Queries go to q, keys and values to their slots. A slot of -1 is not written.
+    """
     HALF: tl.constexpr = HEAD_DIM // 2
     row = tl.program_id(0)
     head = tl.program_id(1) * SHARE + tl.arange(0, SHARE)[:, None]
@@ -108,7 +116,7 @@ def rotate_kernel(
 
 @triton.jit
 def silu_kernel(gate_up_ptr, out_ptr, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Program (row, block): out [rows, INNER] = silu(gate) * up of gate_up [rows, 2 * INNER]."""
+    """Set out [rows, INNER] = silu(gate) * up of gate_up [rows, 2 * INNER]; program (row, block)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

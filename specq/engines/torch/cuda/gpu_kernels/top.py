@@ -1,9 +1,9 @@
-"""Triton kernels that pick the best tokens of each row, with the noise that drafters share with the judge.
+"""Triton kernels for the best tokens of each row, with the same noise as the judge.
 
-A token's score is its logit at temperature 0, else logit / T + Gumbel noise of (seed, position, token), as in
-`specq.verification.sampling` without top-k, top-p or min-p; in float64, so that it differs from there by rounding
-alone. First the best of each tile of the vocabulary, then the best of those. In a chain of draft steps the second
-kernel also moves the batch on, so that the next step can run without the host.
+A token's score is its logit at temperature 0, else logit / T + Gumbel noise of (seed, position, token). This equals
+`specq.verification.sampling` without top-k, top-p or min-p. It is computed in float64, so that the two differ only by
+rounding. The first kernel finds the best of each tile of the vocabulary. The second finds the best over all tiles. In a
+chain of draft steps it also advances the batch. So the next step can run without the host.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-NEVER = -1.0e300  # the score of what is no token
+NEVER = -1.0e300  # the score of columns without a token
 
 
 @triton.jit
 def _gumbel(token_ids, key0, key1):
-    """The noise of `specq.verification.noise.gumbel`, in float64; token_ids and keys int32."""
+    """Return the noise of `specq.verification.noise.gumbel`, in float64; token_ids and keys int32."""
     x = token_ids * -1640531535 + key0
     x ^= (x >> 15) & 0x1FFFF
     x *= 0x7FEB352D
@@ -40,13 +40,16 @@ def tile_kernel(
     NOISY: tl.constexpr, STEPPED: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
     NAMED: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, tile): the COUNT best scores of a tile, and its part of the softmax's sum.
+    """Find the COUNT best scores of a tile, and the tile's part of the softmax's sum. Program (row, tile).
 
-    logits [rows, stride], of which num_tokens count; `share` rows one after the other have the noise of one of
-    inverse_temperatures f32[rows / share], 0 at temperature 0, and keys i32[rows / share, max_steps, 2]; with STEPPED,
-    steps i32[rows / share] says which key, else it is the first; scores f64, ids i32[rows, tiles, COUNT];
-    sums f64[rows, tiles, 2]: largest score, sum of exp(score - largest). With NAMED, names i32[num_tokens] are the
-    tokens of the columns, from which noise is made; ids are columns all the same.
+    - logits: [rows, stride], of which num_tokens count.
+    - share: this number of consecutive rows has the same noise.
+    - inverse_temperatures: f32[rows / share], 0 at temperature 0.
+    - keys: i32[rows / share, max_steps, 2]. With STEPPED, steps i32[rows / share] selects the key, else the first is
+      used.
+    - scores: f64, ids: i32, both [rows, tiles, COUNT].
+    - sums: f64[rows, tiles, 2], largest score, sum of exp(score - largest).
+    - names: with NAMED, i32[num_tokens], the tokens of the columns, which determine the noise. ids are still columns.
     """
     row, tile, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     if PDL:
@@ -63,7 +66,7 @@ def tile_kernel(
             at = keys_ptr + (sharing * max_steps + step) * 2
             name = tl.load(names_ptr + token, mask=real, other=0) if NAMED else token
             score = score * inverse_temperature.to(tl.float64) + _gumbel(name, tl.load(at), tl.load(at + 1))
-    score = tl.where(real, tl.maximum(score, -1.0e300), -1.0e300)  # what the sampler rules out is -inf
+    score = tl.where(real, tl.maximum(score, -1.0e300), -1.0e300)  # the sampler gives excluded tokens -inf
     best = tl.max(score, 0)
     total = tl.sum(tl.where(real, tl.exp((score - best).to(tl.float32)), 0.0), 0)
     at_tile = row * tiles + tile
@@ -84,10 +87,11 @@ def merge_kernel(
     COUNT: tl.constexpr, WIDTH: tl.constexpr, TILES_PAD: tl.constexpr, CHAIN: tl.constexpr, MAX_STEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program row: the COUNT best of all tiles, as i32[steps, rows, COUNT, 2]: token id, bits of its log-probability.
+    """Find the COUNT best of all tiles, as i32[steps, rows, COUNT, 2]: token id, bits of its log-probability.
 
-    With CHAIN, the row's best token becomes its next input: one position on, in the slot next_slots [rows, MAX_STEPS]
-    names, and its item `grow` one slot longer. WIDTH >= tiles * COUNT and TILES_PAD >= tiles are powers of two.
+    Program row. With CHAIN, the row's best token becomes its next input. It is one position further, in a slot from
+    next_slots [rows, MAX_STEPS]. Its item `grow` becomes one slot longer. WIDTH >= tiles * COUNT and TILES_PAD >= tiles
+    are powers of two.
     """
     row, rows = tl.program_id(0), tl.num_programs(0)
     if PDL:
