@@ -41,7 +41,10 @@ def _outside(page: str, markdown: str) -> set[str]:
 
 
 def _target(page: str, link: str) -> str | None:
-    """Return the path of a page's link, from the project's root; None for an external link."""
+    """Return the path of a page's link, from the project's root.
+
+    Returns None for an external link.
+    """
     if "://" in link or link.startswith(("mailto:", "/")):
         return None
     return posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))

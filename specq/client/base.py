@@ -259,7 +259,7 @@ def count_ready(report: dict[str, Any]) -> tuple[int, int]:
 
 
 def missing_workers(report: dict[str, Any], num_targets: int, num_drafters: int) -> str:
-    """Return "" if this many workers are ready in a status report, else the numbers of ready workers as text."""
+    """Return "" if enough workers are ready in a status report, else their numbers as text."""
     targets, drafters = count_ready(report)
     if targets >= num_targets and drafters >= num_drafters:
         return ""

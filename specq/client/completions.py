@@ -3,7 +3,7 @@
 Rule: a failed completion does not affect the others. If the answer is a list, the result of that completion has
 `error`. A single completion raises JobError. Both raise JobError if the broker is gone.
 
-A call may have several prompts, as in vLLM's `LLM.generate`: a list of prompts, of chats or of lists of ids.
+A call may have a list of prompts, chats or lists of ids, as in vLLM's `LLM.generate`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ class Completions:
         return self._makers[position].last(self._result(position), last)
 
     def results(self) -> list[Result]:
-        """Return the results in order, when all have ended; raise JobError if a single completion failed."""
+        """Return the results in order, when all have ended.
+
+        Raises JobError if a single completion failed.
+        """
         return [self._result(position) for position in range(len(self._makers))]
 
     def _result(self, position: int) -> Result:
@@ -81,7 +84,9 @@ class Completions:
 
 
 def read_requests(arguments: dict[str, Any], served: ServedModel) -> list[Request]:
-    """Return the requests of a call: one, or one for each item of a list of prompts, chats or lists of ids.
+    """Return the requests of a call: one, or one for each item of a list.
+
+    The items are prompts, chats or lists of ids.
 
     The parameters apply to every prompt. `id` is then a list too, or None. If one of several prompts is wrong, the
     error names its place.
@@ -114,7 +119,10 @@ def _is_nested(value: Any) -> bool:
 
 
 def split_batch(arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the arguments of each prompt of a list; raise JobError if there is more than one list."""
+    """Return the arguments of each prompt of a list.
+
+    Raises JobError if there is more than one list.
+    """
     given = [name for name in SOURCES if arguments.get(name) is not None]
     if len(given) != 1:
         raise not_one_source(given)

@@ -256,7 +256,7 @@ class ClientCore:
         return [TokenizerReady(TOKENIZER, piece.model, files)]
 
     def _failed(self, message: Failed, now: float) -> list[Event]:
-        """End a request, unless a restarted broker only waits for the verifiers of a job that it had accepted."""
+        """End a request, unless a restarted broker only waits for verifiers."""
         key = message.job_id or (LISTING if LISTING in self._requests else TOKENIZER)
         request = self._requests.get(key)
         if request is None:

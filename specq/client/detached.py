@@ -32,7 +32,7 @@ PAGE = 1000
 class JobDesk:
     """A connection to a broker for requests by job id.
 
-    Raises JobError if the broker is silent for `timeout_s`, or does not answer a request for that long.
+    Raises JobError if the broker is silent or leaves a request unanswered for `timeout_s`.
     """
 
     def __init__(self, broker: str, timeout_s: float = 10.0, keys: str | Path = "") -> None:
@@ -41,7 +41,7 @@ class JobDesk:
     def submit(self, jobs: Iterable[Submit]) -> Iterator[tuple[int, JobError | None]]:
         """Submit jobs and leave them to the broker.
 
-        Yields (job id, None) when the broker has accepted a job, or (job id, the error) when it has refused it.
+        Yields (job id, None) for each accepted job, and (job id, error) for each refused one.
         """
         for event in self._exchange({job.job_id: _leaving(job) for job in jobs}):
             yield int(event.key), event.error if isinstance(event, RequestFailed) else None
@@ -114,7 +114,10 @@ class JobDesk:
 
 
 def _lines(data: bytes) -> list[dict[str, Any]]:
-    """Return the lines of a list of jobs; raise JobError if the data is not such a list."""
+    """Return the lines of a list of jobs.
+
+    Raises JobError if the data is not such a list.
+    """
     try:
         page = orjson.loads(data)
     except orjson.JSONDecodeError:

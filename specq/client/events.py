@@ -39,7 +39,10 @@ class ReceivedTranscript:
     finished: float | None = None
 
     def extend(self, message: Tokens, num_known: int, now: float) -> NewTokens | None:
-        """Append a message's tokens after the first `num_known`; return them, or None if there are none."""
+        """Append a message's tokens after the first `num_known`.
+
+        Returns them, or None if there are none.
+        """
         new = tuple(message.token_ids.tolist()[num_known:])
         if not new:
             return None
@@ -100,9 +103,10 @@ class JobAccepted:
 
 @dataclass(frozen=True, slots=True)
 class FoundJob:
-    """A job that was looked up: its description, its tokens so far, and its error if it failed or is unknown.
+    """A job that was looked up: its description, its tokens so far, and its error, if any.
 
-    The times of the transcript are the broker's, in seconds since submission: `started` is 0, `finished` is the end.
+    The times of the transcript are the broker's, in seconds since submission. `started` is 0, and `finished` is the
+    end.
     """
 
     key: int

@@ -1,7 +1,7 @@
-"""The client's one I/O thread: it owns the socket and the core, and passes events to sinks.
+"""The client's one I/O thread, which owns the socket and the core.
 
 Rule: only this thread touches the socket and the core. Other threads use `request` and `call`. The thread answers by
-calling the sink of the request, which must return at once and not raise. The process that uses the context creates it.
+calling the request's sink. A sink must return at once and not raise. The process that uses the context creates it.
 
 `Connection` is a client's connection to a broker, without waiting. It sends requests, and each request passes its
 events to a sink.
@@ -149,9 +149,9 @@ class Link:
     # --- from any thread --------------------------------------------------------------------------------------------
 
     def request(self, key: int | str, sink: Sink, action: Action) -> None:
-        """Run `action` on the core; its events with this `key` go to `sink`, up to the last one.
+        """Run `action` on the core; send its events with this `key` to `sink`.
 
-        The events that the action returns come first.
+        The events that the action returns come first. The last event ends the request.
         """
 
         def start(core: ClientCore, now: float) -> None:
@@ -269,7 +269,10 @@ class Link:
         self._flush()
 
     def _part(self) -> None:
-        """Wait at most PART_S for the broker to confirm that the jobs have ended; repeat lost messages."""
+        """Wait at most PART_S for the broker to confirm the end of the jobs.
+
+        Lost messages are repeated.
+        """
         end = time.monotonic() + PART_S
         self._flush()
         while not self._core.idle and time.monotonic() < end:

@@ -24,8 +24,8 @@ MAX_UNANSWERED = 256  # most jobs sent and not answered; the others wait
 class PendingRequest:
     """A request that waits for its answer; `started` and `sent` are infinite until it is sent.
 
-    There are three kinds of requests for a job: submitted with a waiting caller (`own_job`), looked up (`search`), and
-    detached. The last has no transcript.
+    A request for a job is one of three kinds: submitted (`own_job`), looked up (`search`), or detached. The first has a
+    waiting caller. The last has no transcript.
     """
 
     message: Callable[[], Message]
@@ -156,7 +156,10 @@ class Turns:
 
 
 class OpenRequests(dict[int | str, PendingRequest]):
-    """The open requests. Requests for jobs (by job id) wait for their turn; others (by name) are sent at once."""
+    """The open requests.
+
+    Requests for jobs (by job id) wait for their turn. Others (by name) are sent at once.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +217,7 @@ class OpenRequests(dict[int | str, PendingRequest]):
 
         `heard` is the time of the last message of the broker at `address`.
 
-        If the broker has been silent for that long, the requests that wait for their turn fail too. Each would wait as
+        If the broker has been silent for that long, requests that wait for their turn fail too. Each would wait as
         long.
         """
         late = [(key, request) for key, request in self.items() if now >= request.deadline(timeout_s, heard)]
@@ -240,7 +243,10 @@ class _Stop:
 
 
 class Stops:
-    """The jobs to stop, and when to send the next `Cancel` for each; `longest_s` is the longest pause."""
+    """The jobs to stop, and when to send the next `Cancel` for each.
+
+    `longest_s` is the longest pause.
+    """
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
@@ -268,7 +274,10 @@ class Stops:
                 self._stops.pop(message.job_id, None)
 
     def due(self, now: float, awaited: Container[int | str]) -> list[Cancel]:
-        """Return the messages to send again; `awaited` are the jobs with a caller that waits for their end."""
+        """Return the messages to send again.
+
+        `awaited` are the jobs with a caller that waits for their end.
+        """
         for job_id in [i for i, stop in self._stops.items() if stop.tries >= MAX_TRIES and i not in awaited]:
             del self._stops[job_id]
         due = [(job_id, stop) for job_id, stop in self._stops.items() if now >= stop.due]

@@ -150,7 +150,7 @@ def run_lines(
     write     called with the results of each line (several if `n` is above 1), in the order of the lines.
     as_chat   a prompt is the user's message in a chat, for the model's template.
     show      called with each completion's text as it grows; then one line runs at a time.
-    key       names the run: a line that runs again under the same key joins its existing job (`PromptLine.job_key`).
+    key       names the run. A line that runs again under the same key joins its job (`PromptLine.job_key`).
 
     Raises JobError if the broker is gone and a key is given. Then the run can be continued later, and its jobs keep
     running.
@@ -258,7 +258,7 @@ class Detached:
 def detach_lines(
     client: Client, desk: JobDesk, lines: Iterable[PromptLine], defaults: dict[str, Any], *, as_chat: bool = False
 ) -> Iterator[Detached]:
-    """Submit all lines; yield the jobs of each line, in order, when the broker has accepted them."""
+    """Submit all lines; yield the accepted jobs of each line, in order."""
     lines = iter(lines)
     while chunk := list(islice(lines, _AT_ONCE)):
         requests = [_request(client, line, defaults, as_chat=as_chat) for line in chunk]

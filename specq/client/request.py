@@ -1,4 +1,4 @@
-"""A request, read from top to bottom: the arguments of a call in, one `Submit` per completion out.
+"""A request: the arguments of a call in, one `Submit` per completion out.
 
 For several prompts in one call, see `specq.client.completions`.
 
@@ -11,11 +11,10 @@ Rule: a request that cannot run raises JobError (code `invalid`) before anything
 
 Bad words are token sequences that a verifier never completes.
 
-Tokens are banned, not text. Each word is banned in two spellings: as the tokenizer writes it alone, and as it writes it
-after a space. vLLM does the same (`SamplingParams.update_from_tokenizer`), except that it drops the second spelling if
-its number of tokens differs. The same letters may still appear in another form: in capitals, or in other tokens. They
-may also cross the end of a token that holds other text too. The tokens are banned everywhere, also within a longer
-word.
+Tokens are banned, not text. Each word is banned in two spellings: alone, and after a space. vLLM does the same
+(`SamplingParams.update_from_tokenizer`). But it drops the second spelling if its number of tokens differs. The same
+letters may still appear in another form: in capitals, or in other tokens. They may also cross the end of a token that
+holds other text too. The tokens are banned everywhere, also within a longer word.
 """
 
 from __future__ import annotations
@@ -38,12 +37,18 @@ TokenIds = tuple[int, ...]
 
 
 def bad_word_ids(words: Iterable[str], codec: TextCodec) -> tuple[TokenIds, ...]:
-    """Return the token sequences of the words, each once; raise JobError for a word without tokens."""
+    """Return the token sequences of the words, each once.
+
+    Raises JobError for a word without tokens.
+    """
     return tuple(dict.fromkeys(spelling for word in words for spelling in _spellings(word.lstrip(" "), codec)))
 
 
 def _spellings(word: str, codec: TextCodec) -> list[TokenIds]:
-    """Return a word's tokens, and those of the word after a space unless they end with the first ones."""
+    """Return the tokens of a word alone and after a space.
+
+    The second are left out if they end with the first.
+    """
     alone, spaced = tuple(codec.encode_part(word)), tuple(codec.encode_part(" " + word))
     if not alone:
         raise JobError(f"bad_words has {shown(word)}, which the tokenizer cannot encode", field="bad_words")
@@ -251,7 +256,10 @@ def _room(prompt_ids: Int32Array, served: ServedModel) -> int:
 
 
 def _fitted(parameters: Parameters, room: int, served: ServedModel) -> SamplingParams:
-    """Return the sampling parameters for this model: bad words as token ids, `max_tokens` limited to the room."""
+    """Return the sampling parameters for this model.
+
+    Bad words become token ids, and `max_tokens` is limited to the room.
+    """
     asked = parameters.sampling
     _check_against(asked, served.info, room)
     banned = bad_word_ids(parameters.bad_words, served.codec)
@@ -262,7 +270,7 @@ def _fitted(parameters: Parameters, room: int, served: ServedModel) -> SamplingP
 
 
 def _ending_turns(params: SamplingParams, served: ServedModel) -> SamplingParams:
-    """Return the parameters of a chat, with the end of a turn as the end of text if needed.
+    """Return the parameters of a chat, where the end of a turn may end the text.
 
     This applies if no file of the model names an end-of-text token. The job carries this choice, so it ends the same
     way on any verifier.
@@ -300,7 +308,7 @@ def _check_vocabulary(name: str, token_ids: Sequence[int], info: ModelInfo) -> N
 
 
 def _seed(sampling: SamplingParams, options: JobOptions, given: dict[str, Any]) -> int:
-    """Return the given seed. If sampling needs a seed and none is given, derive it from the job key or draw it."""
+    """Return the given seed. If a needed seed is missing, derive it from the job key or draw it."""
     if sampling.temperature == 0 or "seed" in given:
         return sampling.seed
     return secrets.randbelow(MAX_SEED + 1) if options.job_key is None else options.seed

@@ -1,7 +1,7 @@
-"""The results of a call: pieces of text while a job runs, one result when it has ended.
+"""The results of a call: pieces of text during a job, one result at its end.
 
-Rule: a `Result` has exactly the fields of a line in a results file (docs/reference/jobs.md, "Results"). `to_dict`
-returns that line.
+Rule: a `Result` has exactly the fields of a results file's line (docs/reference/jobs.md, "Results"). `to_dict` returns
+that line.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class PieceMaker:
         return offset, self._matcher.take()
 
     def last(self, result: Result, new: NewTokens | None = None) -> Piece:
-        """Return the last piece: tokens that arrived with the end, the text held back, and the result."""
+        """Return the last piece: the last tokens, the text held back, and the result."""
         piece = self.piece(new or NewTokens(0, (), ()))
         rest = self._matcher.finish()
         texts = (*piece.texts[:-1], piece.texts[-1] + rest) if piece.texts else ()
@@ -167,7 +167,7 @@ def _placed(entries: Sequence[dict[str, Any]], offsets: Sequence[int]) -> tuple[
 def completion_text(
     codec: TextCodec, token_ids: list[int], params: SamplingParams, before: PromptIds = ()
 ) -> tuple[str, list[int]]:
-    """Return the text of all tokens up to the first possible stop string, and each token's offset in it.
+    """Return the text up to the first possible stop string, and each token's offset in it.
 
     before  the prompt.
 
@@ -222,7 +222,10 @@ _COUNTED = ("rounds", "draft_tokens", "accepted_tokens")
 
 
 def speculation_stats(counts: dict[str, Any]) -> dict[str, Any]:
-    """Return the broker's counts of drafts, and the rates computed from them; 0 if there were no drafts."""
+    """Return the broker's counts of drafts, and their rates.
+
+    Returns 0 if there were no drafts.
+    """
     rounds, drafted, accepted = (int(counts.get(name, 0)) for name in _COUNTED)
     return {
         "rounds": rounds,

@@ -1,4 +1,6 @@
-"""A file of results that can be continued: `specq submit`, killed and run again, does the remaining work.
+"""A file of results for runs that can be continued.
+
+If `specq submit` is killed and run again, it does the remaining work.
 
 An unfinished run keeps `results.jsonl.unfinished` beside `results.jsonl`. Its first line describes the run (its key and
 its options). Each further line is its progress: {"done": prompts, "size": bytes of the results, "digest": of the
@@ -6,11 +8,10 @@ prompts done}. This line is written before the results. It is valid once the res
 are complete in the file count as done, however the run was interrupted.
 
 The next run finds this file. It cuts off anything after the last valid size, such as a torn line. Then it skips the
-finished prompts. The jobs of the other prompts have ids derived from the key, so the broker does not compute them
-again.
+finished prompts. Job ids are derived from the key. So the broker does not compute them again.
 
-Rules: all results of a prompt are in the file, or none. One process at a time writes. Results of other options or other
-prompts are never mixed in, and never deleted without a request.
+Rules: all results of a prompt are in the file, or none. One process at a time writes. Results of other options or
+prompts are never mixed in, and never deleted unasked.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class ResultsFile:
     options  what the results depend on, JSON-able; a run continues only with the same options.
     key      names the run. A continued run has the same key, unless its jobs were cancelled (`interrupted`).
 
-    Raises ConfigError if the file is part of another run, or if another process is writing it. Raises OSError as `open`
+    Raises ConfigError if the file belongs to another run or another process is writing it. Raises OSError as `open`
     does.
     """
 

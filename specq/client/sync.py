@@ -146,9 +146,8 @@ class Client(BaseClient):
 
         Returns a `Result`; for several prompts a list with the answer to each, in order.
 
-        Raises JobError if a single prompt fails. In a list, the result of a failed prompt has `error`, and the others
-        are not affected. Wrong arguments raise JobError before anything is sent. If the broker is gone, the call raises
-        JobError and stops all its jobs.
+        Raises JobError if a single prompt fails. In a list, the result of a failed prompt has `error`. Wrong arguments
+        raise JobError before anything is sent. If the broker is gone, the call raises JobError and stops all its jobs.
         """
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, "n": n, **params}
         return run(self._generate(arguments))

@@ -1,9 +1,9 @@
-"""Fetch a tokenizer in pieces, and keep large tokenizers on disk, so that a client fetches each once.
+"""Fetch tokenizers in pieces. Large ones stay on disk, so that a client fetches each once.
 
 The pieces of a tokenizer may arrive in any order and more than once. `TokenizerPieces` joins them.
 
-Rule: a cached tokenizer is used only if it is the served one. Its hash (of vocabulary, merges and added tokens) and its
-first piece, which holds all the small files, must be the same. Errors of the disk are ignored.
+Rule: a cached tokenizer is used only if it is the served one. Its hash and its first piece must be the same. The hash
+covers vocabulary, merges and added tokens. The first piece holds all the small files. Errors of the disk are ignored.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ Recall = Callable[[TokenizerChunk], dict[str, str] | None]
 
 
 class TokenizerPieces:
-    """The pieces of one tokenizer; `recall` takes its first piece and returns its files if they are cached."""
+    """The pieces of one tokenizer.
+
+    `recall` takes its first piece and returns its files if they are cached.
+    """
 
     def __init__(self, recall: Recall) -> None:
         self._recall, self._pieces = recall, dict[int, TokenizerChunk]()

@@ -158,7 +158,10 @@ def measure(complete: dict[str, Callable[[str], Result]], prompts: list[tuple[st
 
 
 def report(prompts: list[tuple[str, str]], measured: list[Turns], what_drafts: str, others: float | None) -> bool:
-    """Print a line for each prompt, the conclusion, and the next command; return whether all texts are the same."""
+    """Print a line for each prompt, the conclusion, and the next command.
+
+    Returns whether all texts are the same.
+    """
     num_turns = len(measured[0][SPECQ])
     click.echo(table([name for name, _ in prompts], measured))
     click.echo(

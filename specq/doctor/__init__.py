@@ -1,6 +1,6 @@
 """`specq doctor`: check the installation and a model pair, measure its speed here, and recommend a command.
 
-    checks        one check: ok, a note, or wrong, and what to do
+   checks        one check: ok, a note, or wrong, and what to do
     installation  packages, kernels, cores, memory, GPU, directories, ports
     pair          the models: whether they are present and complete, and fit each other and this machine
     engines       the chosen engine: whether it can run this model here; and the needs of vLLM
@@ -14,7 +14,7 @@
     report        the result as text
 
 Input: a configuration and numbers of sessions. Output: an `Examination`. To add a check, add a function that returns a
-`Check`, and its place in `installation.look` or `pair.look`. checks, prediction and advice are pure.
+`Check`. Call it in `installation.look` or `pair.look`. checks, prediction and advice are pure.
 
 Rule: a prediction is never called a measurement. If the machine is busy, no way of drafting is recommended.
 """

@@ -20,8 +20,8 @@ TORCH = "torch"
 class Situation:
     """The input of the advice.
 
-    It has the options of `specq up` for the models and the heads, and the bytes of the target's weights. It also has
-    the machine, the engine, and the processes of specq that run there already.
+    It has the options of `specq up` for models and heads, and the size of the target's weights. It also has the
+    machine, the engine, and the processes of specq that run there already.
     """
 
     models: str

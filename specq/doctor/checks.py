@@ -10,7 +10,7 @@ OK, NOTE, WRONG = "ok", "note", "wrong"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The subject of a check, its state (OK, NOTE or WRONG), the finding, and an action if one is needed."""
+    """The subject of a check, its state (OK, NOTE or WRONG), the finding, and any action."""
 
     name: str
     status: str

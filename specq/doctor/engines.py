@@ -1,4 +1,4 @@
-"""The engines: whether the chosen one can run this model here, and what vLLM would need otherwise.
+"""The engines: whether the chosen one can run this model, and the needs of vLLM.
 
 Rule: reasons against an engine come from `specq.processes.deployment`, so `specq up` reports the same.
 """
@@ -84,7 +84,7 @@ def engine(name: str, problems: Sequence[str], version: str = "") -> Check:
 
 
 def chosen_vllm(problems: Sequence[str], vllm: VllmReport) -> Check:
-    """Check that vLLM, the chosen engine, can start here, and that its version was tested with specq."""
+    """Check that vLLM, the chosen engine, can start, and that its version was tested."""
     wrong, doubts = [*problems, *_too_few(vllm)], [*_doubts(vllm)]
     if wrong:
         return Check("engine", WRONG, f"{about(vllm)}; it cannot start", numbered([*wrong, *doubts]))

@@ -170,7 +170,7 @@ def quiet(factor: float, used: float | None, num_cores: int, here: str = "") -> 
     used    processors that other processes used; None: unknown.
     here    the processes of specq on this machine.
 
-    The check is OK if the factor is close to 1, and if other processes used few processors.
+    The check is OK if the factor is near 1 and other processes used few processors.
     """
     found = f"steps took {factor:.1f} times as long in the runs as alone before"
     if used is not None:

@@ -1,10 +1,9 @@
-"""The models alone, in this process: the time of a forward pass, and the drafter's predictions for the texts.
+"""The models alone, in this process: times of forward passes, and the drafter's predictions.
 
-The module also measures the time of a step by its rows, with helper cores and without, in turn.
+The module also measures steps by their rows, with helper cores and without, in turn.
 
-Rule: the two curves are compared with each other, so they are measured in the same minute, step by step. The curves at
-a verifier's start are different. They may come from earlier starts, one from a quiet hour and the other from a busy
-one.
+Rule: the two curves are compared with each other. So they are measured in the same minute, step by step. The curves at
+a verifier's start are different. They may come from earlier starts, in a quiet and a busy hour.
 """
 
 from __future__ import annotations
@@ -71,7 +70,10 @@ Points = list[list[float]]
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Pin this thread to these cores meanwhile, as in the measured process, if the system allows it."""
+    """Pin this thread to these cores meanwhile, if the system allows it.
+
+    The measured process is pinned in the same way.
+    """
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -99,8 +101,8 @@ def load_proposer(model: str) -> Drafter:
 class Models:
     """The pair, each on its cores in service, with all measured times in milliseconds.
 
-    Times of the target's steps are stored by whether the step is helped, and by (sessions, rows of each). Times of the
-    drafter's passes are stored by rows.
+    Times of the target's steps are stored by help and by (sessions, rows of each). Times of the drafter's passes are
+    stored by rows.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class Models:
         return [[rows, typical(steps[shape]) - shape[0] * one_ms] for rows, shape in self._shapes.items() if steps]
 
     def session_us(self) -> float:
-        """Return the extra time of a row in a separate session over a further row of the same session.
+        """Return the extra time of a row if it belongs to a separate session.
 
         It is never the whole time of a step.
         """
@@ -183,7 +185,7 @@ def typical(times: Sequence[float]) -> float:
 
 
 def shape_of(rows: int, num_sessions: int) -> tuple[int, int]:
-    """Return (sessions, rows of each): one row per session, as far as there are rows, up to all sessions."""
+    """Return (sessions, rows of each): as many sessions as there are rows."""
     sessions = min(rows, num_sessions)
     return sessions, rows // sessions
 

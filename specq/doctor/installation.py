@@ -71,7 +71,10 @@ def cores(number: int, processor: str) -> Check:
 
 
 def available_memory() -> int | None:
-    """Return the bytes of memory that are available; None if the system does not report it."""
+    """Return the bytes of memory that are available.
+
+    Returns None if the system does not report it.
+    """
     try:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -1,9 +1,9 @@
-"""The pair in this process, without sockets: a verifier as in service, with one source of drafts at a time.
+"""The pair in this process, without sockets: a verifier with one source of drafts at a time.
 
-The time of a step by its rows is measured in turn with help from other cores and without (`hardware`). The time of a
-level of drafts by its sessions is measured as at each start of a verifier. Then a few bundled prompts are completed
-greedily: plainly, plainly for all prompts at a time, and with each source of drafts. Each method has its own verifier
-over the one engine. All methods complete a prompt before the next one, because a machine's speed drifts.
+Steps are timed by their rows, in turn with help from other cores and without (`hardware`). Levels of drafts are timed
+by their sessions, as at each start of a verifier. Then a few bundled prompts are completed greedily: plainly, plainly
+all at a time, and with each source of drafts. Each method has its own verifier over the one engine. All methods
+complete a prompt before the next one, because a machine's speed drifts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ PASSES, PASS_ROWS = 20, 4
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """The results of the pair; `runs` begin with plain decoding, of one prompt at a time and of all."""
+    """The results of the pair.
+
+    `runs` begin with plain decoding, of one prompt at a time and of all.
+    """
 
     costs: Costs
     runs: tuple[WatchedRun, ...]

@@ -29,12 +29,18 @@ def used_by_others(
 
 
 def usage(cores: Sequence[int], proc: Path = PROC) -> Usage | None:
-    """Return the processor time of this process with its ended children, and of all others; None if unknown."""
+    """Return the processor time of this process with its ended children, and of all others.
+
+    Returns None if unknown.
+    """
     return Usage.known({}, cores, with_ended=True, proc=proc)
 
 
 def load_average() -> float | None:
-    """Return the mean number of computing processes in the last minute; None if the system does not report it."""
+    """Return the mean number of computing processes in the last minute.
+
+    Returns None if the system does not report it.
+    """
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 

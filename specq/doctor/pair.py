@@ -63,7 +63,10 @@ class PairModel:
 
 
 def find(name: str, role: str) -> PairModel:
-    """Return a model on this machine; raise ConfigError with the reason if it is missing or unusable."""
+    """Return a model on this machine.
+
+    Raises ConfigError with the reason if it is missing or unusable.
+    """
     resolved = resolve_model(name, role)
     path = local_checkpoint(resolved) or _cached(resolved)
     if is_gguf(path):

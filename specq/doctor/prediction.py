@@ -85,7 +85,7 @@ class PredictedRounds:
         depth  the nodes count down to this depth.
         share  the fraction of the nodes that counts.
 
-        Steps of 1 and of 9 rows take longer than two of 5, so this is not the time of the mean.
+        Steps of 1 and of 9 rows take longer than two of 5. So this is not the time of the mean.
         """
         if not self.rounds:
             return step(round(rows))
@@ -238,7 +238,10 @@ def own_s(method: PredictedMethod, costs: Costs, num_sessions: int, depth: int) 
 
 
 def worker(rounds: PredictedRounds, costs: Costs, num_sessions: int) -> tuple[float, int]:
-    """Return the tokens a second and the depth with one draft worker; `rounds` are those of its draft model."""
+    """Return the tokens a second and the depth with one draft worker.
+
+    `rounds` are those of its draft model.
+    """
     rounds = rounds.drafted
     reach = rounds.reach_probs()
     pass_s = costs.pass_s * max(1.0, num_sessions * nodes_a_level(rounds) / NODES_A_PASS)

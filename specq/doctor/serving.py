@@ -47,7 +47,10 @@ class ServedRates:
 
     @property
     def check(self) -> Check:
-        """Whether drafts left the texts unchanged; if rounding depends on the batch, near ties may change them."""
+        """Whether drafts left the texts unchanged.
+
+        If rounding depends on the batch, near ties may change them.
+        """
         said = f"{self.texts - len(self.differing)} of {self.texts} texts with drafts equal those of plain decoding"
         if not self.differing:
             return Check("same text", OK, said)

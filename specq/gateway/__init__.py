@@ -1,6 +1,6 @@
 """The gateway: OpenAI's HTTP API in front of a broker. It takes JSON and returns JSON or server-sent events.
 
-    fields, *_call        bodies of requests, checked; pure
+   fields, *_call        bodies of requests, checked; pure
     idempotency, sse      requests that may be repeated, streams that may be resumed; pure
     shapes, answers, responses_answer   results and pieces as JSON; pure
     errors                every refusal, in OpenAI's format
@@ -11,8 +11,8 @@
     endpoint, replies     the common parts of endpoints
     app                   the ASGI application
 
-To add a field, add a line in a table of `fields` (or of the call that has it), and one in docs/http-api.md. To add an
-endpoint, add its route in a file of `routes/`.
+To add a field, add a line in a table of `fields` or of its call. Add one in docs/http-api.md too. To add an endpoint,
+add its route in a file of `routes/`.
 """
 
 from specq.gateway.api_keys import ApiKeys, make_key

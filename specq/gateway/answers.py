@@ -17,7 +17,10 @@ _SUMMED = ("rounds", "draft_tokens", "accepted_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The common part of all parts of an answer; `prompt_tokens` has the number for each prompt."""
+    """The common part of all parts of an answer.
+
+    `prompt_tokens` has the number for each prompt.
+    """
 
     answer_id: str
     created: int
@@ -78,7 +81,10 @@ class Choices:
 
 
 class Events:
-    """The events of a stream, from a position on; with `with_ids`, each event has the id for resuming after it."""
+    """The events of a stream, from a position on.
+
+    With `with_ids`, each event has the id for resuming after it.
+    """
 
     def __init__(
         self,
@@ -134,7 +140,10 @@ class Events:
         return [self._results[index] for index in sorted(self._results)]
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event with the error that ends a stream early; it does not change the position."""
+        """Return the event with the error that ends a stream early.
+
+        It does not change the position.
+        """
         return sse.event(error.body)
 
     def _event(self, choice: Json, index: int, details: Json | None = None) -> bytes:

@@ -1,6 +1,6 @@
 """The body of `/v1/completions` as a `Call`; pure.
 
-A `Call` is a request for text after its checks: the arguments for the client, and the form of the answer.
+A `Call` is a checked request for text: the client's arguments, and the form of the answer.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def job_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_stream(fields: Mapping[str, Any]) -> tuple[bool, bool, bool]:
-    """Return whether to stream, whether to add usage at the end, and whether to add it to each chunk.
+    """Return whether to stream, to add usage at the end, and to add usage to each chunk.
 
     As in vLLM, the last is possible only together with the usage at the end.
     """

@@ -1,10 +1,10 @@
 """Connections: their number, and time limits for clients.
 
-The limits apply to the time for headers, for the rest of a refused body, and for reading an answer. uvicorn bounds only
-the size of headers and the idle time between requests.
+They limit the time for headers, for the rest of a refused body, and for reading. uvicorn bounds only the size of
+headers and the idle time between requests.
 
-Rule: with too many connections, the gateway closes the connection that has waited longest without a request. So no
-client can block others by connecting. A connection with an unfinished answer is closed only if all others have one too.
+Rule: with too many connections, the gateway closes the one that is idle for longest. So no client can block others by
+connecting. A connection with an unfinished answer is closed only if all others have one too.
 """
 
 from __future__ import annotations
@@ -104,7 +104,10 @@ class Limited(H11Protocol):
         self.transport.close()
 
     def _watch(self) -> None:
-        """Run the timer while a request is incomplete, the first one is missing, or a refused body continues."""
+        """Run the timer while data is due.
+
+        It is due while a request is incomplete, the first one is missing, or a refused body continues.
+        """
         theirs, ours = self.conn.their_state, self.conn.our_state
         is_refused = theirs is h11.SEND_BODY and ours is h11.DONE
         if self.transport.is_closing() or not (theirs is h11.IDLE or is_refused):
@@ -135,11 +138,11 @@ def limited_protocol(header_s: float, most: int, stall_s: float = 60.0) -> type[
 
 
 def _bound(connection: socket.socket | None) -> None:
-    """Bound the system's buffer for a reader and the time for a lost reader, and send data at once.
+    """Bound the system's buffer and the time for a lost reader; send data at once.
 
     An answer is a head and a body, and a stream is a series of events. A system that may wait sends the second part
-    only when the reader's system has acknowledged the first, which takes 40 ms. asyncio turns this off only for sockets
-    created with a protocol number.
+    only after an acknowledgement of the first. This takes 40 ms. asyncio turns this off only for sockets created with a
+    protocol number.
     """
     if connection is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""The common part of all endpoints: their shared objects, and errors in OpenAI's format for every failure."""
+"""The common part of all endpoints: shared objects, and errors in OpenAI's format."""
 
 from __future__ import annotations
 

@@ -126,7 +126,10 @@ REFUSED: dict[str, str] = {
 
 
 def given(body: Any) -> dict[str, Any]:
-    """Return the fields of a request that are not null; raise ApiError if the body is not an object."""
+    """Return the fields of a request that are not null.
+
+    Raises ApiError if the body is not an object.
+    """
     if not isinstance(body, dict):
         raise ApiError(f"the body is not a JSON object but {_kind(body)}")
     return {name: value for name, value in body.items() if value is not None}
@@ -139,7 +142,7 @@ def check_known(
     only: Mapping[str, tuple[Any, ...]],
     refused: Mapping[str, str],
 ) -> None:
-    """Raise ApiError for a field that is unknown, refused, of the wrong type, or without an allowed value."""
+    """Raise ApiError for an unknown or refused field, a wrong type or a value that is not allowed."""
     names = [*known, *ignored, *only]
     for name, value in fields.items():
         if name in refused:

@@ -1,15 +1,15 @@
-"""Access and limits: the host's name, the API key, and the number of requests of a key in progress.
+"""Access and limits: host name, API key, and number of requests of a key in progress.
 
 CORS decides which foreign pages may send requests from a browser (https://fetch.spec.whatwg.org/#http-cors-protocol).
 
-Rule: CORS stands before the guard. A browser asks without a key whether it may send one, and a page must be able to
-read why it was refused. CORS gives no access to clients other than browsers. The guard checks keys, names of hosts and
+Rule: CORS stands before the guard. A browser asks without a key whether it may send one. A page must be able to read
+why it was refused. CORS gives no access to clients other than browsers. The guard checks keys, names of hosts and
 limits.
 
 The `Host` header has the name that a client uses for the gateway. Its check is pure.
 
-A page of a foreign site can make a browser send requests here under that site's name (DNS rebinding). So names must be
-known. Addresses are safe, since they need no name.
+With DNS rebinding, a foreign page makes a browser send requests here under its site's name. So names must be known.
+Addresses are safe, since they need no name.
 """
 
 from __future__ import annotations

@@ -33,7 +33,10 @@ class Repeatable:
     event_id: str = ""
 
     def options(self, caller: str, *, num_prompts: int = 0) -> dict[str, Any]:
-        """Return the job options for this caller; `num_prompts` is the length of a list of prompts."""
+        """Return the job options for this caller.
+
+        `num_prompts` is the length of a list of prompts.
+        """
         if not self.key:
             return {}
         label = f"http {self.digest}"
@@ -48,7 +51,7 @@ class Repeatable:
 def read(headers: Mapping[str, str], path: str, body: Any, call: Call) -> Repeatable:
     """Read the headers.
 
-    Raises ApiError for a key that cannot be used, or for a position without a key or stream.
+    Raises ApiError for an unusable key, or for a position without a key or stream.
     """
     key, event_id = headers.get(KEY_HEADER), headers.get(POSITION_HEADER, "")
     if key is not None and not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):

@@ -4,7 +4,7 @@ To add a metric of the pipeline, add a line in `TABLE`. To add one of the gatewa
 a line in docs/observability.md in both cases. `specq.gateway.report_series` reads the report.
 
 Names follow Prometheus' conventions. A label has few values, so all unknown paths share one. Names that begin with
-`vllm:` are vLLM's, for tools that read them, if they have the same meaning here.
+`vllm:` have the same meaning as in vLLM, for tools that read them.
 """
 
 from __future__ import annotations

@@ -47,7 +47,10 @@ def error_response(error: ApiError) -> Response:
 
 
 async def read_json(request: Request, limits: BodyLimits) -> tuple[Any, int]:
-    """Return the body as JSON, and its size; raise ApiError if it is too large, too slow, or not JSON."""
+    """Return the body as JSON, and its size.
+
+    Raises ApiError if it is too large, too slow, or not JSON.
+    """
     _check_form(request.headers)
     try:
         async with asyncio.timeout(limits.body_s):

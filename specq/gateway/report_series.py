@@ -1,7 +1,7 @@
 """A broker's report as series: each function reads one thing.
 
-Rule: a report comes from outside, perhaps from a broker of another version, with counts of workers of any version. A
-value that is missing or has an unexpected form gives no series, and does not affect the others.
+Rule: a report comes from outside. The broker and its workers may have other versions. A missing or malformed value
+gives no series, and does not affect others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ Labels = tuple[str, ...]
 
 
 class Buckets(NamedTuple):
-    """A histogram's value: (limit, number of values up to it) ascending, the last for all values; and their sum."""
+    """A histogram's value: (limit, number of values up to it) ascending, and the sum. The last number counts all
+    values.
+    """
 
     counts: list[tuple[str, float]]
     sum: float
@@ -97,7 +99,10 @@ def accepted_by_position(report: Report) -> Iterator[Sample]:
 
 
 def of_loads(name: str) -> Read:
-    """Return a reader of the number of each model's jobs in this state; 0 for served models without such jobs."""
+    """Return a reader of the number of each model's jobs in this state.
+
+    Returns 0 for served models without such jobs.
+    """
 
     def read(report: Report) -> Iterator[Sample]:
         loads = _object(report.get("loads"))

@@ -1,6 +1,6 @@
 """The body of `/v1/responses` as a `Call`; pure. It takes text only and stores no data.
 
-The module also turns tool calls and their results, as items of `/v1/responses`, into messages of a chat; pure.
+The module also turns tool calls and their results into messages of a chat; pure.
 
 Rule: a conversation reaches the chat template in the form of `/v1/chat/completions`, from every endpoint.
 """
@@ -32,7 +32,10 @@ _CALL_PARTS = ("input_text", "text")
 
 
 def read_call_item(name: str, item: Any) -> dict[str, Any] | None:
-    """Return a call or a result as a message, None for any other item; errors use `name` for the item."""
+    """Return a call or a result as a message, None for any other item.
+
+    Errors use `name` for the item.
+    """
     kind = item.get("type") if isinstance(item, dict) else None
     if kind == "function_call":
         call_id, function, arguments = (_text(name, item, field) for field in ("call_id", "name", "arguments"))

@@ -1,4 +1,4 @@
-"""The path of a request: calls become requests of the client, and its results or pieces become answers.
+"""The path of a request: calls become client requests, and results or pieces become answers.
 
 Rule: if a caller leaves, its jobs stop, unless they are repeatable (`specq.gateway.idempotency`).
 
@@ -77,7 +77,10 @@ class Upstream:
         return self._first_served.get(model, 0)
 
     async def get(self, model: str) -> tuple[PreparedClient, ServedModel]:
-        """Return a model's client, and the model ("": the only one); raise ApiError if it is not served."""
+        """Return a model's client and the model; "" means the only one.
+
+        Raises ApiError if it is not served.
+        """
         client = self._clients.get(model)
         if client is None:
             await self._check(model)
@@ -94,7 +97,10 @@ class Upstream:
         return client, served
 
     def _replace(self, model: str) -> PreparedClient:
-        """Create a new client for a name that now belongs to another model, to fetch that model's tokenizer."""
+        """Create a new client for a name that now belongs to another model.
+
+        The new client fetches that model's tokenizer.
+        """
         self._retired.append(self._clients[model])
         self._clients[model] = PreparedClient(model=model, **self._options)
         return self._clients[model]
@@ -113,7 +119,10 @@ class Upstream:
 
 
 def _is_served(served: ServedModel, report: dict[str, Any]) -> bool:
-    """Return whether a verifier still has this model with this tokenizer, or no verifier is there at the moment."""
+    """Return whether a verifier still has this model with this tokenizer.
+
+    Without any verifier at the moment, the answer is True.
+    """
     targets = [worker for worker in report["workers"] if worker["role"] == "target" and "tokenizer" in worker]
     found = [(worker["model"], worker["tokenizer"]) for worker in targets]
     if served.asked:
@@ -219,7 +228,10 @@ class AnswerStream:
         self._first = b""
 
     async def begin(self) -> None:
-        """Wait for the first piece, for a limited time; raise JobError if the jobs are refused."""
+        """Wait for the first piece, for a limited time.
+
+        Raises JobError if the jobs are refused.
+        """
         self._first = self._events.opening()
         if not self._pieces.ended:
             self._first += await self._next()

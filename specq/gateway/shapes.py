@@ -153,7 +153,10 @@ class CompletionShape:
         }
 
     def _top(self, entry: dict[str, Any]) -> dict[str, float]:
-        """Return the likeliest tokens and the token itself, by text; a token with the text of another one by id."""
+        """Return the likeliest tokens and the token itself, by text.
+
+        A token with the text of another one is named by its id.
+        """
         sampled = entry["token_id"], entry["logprob"]
         names = {sampled[0]: self._codec.tokens[sampled[0]].text}
         for token_id, _ in entry["top"]:

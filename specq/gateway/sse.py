@@ -1,6 +1,6 @@
 """Server-sent events: the bytes of an event, and positions in a stream as event ids; pure.
 
-Rule: an event's id is the position of a reader that has this event, so that the reader can resume there.
+Rule: an event's id is the reader's position after this event. The reader can resume there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def event(data: Any, event_id: str = "") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceProgress:
-    """The sent part of one completion: whether it was opened, the number of tokens, and whether it has ended."""
+    """The sent part of one completion: its opening, number of tokens, and end."""
 
     is_open: bool = False
     num_tokens: int = 0
@@ -40,7 +40,7 @@ class ChoiceProgress:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The sent part of all completions of a stream, and whether the usage at the end was sent."""
+    """The sent part of a stream's completions, and of the usage at the end."""
 
     choices: tuple[ChoiceProgress, ...]
     has_usage: bool = False
@@ -67,7 +67,10 @@ def start(num_choices: int) -> Position:
 
 
 def read_position(event_id: str, num_choices: int) -> Position:
-    """Return the position of an event id; raise ApiError if it does not fit such a stream."""
+    """Return the position of an event id.
+
+    Raises ApiError if it does not fit such a stream.
+    """
     body, _, tail = event_id.partition(";")
     parts = body.split(",")
     if len(parts) != num_choices or tail not in ("", "u") or not all(map(_CHOICE.fullmatch, parts)):

@@ -1,6 +1,6 @@
 """Two reports of a broker as one snapshot: the state, and rates per second.
 
-Rule: a report holds counters that only grow. A rate is their difference by the broker's own clock, so a late answer
+Rule: a report holds counters that only grow. A rate is their difference by the broker's own clock. So a late answer
 does not change it. If a counter is smaller than before, its worker or the broker was restarted. Then it counts from 0.
 """
 

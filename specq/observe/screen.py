@@ -42,7 +42,10 @@ class Keyboard:
         self._fd = fd
 
     def keys(self, timeout_s: float) -> list[str]:
-        """Wait for keys at most `timeout_s`; return the typed characters, or the names of other keys."""
+        """Wait for keys at most `timeout_s`.
+
+        Returns the typed characters, or the names of other keys.
+        """
         if not select.select([self._fd], [], [], timeout_s)[0]:
             return []
         typed = os.read(self._fd, 1024)

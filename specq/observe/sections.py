@@ -209,7 +209,10 @@ REASONS = {
 
 
 def _used(worker: Report) -> str:
-    """Return a verifier's choice, the next best one, and the last decision; "" if it does not report its choice."""
+    """Return a verifier's choice, the next best one, and the last decision.
+
+    Returns "" if it does not report its choice.
+    """
     *others, (used, is_used, rate) = sorted(choices(worker), key=lambda one: one[1:]) or [("", False, 0.0)]
     if not is_used:
         return ""

@@ -156,7 +156,10 @@ async def _describe(parts: Parts, model: str) -> dict[str, Any]:
 
 
 def describe(served: ServedModel, created: int) -> dict[str, Any]:
-    """Return a model as OpenAI and vLLM describe it; `created` is the time when it was first served."""
+    """Return a model as OpenAI and vLLM describe it.
+
+    `created` is the time when it was first served.
+    """
     info = served.info
     return {
         "id": info.name,

@@ -1,7 +1,7 @@
 """Graft drafts onto the trees of sessions: one batch of arrays, aligned with the transcripts.
 
 Rules: drafts are hints. A well-formed draft never raises; the verifier refuses other drafts when they arrive. A draft
-is aligned by content (`specq.verifier.trees.reference_graft`). It may start at a position that has been passed; then
+is aligned by content (`specq.verifier.trees.reference_graft`). It may start at a position that has been passed. Then
 the part that agrees with the transcript survives. It may name parents that never arrived (orphans) or that were cut
 (stale). It may arrive twice. All of this is allowed.
 

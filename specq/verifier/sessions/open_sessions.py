@@ -41,7 +41,9 @@ def admit(
     faults: Faults,
     prefilling: Collection[Prefill] | None = None,
 ) -> Sequence[Session]:
-    """Open the running sessions whose turn it is and whose contexts fit; return at most `most` open sessions.
+    """Open the running sessions whose turn it is and whose contexts fit.
+
+    Returns at most `most` open sessions.
 
     prefilling  the prefills of the step in flight, or None without such a step. With a step in flight no session is
                 evicted, because that step would be lost for it. If room is short then, the result is empty. The
@@ -91,7 +93,10 @@ def admit(
 def _with_room(
     turn: Sequence[Session], running: Sequence[Session], parked: list[Session], engine: Engine, faults: Faults
 ) -> list[Session]:
-    """Evict sessions until the open ones of a turn have room for a row each; return these, without those at fault."""
+    """Evict sessions until the open ones of a turn have room for a row each.
+
+    Returns these, without those at fault.
+    """
     if engine.free_slots < _num_open(turn):
         _make_room(running, turn, parked, engine)
     return [session for session in turn if session.is_open and session not in faults]

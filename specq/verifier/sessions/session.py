@@ -1,6 +1,6 @@
 """A session at the verifier: its committed tokens, and its place among the draft trees of all sessions.
 
-A step reads lengths, limits and flags for all sessions at once, so these are stored in the arrays of the trees. The
+A step reads lengths, limits and flags for all sessions at once. So these are stored in the arrays of the trees. The
 attributes here read and write the same places.
 
 Rules: only `specq.verifier.step.commit` changes the transcript, for all sessions of a step at once. No I/O, no clock,
@@ -13,7 +13,7 @@ waits again. An ended session keeps its KV until the broker closes it, or until 
 is closed.
 
 Rule: only `Session.note` changes a state. An event that is not in the table is a bug, and raises. Whether a session
-takes part in the next step is not a state; it follows from its counts (`specq.verifier.sessions.open_sessions`).
+takes part in the next step is not a state. It follows from its counts (`specq.verifier.sessions.open_sessions`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ HAVE_ENDED = frozenset({SessionState.ENDED, SessionState.FREED})
 
 
 def after(state: SessionState, event: SessionEvent) -> SessionState:
-    """Return the state that follows an event; raise AssertionError if the event is impossible in this state."""
+    """Return the state that follows an event.
+
+    Raises AssertionError if the event is impossible in this state.
+    """
     following = TRANSITIONS[state].get(event)
     assert following is not None, f"a session that is {state} cannot be {event}"
     return following
@@ -166,7 +169,10 @@ class Session:
 
     @classmethod
     def of(cls, message: Open, model: ModelInfo, trees: DraftTrees, codec: TextCodec | None) -> Self:
-        """Return the session that a message opens at a model; without a codec it has no stop strings."""
+        """Return the session that a message opens at a model.
+
+        Without a codec it has no stop strings.
+        """
         params, added = message.params, model.added_eos_ids if message.former_ends else ()
         ends = () if params.ignore_eos else tuple(end for end in model.eos_ids if end not in added)
         session = cls(message, params.stop_token_ids + ends, trees)
@@ -194,7 +200,10 @@ class Session:
         t.has_extras[place] = self.takes_distributions or self.params.needs_history
 
     def note(self, event: SessionEvent) -> None:
-        """Change the state after an event; raise AssertionError if the event is impossible in this state."""
+        """Change the state after an event.
+
+        Raises AssertionError if the event is impossible in this state.
+        """
         self.state = after(self.state, event)
         if self.state is not SessionState.CLOSED:
             self.trees.is_open[self.place] = self.state in IN_ENGINE

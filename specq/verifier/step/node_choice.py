@@ -169,7 +169,7 @@ def choose_nodes(
 ) -> Chosen:
     """Choose the nodes to verify: the likeliest nodes of all sessions; `best_count` gives their number.
 
-    A node is never likelier than its parent, so the likeliest n nodes always form whole trees. If nodes are sampled,
+    A node is never likelier than its parent. So the likeliest n nodes always form whole trees. If nodes are sampled,
     their order of choice is kept (`order_of_choice`). The step has `num_rows` rows already. One token of each session
     is certain. At most `room` rows may be added. `saved_s` and `even_chains` are those of `plan`.
     """
@@ -252,7 +252,7 @@ def _num_needed(trees: DraftTrees, nodes: Int32Array, order: IntpArray) -> IntpA
     """Return i64[num_offered], likeliest first: how many nodes must be in the step before each node is known.
 
     The number is 0 for a node that depends on no other. For others it is the place of the node that they depend on,
-    plus 1. That node comes first in the order, so a node is known at the latest when it is next.
+    plus 1. That node comes first in the order. So a node is known at the latest when it is next.
     """
     needed = np.zeros(len(order), np.intp)
     depends_on = trees.depends_on[nodes]

@@ -328,7 +328,10 @@ class StepPlanner:
         return self.priced if self._control.allows_remote else MAX_MIN_ACCEPT_PROB
 
     def admit(self, running: Sequence[Session], before: InFlightStep | None, faults: Faults) -> Sequence[Session]:
-        """Open the sessions whose turn it is and for which there is room; return the open sessions."""
+        """Open the sessions whose turn it is and for which there is room.
+
+        Returns the open sessions.
+        """
         prefilling = None if before is None else before.prefilling()
         return admit(running, self.max_sessions, self._sessions.values(), self._engine, faults, prefilling)
 

@@ -309,7 +309,10 @@ class DraftTrees(Arrays):
         return groups
 
     def distributions_of(self, nodes: Int32Array) -> DraftDistributions | None:
-        """Return the distributions from which the nodes of a tree were drawn; None if all are point masses."""
+        """Return the distributions from which the nodes of a tree were drawn.
+
+        Returns None if all are point masses.
+        """
         groups = self.group[nodes].tolist()
         row_of = {group: row for row, group in enumerate(dict.fromkeys(group for group in groups if group != NONE))}
         if not row_of:

@@ -58,7 +58,10 @@ def select(
 def likely(
     trees: Arrays, session: int, lane_id: int, parents: Sequence[int], scores: Sequence[float], least: float
 ) -> Likely:
-    """Return the nodes that are likely enough; without such nodes, the promise is that of the first node."""
+    """Return the nodes that are likely enough.
+
+    Without such nodes, the promise is that of the first node.
+    """
     calibration = _calibration(trees, session, lane_id)
     reliability, reach_probs = calibration.reliability(), list[float]()
     kept, promise = list[int](), 0.0
@@ -105,7 +108,10 @@ def offered(t: Any, siblings: Sequence[int], reach_prob: float, above: int, floo
 
 
 def weighed(t: Any, siblings: Sequence[int], reach_prob: float) -> list[int]:
-    """Set the `reach_prob` of siblings whose parent has this one; return them in the order of judgement."""
+    """Set the `reach_prob` of siblings whose parent has this one.
+
+    Returns them in the order of judgement.
+    """
     nodes = in_order(t, siblings)
     most = left = reach_prob
     for node in nodes:

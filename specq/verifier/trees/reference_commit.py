@@ -82,7 +82,10 @@ def commit(
 
 
 def _move_root(t: Any, session: int, tokens: list[int]) -> int:
-    """Follow committed tokens down a session's tree; return the number of nodes removed from the tree."""
+    """Follow committed tokens down a session's tree.
+
+    Returns the number of nodes removed from the tree.
+    """
     num_gone, head, lanes_learn = 0, t.first_root[session], not t.takes_distributions[session]
     for token in tokens:
         follower = NONE

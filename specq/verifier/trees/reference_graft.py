@@ -61,9 +61,11 @@ def graft(
     groups: Int32Array | None,
     arrived: Float64Array,
 ) -> int:
-    """Graft drafts from `first` on; return the first draft without room, or the number of drafts.
+    """Graft drafts from `first` on.
 
-    heads i64[drafts, 8]: see HEAD. A first_id of -1 means the lane's next ids; then parents are places in the draft.
+    Returns the first draft without room, or the number of drafts.
+
+    heads i64[drafts, 8]: see HEAD. A first_id of -1 means the lane's next ids. Then parents are places in the draft.
     """
     t, node = trees.views, int(heads[:first, HEAD.index("size")].sum())
     for draft in range(first, len(heads)):
