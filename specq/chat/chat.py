@@ -7,8 +7,8 @@ failure only costs the question that caused it.
 
 Lines that begin with a slash are commands. They change the settings of later answers, or act at once.
 
-To add a command, add its line in `COMMANDS` and a function. The function takes the chat's settings and the text after
-the name, and returns the text to show. Values are checked like those of every request.
+To add a command, add its line in `COMMANDS` and a function. It takes the chat's settings and the text after the name,
+and returns the output. Values are checked like those of every request.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class Chat:
         return result
 
     def _make_room(self, question: str) -> None:
-        """Drop the oldest turns if the conversation leaves too little room for an answer, and report it."""
+        """Drop and report the oldest turns if an answer has too little room."""
         served = self._run(self._client.served())
         limit = served.context_length
         asked = self._settings.parameters.get("max_tokens", limit)
@@ -280,7 +280,7 @@ class Chat:
             self._note(f"({turns} dropped: {served.info.name} accepts {limit} tokens in total)")
 
     def _remarks(self, result: Result) -> str:
-        """Return further remarks: the seed that was drawn, and the reason for the end of the text."""
+        """Return further remarks: the drawn seed, and the reason for the end of the text."""
         seed = f"; seed {result.stats['seed']}" if self._settings.parameters.get("temperature") else ""
         cut = f"; cut at {len(result.token_ids)} tokens (/max)" if result.finish_reason == "length" else ""
         return seed + cut

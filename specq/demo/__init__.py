@@ -1,7 +1,7 @@
-"""The work of `specq demo`: show the pipeline on this machine, and its speed with and without speculation.
+"""The work of `specq demo`: show the pipeline, and its speed with and without speculation.
 
 It starts the processes of `specq up`, with the same division of the machine. For comparison it starts a second broker
-with a verifier that has no drafters. Three prompts are answered while the user watches; colours show the origin of each
+with a verifier that has no drafters. Three prompts are answered while the user watches. Colours show the origin of each
 piece of text.
 
 Then the same prompts run again in three ways, in turn. Plain decoding has no speculation. With lookup alone the

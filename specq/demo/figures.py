@@ -1,9 +1,9 @@
-"""The figures of `specq demo`: the speed of each way, its range, and whether the difference is clear.
+"""The figures of `specq demo`: the speed of each way, its range, and the verdict.
 
-Rule: a ratio belongs to one turn, in which the ways ran one after the other on the same machine. The range over the
-turns is shown, not the median. The verdict is left open if the range has both sides of 1, or if plain decoding itself
-varied by more than the effect. If no turn is further from 1 than a user would notice, the verdict is "as fast", unless
-other processes kept the machine busy.
+Rule: a ratio belongs to one turn, in which the ways ran one after the other. The range over the turns is shown, not the
+median. The verdict is open if the range has both sides of 1. It is open too if plain decoding varied by more than the
+effect. If each turn is so close to 1 that users do not notice, the verdict is "as fast". This does not hold on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Speed:
 
     @classmethod
     def of(cls, measured: list[Turns]) -> Speed:
-        """Return the speed in each turn: all tokens of a turn divided by all of its seconds."""
+        """Return the speed in each turn: all of its tokens divided by all of its seconds."""
         turns = range(len(measured[0][PLAIN]))
         return cls({way: [_rate([results[way][turn] for results in measured]) for turn in turns] for way in WAYS})
 
@@ -54,7 +54,7 @@ class Speed:
 
     @property
     def can_be_told(self) -> bool:
-        """Whether all turns agree that specq is faster, or slower, by more than plain decoding itself varied."""
+        """Whether all turns agree on the faster way, by more than plain decoding varied."""
         ratios, plain = self.ratios(PLAIN), self.rates[PLAIN]
         effect = max(median(ratios), 1 / median(ratios))
         return (min(ratios) > 1 or max(ratios) < 1) and max(plain) / min(plain) < effect
@@ -111,7 +111,10 @@ def are_same(results: Turns) -> bool:
 
 
 def _digests(results: Turns) -> set[str]:
-    """Return a short hash of the token ids of each run; there is one hash if speculation changes no text."""
+    """Return a short hash of each run's token ids.
+
+    All hashes are equal if speculation changes no text.
+    """
     runs = (result.token_ids for each in results.values() for result in each)
     return {sha256(json.dumps(token_ids).encode()).hexdigest()[:8] for token_ids in runs}
 

@@ -40,7 +40,7 @@ def advise(
 ) -> list[str]:
     """Return the advice, the command line first.
 
-    disturbed    the cause of a disturbed measurement, "" for none; with a cause no way of drafting is recommended.
+    disturbed    the cause of a disturbed measurement, or "". With a cause no way of drafting is recommended.
     is_hindered  whether an error keeps specq from starting.
     """
     if is_hindered:

@@ -166,7 +166,7 @@ def _attempt(measure: Callable[[], MeasuredPair], checks: list[Check], engine: s
 def quiet(factor: float, used: float | None, num_cores: int, here: str = "") -> Check:
     """Check that the measurement was not disturbed.
 
-    factor  the time of the runs' steps divided by that of the earlier ones; below 1, the earlier ones were disturbed.
+    factor  the time of the runs' steps divided by that of the earlier ones. Below 1, the earlier ones were disturbed.
     used    processors that other processes used; None: unknown.
     here    the processes of specq on this machine.
 

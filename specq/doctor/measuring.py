@@ -48,7 +48,7 @@ class MeasuredPair:
     def figures(self) -> dict[str, Any]:
         """Return the measured times, in milliseconds.
 
-        For steps it is the curve of the start, multiplied by the slowness of the runs' steps.
+        For steps it is the curve of the start, multiplied by the runs' slowness.
         """
         costs, level = self.costs, self.costs.level
         return {
@@ -187,7 +187,10 @@ def scratch_rows(source: DraftSource | None, curve: StepCurve, num_sessions: int
 
 
 def host_times(one: WatchedRun, several: WatchedRun) -> tuple[float, float]:
-    """Return the host's seconds for a round of plain decoding: with one session, and for each further one."""
+    """Return the host's seconds for a round of plain decoding.
+
+    The first number is for one session, the second for each further one.
+    """
     more_s = (several.own_s - one.own_s) / max(several.num_sessions - 1, 1)
     return max(one.own_s, 0.0), max(more_s, 0.0)
 

@@ -1,7 +1,7 @@
 """The load from other processes while the doctor measures, and whether specq runs here already.
 
-Rule: an unknown value is None, never a guess. If the system does not count seconds by processor, the load average of
-the last minute is used.
+Rule: an unknown value is None, never a guess. If the system has no counts by processor, the last minute's load average
+is used.
 """
 
 from __future__ import annotations

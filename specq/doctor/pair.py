@@ -53,7 +53,10 @@ class PairModel:
 
     @property
     def peak_bytes(self) -> int:
-        """The memory for loading it on a CPU: all numbers as float32, and the files' own if they are kept."""
+        """The memory for loading it on a CPU.
+
+        It has all numbers as float32, and the files' own if they are kept.
+        """
         return FLOAT_BYTES * self.num_params + self.num_bytes + self.kv_bytes
 
     @property
@@ -105,7 +108,7 @@ def _kind(said: dict[str, Any]) -> str:
 
 
 def slot_bytes(said: dict[str, Any]) -> int:
-    """Return the bytes of a token's keys and values in float32, for a model with this config.json.
+    """Return the bytes of a token's keys and values in float32, from a config.json.
 
     Returns 0 if it does not have the needed fields.
     """
@@ -169,7 +172,7 @@ def ends(target: PairModel) -> Check:
 
 
 def fitting(target: PairModel, draft: PairModel) -> Iterator[Check]:
-    """Yield whether drafts of one can be hints for the other, and whether the draft model is small enough."""
+    """Yield whether drafts can be hints for the target, and whether the draft model is small enough."""
     if not fits(draft.info, target.info):
         advice = "choose a draft model of the same family, or train one: specq train draft"
         yield Check("tokenizer", WRONG, mismatch(draft.info, [target.info]), advice)

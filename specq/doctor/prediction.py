@@ -1,33 +1,31 @@
-"""The predicted effect of each drafting method for some sessions at a time, computed from measurements here.
+"""The predicted effect of each drafting method, computed from measurements here.
 
 A round is a step of the target and the work before it. These are the figures of n sessions whose rounds go d levels
 deep:
 
-    tokens     n * (1 + the mean number of accepted levels among the first d); less in proportion for a lookahead
+   tokens     n * (1 + the mean number of accepted levels among the first d); less in proportion for a lookahead
                window with fewer columns than at the measurement
     rows       n, the nodes that were verified in the first d levels of n rounds, and the scratch rows
     seconds    the mean of step curve(rows) over the rounds, n at a time, + the host's time for n sessions + the
                method's own time
 
-d is the depth with the most tokens a second. A colocated draft model has the depth that its own rule chooses for n
-sessions (`specq.verifier.control.policy`), from what it learned in the measurement.
+d is the depth with the most tokens a second. A colocated draft model has the depth of its own rule for n sessions
+(`specq.verifier.control.policy`). The rule learns from the measurement.
 
-Tokens and rows come from rounds of the real pair on a few prompts, cut at depth d (`PredictedRounds`). The step curve
+Tokens and rows come from the pair's real rounds on a few prompts, cut at depth d (`PredictedRounds`). The step curve
 comes from steps with that number of rows. So siblings, and unlikely nodes that are not verified, count as measured.
 
 A draft worker drafts while the target steps. So its own time is free, but its drafts may be late. Its rounds alternate
 between two states (`worker`). In the first, no draft has arrived, so the step gives one token. The chain drafted
-meanwhile fits if its first token is this token. In the second, there is a chain of m levels. It continues if it is
-accepted as a whole and the token after it was predicted too.
+meanwhile fits if its first token is this token. In the second, there is a chain of m levels. It continues if all of its
+tokens are accepted and the next token was predicted too.
 
-Tokens and rows of a draft worker come from the same rounds, those with drafts of the draft model. A level that a round
-did not reach counts as not accepted.
+A draft worker's tokens and rows come from the rounds with drafts of the draft model. A level that a round did not reach
+counts as not accepted.
 
-A token is a row. So no prediction exceeds the most rows a second of the step curve (`most_rows_per_s`), which is
-asserted.
+A token is a row. So no prediction exceeds the step curve's most rows a second (`most_rows_per_s`). This is asserted.
 
-Not included: prompts, sockets and other processes, contexts longer than those of the measurement, and several methods
-at a time.
+Not included: prompts, sockets, other processes, longer contexts, and several methods at a time.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ Curve = Callable[[int], float]  # rows, or sessions -> seconds
 
 @dataclass(frozen=True, slots=True)
 class PredictedRound:
-    """The number of drafted tokens that a round accepted, and of nodes verified at each depth from the first on."""
+    """The drafted tokens that a round accepted, and the nodes verified at each depth."""
 
     accepted: int
     nodes: tuple[int, ...] = ()
@@ -72,7 +70,7 @@ class PredictedRounds:
         return max((len(one.nodes) for one in self.rounds), default=0)
 
     def tokens(self, depth: int) -> float:
-        """Return the mean tokens of a round, including the target's own, if drafts end at this depth."""
+        """Return the mean tokens of a round, the target's own included, with drafts to this depth."""
         return 1 + sum(min(one.accepted, depth) for one in self.rounds) / max(len(self.rounds), 1)
 
     def nodes(self, depth: int) -> float:
@@ -106,7 +104,10 @@ class PredictedRounds:
         return [sum(one.accepted >= depth for one in self.rounds) / count for depth in range(1, self.deepest + 1)]
 
     def accept_probs(self) -> list[float]:
-        """Return how often a level was accepted, by depth, if the level before it was and it had nodes."""
+        """Return how often a level was accepted, by depth.
+
+        Only rounds count whose level before it was accepted and that had nodes there.
+        """
         found = []
         for depth in range(1, self.deepest + 1):
             tried = [one for one in self.rounds if len(one.nodes) >= depth and one.accepted >= depth - 1]
@@ -120,8 +121,9 @@ class PredictedRounds:
 class Costs:
     """The measured times of the machine.
 
-    step, unhelped_step  seconds of a step by its rows: as the engine is, and while other processes have the other
-                         cores. Both are measured together, and the second is never less than the first (`hardware`).
+    step, unhelped_step  seconds of a step by its rows. The first is for all cores, the second while other processes
+                         have the other cores. Both are measured together, and the second is never less than the first
+                         (`hardware`).
     host_s        time of a round besides its step, with one session.
     host_more_s   the same for each further session.
     level         seconds of a level of the colocated draft model, by sessions; None: there is none.
@@ -166,7 +168,10 @@ class PredictedMethod:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted effect of a method: `ratio` is relative to plain decoding, `depth` is the levels of a draft."""
+    """The predicted effect of a method.
+
+    `ratio` is relative to plain decoding, `depth` is the levels of a draft.
+    """
 
     method: str
     num_sessions: int
@@ -205,7 +210,7 @@ def most_rows_per_s(step: Curve, most_rows: int) -> float:
 
 
 def beside(method: PredictedMethod, costs: Costs, num_sessions: int) -> tuple[float, int]:
-    """Return the tokens a second and the depth of a method that drafts in the verifier before each step."""
+    """Return the tokens a second and the depth of a method that drafts in the verifier."""
     if method.levels is not None:
         depth = method.levels(num_sessions)
         tokens, seconds = _goodput(method, costs, num_sessions, depth)
@@ -258,7 +263,7 @@ def worker(rounds: PredictedRounds, costs: Costs, num_sessions: int) -> tuple[fl
 
 
 def _beyond(reach: Sequence[float]) -> float:
-    """Return how likely one more level would be reached, if it were accepted as often as the deepest."""
+    """Return the probability of one more level, accepted as often as the deepest."""
     before = reach[-2] if len(reach) > 1 else 1.0
     return reach[-1] ** 2 / before if before else 0.0
 

@@ -1,7 +1,7 @@
 """A running deployment: whether drafts leave its texts unchanged, and its speed with and without them.
 
-Each bundled prompt is completed plainly and with drafts, greedily and with a seed. The runs are seconds apart and in
-changing order, after the deployment has computed the prompt once. A ratio compares two such turns.
+Each bundled prompt is completed plainly and with drafts, greedily and with a seed. The runs are seconds apart, in
+changing order, and follow an uncounted run. A ratio compares two such turns.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ class Generates(Protocol):
 class ServedRates:
     """The results of a deployment.
 
-    They are the number of texts, the texts that differ, and the tokens a second of each turn. A text that differs has
-    the gap, in log-probability, between plain decoding's two best tokens at the difference. The gap is None for sampled
-    texts.
+    They are the number of texts, the different texts, and each turn's tokens a second. A different text has the gap
+    between plain decoding's two best tokens there, in log-probability. The gap is None for sampled texts.
     """
 
     texts: int
@@ -123,7 +122,7 @@ def _turn(
 
 
 def _gap(client: Generates, messages: Sequence[dict[str, str]], plain: Sequence[int], drafted: Sequence[int]) -> float:
-    """Return plain decoding's preference for its token over the next best one, where the two texts differ."""
+    """Return the gap between plain decoding's two best tokens where the texts differ."""
     both = zip(plain, drafted, strict=False)
     at = next((i for i, (ours, theirs) in enumerate(both) if ours != theirs), min(len(plain), len(drafted)))
     again = client.generate(messages=messages, max_tokens=MAX_TOKENS, temperature=0.0, logprobs=2, **MODES[PLAIN])

@@ -19,8 +19,9 @@ Labels = tuple[str, ...]
 
 
 class Buckets(NamedTuple):
-    """A histogram's value: (limit, number of values up to it) ascending, and the sum. The last number counts all
-    values.
+    """A histogram's value: (limit, number of values up to it) ascending, and the sum.
+
+    The last number counts all values.
     """
 
     counts: list[tuple[str, float]]

@@ -96,7 +96,10 @@ class Snapshot:
 
 
 def _identity(worker: Report) -> tuple[Any, ...]:
-    """Return the fields that distinguish two workers of one name; an old broker does not report the incarnation."""
+    """Return the fields that distinguish two workers of one name.
+
+    An old broker does not report the incarnation.
+    """
     return worker["name"], worker.get("incarnation")
 
 
@@ -111,7 +114,10 @@ def _sessions(report: Report) -> list[Report]:
 
 
 def _grown(now: dict[str, Any], before: dict[str, Any]) -> dict[str, list[float]]:
-    """Return the growth of each label's numbers, or the full numbers if the worker was restarted meanwhile."""
+    """Return the growth of each label's numbers.
+
+    If the worker was restarted meanwhile, these are the full numbers.
+    """
     numbers = {label: _numbers(value) for label, value in now.items()}
     earlier = {label: _numbers(value) for label, value in before.items()}
     grown = {
@@ -126,7 +132,7 @@ def _numbers(value: Any) -> list[float]:
 
 
 def unused_sources(report: Report) -> set[str]:
-    """Return the draft sources that no verifier uses at its present or last load, because they do not pay."""
+    """Return the draft sources without gain: no verifier uses them at its present or last load."""
     known, used = set[str](), set[str]()
     for worker in report.get("workers", ()):
         found = choices(worker)

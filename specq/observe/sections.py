@@ -39,7 +39,10 @@ class ViewSection:
         return f"{self.title} ({self.note})" if self.note else self.title
 
     def lines(self, width: int = 0) -> list[str]:
-        """Return the header and the rows in columns, each line at most `width` characters; 0 means no limit."""
+        """Return the header and the rows in columns.
+
+        Each line has at most `width` characters; 0 means no limit.
+        """
         left_out: set[str] = set()
         for name in ("", *self.optional):
             left_out.add(name)
@@ -125,8 +128,8 @@ SORTS: dict[str, Callable[[Report], float]] = {
 def speculation(snapshot: Snapshot, view: View) -> ViewSection:
     """Return a row for each source of drafts that has ever sent one.
 
-    A row has the nodes of all verifiers that were verified and accepted since the report before. It also shows whether
-    the source is out of use because it does not pay.
+    A row has the verified and accepted nodes of all verifiers since the report before. It also shows whether the source
+    is out of use because it does not pay.
     """
     judged = snapshot.counted("judged")
     verified, accepted = total(judged), total(judged, 1)

@@ -2,10 +2,10 @@
 
 Rule: each line names the process that recorded it. The head shows the possible error of other processes' times.
 
-The module also writes a trace in Chrome's trace event format, which Perfetto and chrome://tracing open.
+The module also writes Chrome's trace event format, which Perfetto and chrome://tracing open.
 
-In this format, processes stay processes, steps are spans with their phases inside, and other events are marks. The data
-of an event are its `args`.
+In this format, steps are spans with their phases inside, and other events are marks. The data of an event are its
+`args`.
 """
 
 from __future__ import annotations
@@ -143,7 +143,10 @@ _PHASES = ("wait", "plan", "forward", "commit")
 
 
 def chrome(trace: Trace) -> dict[str, Any]:
-    """Return a trace as an object of Chrome's format; times are in microseconds from the first event on."""
+    """Return a trace as an object of Chrome's format.
+
+    Times are in microseconds from the first event on.
+    """
     names = list(dict.fromkeys(["broker", *(event["process"] for event in trace["events"])]))
     found: list[dict[str, Any]] = [
         {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}

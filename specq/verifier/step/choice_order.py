@@ -1,18 +1,17 @@
 """The order in which the nodes of a tree are chosen if some are sampled.
 
-The likeliest node comes first, but not before the nodes whose tokens may have decided whether it was sent (decision
-0008). A drafter that samples expands the likeliest node next. The tokens that it draws there decide which node is
-likeliest then. So whether a node was sent may depend on the token of each node that had been expanded before, in any
-branch.
+The likeliest node comes first. But it comes after the nodes whose tokens may have decided its sending (decision 0008).
+A drafter that samples expands the likeliest node next. The tokens that it draws there decide which node is likeliest
+then. So the sending of a node may depend on the token of any node expanded before, in any branch.
 
-A drafter sends its nodes in the order in which they grew, and the first child of a node together with its expansion. So
-the verifier sees the order of the expansions. Two cases hide it:
+A drafter sends its nodes in the order of their growth. It sends the first child of a node together with its expansion.
+So the verifier sees the order of the expansions. Two cases hide it:
 
-    a synchronous round   it is the likeliest part of the grown tree, in the order of likelihood. So whether a node is
+   a synchronous round   it is the likeliest part of the grown tree, in the order of likelihood. So whether a node is
                           in it depends on each node before it
     a lost message        it may have held any expansion. So everything after it depends on all nodes before it
 
-A node may be left out, because it is too unlikely or because the engine takes no trees. Such a node is not verified in
+A node may be left out if it is too unlikely, or if the engine does not support trees. Such a node is not verified in
 this step, and no other node waits for it.
 """
 
@@ -30,10 +29,10 @@ from specq.verifier.trees import NONE
 def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
     """Return nodes in the order in which they are chosen, with `depends_on` set.
 
-    `depends_on` of a node is the last node that must be chosen before the node may be looked at.
+    `depends_on` of a node is the last node that must be chosen before it.
 
     `nodes` are some or all of the session's candidates. If all drafts are point masses, any order is allowed. Nodes
-    that wait for one another in a circle are left out; only a broken drafter sends them.
+    that wait for one another are left out. Only a broken drafter sends them.
     """
     if not session.takes_distributions:
         return list(nodes)
@@ -49,7 +48,7 @@ def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
 
 
 def _expanded_before(t: Any, grown: Sequence[int], first_after_loss: int, *, is_sync: bool) -> Iterator[Sequence[int]]:
-    """Yield, for each of a lane's nodes in the order of sending, the further nodes that must be known before it.
+    """Yield, for each of a lane's nodes in order, the further nodes that must be known first.
 
     These are the nodes beyond the ones that the nodes before it need.
     """
@@ -104,7 +103,7 @@ class _Order:
                 self._wait_for(self.index[node], point)
 
     def likeliest_first(self) -> list[int]:
-        """Return the nodes in order; children come after a parent that waits, as after any other parent."""
+        """Return the nodes in order; children come after their parent, also if it waits."""
         for i, node in enumerate(self.nodes):
             parent = self.t.parent[node]
             if parent != NONE and self.num_awaited[self.index[parent]]:

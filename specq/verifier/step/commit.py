@@ -1,4 +1,4 @@
-"""Commit the engine's judgements, for all sessions of a step at once: tokens to transcripts, counts to trees.
+"""Commit a step's judgements for all sessions at once: tokens to transcripts, counts to trees.
 
 Rule: only this module changes a transcript.
 
@@ -74,7 +74,9 @@ class Round(NamedTuple):
 
 
 class Rounds(Sequence[Round]):
-    """Rounds of n sessions, in arrays; the fields are those of `Round`, one session after the other.
+    """Rounds of n sessions, in arrays.
+
+    The fields are those of `Round`, one session after the other.
 
     places, base_lens, num_tokens, num_nodes  [n].
     first_arrived  f64[n].
@@ -136,7 +138,7 @@ class Rounds(Sequence[Round]):
     def _note_path(self, trees: DraftTrees, path: IntpArray) -> None:
         """Store which nodes were accepted, and the origin of each token.
 
-        The target's own token is a correction if a verified node is a child of the accepted path's end.
+        The target's own token is a correction if the accepted path's end has a verified child.
         """
         is_drafted, own = path != NONE, np.arange(len(self))
         accepted, of_tokens = path[is_drafted], own.repeat(self.num_tokens)
@@ -201,7 +203,10 @@ class Rounds(Sequence[Round]):
 
 
 def bit_of(lanes: npt.ArrayLike) -> IntpArray:
-    """Return the bit of each lane in `Rounds.offers`; all lanes of remote drafters share the lowest bit."""
+    """Return the bit of each lane in `Rounds.offers`.
+
+    All lanes of remote drafters share the lowest bit.
+    """
     own = np.asarray(lanes) - FIRST_OWN_LANE
     found: IntpArray = np.where(own >= 0, 2 << np.maximum(own, 0), 1)
     return found
@@ -250,8 +255,8 @@ def commit(
 
     Returns the rounds of the sessions without a fault.
 
-    is_late  sessions may have ended, or been closed or evicted, since the launch of the step; results for such sessions
-             are discarded.
+    is_late  sessions may have ended, or been closed or evicted, since the launch. Results for such sessions are
+             discarded.
     """
     shares = shares.judged()
     if len(judgements) != len(shares):  # it is unknown which belongs to which session, so all fail
@@ -325,7 +330,11 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
 
 
 def _first_ends(judgements: Judgements, end_ids: Int32Array) -> dict[int, int]:
-    """Return, by place, the number of tokens up to and including the first token in the session's end_ids i32[n, most].
+    """Return, by place, the number of tokens up to and including the session's first end token.
+
+    end_ids  i32[n, most].
+
+
 
     Places without such a token are left out.
     """

@@ -2,17 +2,17 @@
 
 An engine that overlaps can launch the next step before the last one is collected. It does so if the last step can be
 *followed*. Two conditions must hold. Each session of the step takes one token that the device knows first, and no
-draft. And the next step does not wait for drafts (`specq.verifier.control.waiting`), or for anything that the host must
-know of a session (`specq.verifier.control.early_steps`).
+draft. And the next step does not wait for drafts (`specq.verifier.control.waiting`), or for the host
+(`specq.verifier.control.early_steps`).
 
-If a session turns out to have ended, its row in the next step is wasted and its output is discarded. An error at
+If a session turns out to have ended, its row in the next step is wasted. Its output is discarded. An error at
 collection also costs the step that was launched behind: it is discarded. The failed step is repeated with some of its
 sessions.
 
 Separate processes may launch the steps (`specq.engines.is_apart`). Then two steps stay in flight while messages are
-sent and handled. A next step of the same sessions, each one token further, is launched behind both, before the older
-one is collected. So the processes always have a next step. In other cases the older step is collected first. Then the
-next one is launched before any results are reported.
+sent and handled. A next step of the same sessions, one token further, is launched behind both. Then the older one is
+collected. So the processes always have a next step. In other cases the older step is collected first. Then the next one
+is launched before any results are reported.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class InFlightStep:
     is_late: bool = False
 
     def waits_for_drafts(self, waited_s: float, now: float) -> None:
-        """Note the begin of a step that was launched behind drafts: now, when the drafts are complete."""
+        """Note that a step launched behind drafts begins now, when these are complete."""
         self.waited_s, self.drafted, self.planned = waited_s, now, now
 
     def prefilling(self) -> list[Prefill]:
@@ -107,8 +107,7 @@ class StepsInFlight:
         """Take the engine and two functions of a step's shares.
 
         tap     returns the hidden states that are wanted of a step.
-        awaits  returns whether the next step of the same sessions waits for drafts, or for values that the host must
-                know.
+        awaits  returns whether the next step of the same sessions waits for drafts or for the host.
         """
         self._engine, self._tap, self._awaits = engine, tap, awaits
         self.most = 2 if is_apart(engine) else 1
@@ -138,7 +137,7 @@ class StepsInFlight:
     def is_due(self) -> bool:
         """Whether to wait for the oldest step now.
 
-        This holds if there are too many steps, if no step was launched behind it, or if no step can follow it.
+        This holds with too many steps, without a step behind it, or if none can follow it.
         """
         if len(self._steps) > self.most or self.launched is None or not self.launched.parts:
             return bool(self._steps)
@@ -155,7 +154,7 @@ class StepsInFlight:
     def launch(self, step: InFlightStep, faults: Faults) -> None:
         """Launch a step behind the newest one.
 
-        If no part of the step could be launched, it is collected at once, or left out behind another one.
+        If no part could be launched, the step is collected at once, or left out behind another one.
         """
         before = self.newest
         step.is_behind = before is not None
@@ -168,7 +167,7 @@ class StepsInFlight:
     def _launch_parts(self, shares: Shares, before: InFlightStep | None, faults: Faults) -> list[Part]:
         """Launch a step, and return its parts.
 
-        If the launch raises, the step is computed in halves, and sessions that still raise are left out. This is not
+        If the launch raises, the step is computed in halves. Sessions that still raise are left out. This is not
         possible behind a step in flight, since only one step can follow it. Nor is it possible with unread drafts. In
         both cases no part is returned.
         """
@@ -216,7 +215,10 @@ class StepsInFlight:
         return self._launch(None, shares).collect()
 
     def _discard_behind(self) -> None:
-        """Discard the steps behind the oldest one, the newest first, and restore the state of their sessions."""
+        """Discard the steps behind the oldest one, the newest first.
+
+        The state of their sessions is restored.
+        """
         while self._steps:
             for shares, launched in self._steps.pop().parts:
                 launched.discard()
@@ -226,7 +228,10 @@ class StepsInFlight:
 
 
 def _again(shares: Shares) -> Shares:
-    """Return the shares that can be computed again: of sessions that still exist, with tokens known by now."""
+    """Return the shares that can be computed again.
+
+    Their sessions still exist, and their tokens are known by now.
+    """
     which = [i for i, session in enumerate(shares.sessions) if session.is_open and not session.finish]
     shares = (shares.take(np.array(which, np.intp)) if len(which) < len(shares) else shares).known()
     if shares.batch.fed_by is None or not len(shares):

@@ -1,4 +1,4 @@
-"""The verifier's counts of its steps, for its heartbeats: times of phases, rows, and accepted nodes by lane.
+"""The verifier's step counts for its heartbeats: times of phases, rows, accepted nodes by lane.
 
 Rule: counting is cheap. A step appends to a few lists. Arrays of its nodes are kept and counted many at a time. Counts
 that the draft trees keep anyway are read from there.
@@ -114,7 +114,7 @@ class Moments(NamedTuple):
 class Histogram:
     """The sum of the observed values, and their counts per limit (`specq.protocol.stats`).
 
-    Each count is of the values up to that limit; the last count is of those above all limits.
+    Each count is of the values up to its limit. The last one is of the values above all limits.
     """
 
     __slots__ = ("counts", "limits", "sum")

@@ -3,14 +3,14 @@
 One rule: draft nodes are added, likeliest first, as long as this raises the step's goodput. Goodput is (expected
 tokens) / (expected seconds). The number of drafts is not fixed, and there is no second controller.
 
-The rule looks ahead, since a step's time is not a smooth function of its rows. A node that does not pay alone is added
-if it pays together with the nodes after it. But the choice of a sampled node must not depend on its own token. So it
-must not depend on the node's children, nor on tokens drawn after it (decision 0008). With n nodes added, the rule
-therefore looks only at the nodes that are known by then. Such nodes do not depend on the token of a node not yet added.
-Point masses are all known from the start, and for them the rule finds the number with the highest goodput.
+The rule looks ahead, since a step's time is not a smooth function of its rows. A node is also added if it pays only
+together with the nodes after it. But the choice of a sampled node must not depend on its own token. So it must not
+depend on the node's children, nor on tokens drawn after it (decision 0008). With n nodes added, the rule therefore
+looks only at the nodes that are known by then. Such nodes do not depend on the token of a node not yet added. Point
+masses are all known from the start. For them the rule finds the number with the highest goodput.
 
-Some engines are faster if all chains have the same length. For them, a step of decoding sessions with point masses uses
-one length for all sessions (`in_even_chains`).
+Some engines are faster if all chains have the same length. For them, decoding sessions with point masses use one length
+(`in_even_chains`).
 
 `Shares` holds the parts of all sessions in a step, as arrays. `ScheduledSession` is the part of one session.
 """
@@ -35,7 +35,10 @@ from specq.verifier.trees import NO_LIMIT, NONE, DraftTrees
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSession:
-    """One session's part in a step; nodes i32[n] are the verified nodes of its tree, as in `step.tree`."""
+    """One session's part in a step.
+
+    nodes  i32[n]: the verified nodes of its tree, as in `step.tree`.
+    """
 
     session: Session
     step: SessionStep
@@ -78,7 +81,7 @@ class Shares(Sequence[ScheduledSession]):
         return len(self) - int(np.count_nonzero(self._are_prompts()))
 
     def prompt_chunks(self) -> tuple[Int32Array, IntpArray]:
-        """Return where the step's parts of prompts start, i32[n], and their numbers of rows, i64[n]."""
+        """Return the starts of the step's prompt chunks, i32[n], and their rows, i64[n]."""
         is_prompt = self._are_prompts()
         return self.batch.starts[is_prompt], self.batch.num_tokens[is_prompt]
 
@@ -190,7 +193,7 @@ def choose_nodes(
 
 
 def offered(sessions: Sequence[Session], max_chain: int = 0) -> tuple[Int64Array, Int32Array]:
-    """Return (firsts, nodes): the nodes of some sessions that may be verified, in the order of choice.
+    """Return (firsts, nodes): the nodes that may be verified, in the order of choice.
 
     `reach_prob` and `depends_on` of the nodes are set. The correction takes the last position that is left.
     """
@@ -237,7 +240,7 @@ def promised(sessions: Sequence[Session]) -> Float64Array:
 def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Float64Array) -> Float64Array:
     """Return f64[num_offered]: the sort key for the nodes of all sessions.
 
-    The key is the node's likelihood. In a session with an order of choice it is at most the key of the nodes before.
+    The key is the node's likelihood. With an order of choice it is at most the key of the session's nodes before.
     """
     precedence = reach_prob
     for i, session in enumerate(sessions) if _take_distributions(sessions) else ():
@@ -249,7 +252,7 @@ def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Flo
 
 
 def _num_needed(trees: DraftTrees, nodes: Int32Array, order: IntpArray) -> IntpArray:
-    """Return i64[num_offered], likeliest first: how many nodes must be in the step before each node is known.
+    """Return i64[num_offered], likeliest first: how many nodes must be added before each is known.
 
     The number is 0 for a node that depends on no other. For others it is the place of the node that they depend on,
     plus 1. That node comes first in the order. So a node is known at the latest when it is next.
@@ -274,9 +277,9 @@ def best_count(
     curve: StepCurve,
     saved_s: float = 0.0,
 ) -> int:
-    """Return how many of the nodes, likeliest first, to add, at most `room`; 0 is a valid answer.
+    """Return how many of the likeliest nodes to add, at most `room`; 0 is valid.
 
-    It stops at the first count at which no number of further known nodes would raise the goodput.
+    It stops at the first count where no further known nodes would raise the goodput.
 
     reach_prob  f64[num_offered], falling.
     needed      i64[num_offered]: see `_num_needed`.

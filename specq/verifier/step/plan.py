@@ -1,8 +1,8 @@
-"""Plan the next forward pass: which sessions share it, with how many tokens and which nodes of each.
+"""Plan the next forward pass: its sessions, with the tokens and nodes of each.
 
-Every decoding session takes part with at least its plain row (rule 5: never slower than no speculation). Prefills are
-split into chunks that fit the room that is left. Beside decoding sessions, chunks also fit the time that these can
-spare (`specq.verifier.control.prefill_limit`). `specq.verifier.step.node_choice` chooses the draft nodes.
+Every decoding session has at least its plain row (rule 5: never slower than no speculation). Prefills are split into
+chunks that fit the room that is left. Beside decoding sessions, chunks also fit the time that these can spare
+(`specq.verifier.control.prefill_limit`). `specq.verifier.step.node_choice` chooses the draft nodes.
 
 `plan` is pure: sessions in, a plan out.
 
@@ -75,8 +75,8 @@ def plan(
                All committed tokens of such sessions have KV, or will have it then.
     drafted    the tokens behind the handles on the trees, if any.
     prefill    limits the rows of prompts beside decoding sessions.
-    saved_s    seconds that a step without nodes takes less than the curve predicts, because the next step is launched
-               early.
+    saved_s    seconds that a step without nodes saves, compared with the curve. It saves them because the next step is
+               launched early.
     """
     room = min(max_rows, free_slots)
     if not sessions or room < 1:
@@ -105,7 +105,9 @@ def _most_nodes(num_rows: int, room: int, curve: StepCurve) -> int:
 
 
 class _Chunks(NamedTuple):
-    """Sessions, their places, and how many committed tokens the step computes, of each (at least one) and in all.
+    """Sessions, their places, and the committed tokens that the step computes.
+
+    Each session has at least one such token.
 
     is_judged  whether these tokens are all that the session has.
     """
@@ -159,7 +161,7 @@ def _beside_decoding(
 ) -> IntpArray:
     """Return how many tokens of each session the step may compute.
 
-    The rows of prompts are limited by the step, and by the time that decoding sessions can spare.
+    The step limits the rows of prompts, and so does the time that decoding sessions can spare.
     """
     is_prompt = pending > 1
     num_decoding = len(pending) - int(np.count_nonzero(is_prompt))
@@ -336,7 +338,7 @@ class StepPlanner:
         return admit(running, self.max_sessions, self._sessions.values(), self._engine, faults, prefilling)
 
     def plan(self, before: InFlightStep | None, faults: Faults) -> Shares:
-        """Return the shares of the sessions that can be planned together, behind `before` if it is given."""
+        """Return the shares of the sessions that can be planned together, behind `before`."""
         self._sessions.drafted()
         opened = self.admit(self._sessions.running(), before, faults)
         planned = in_halves(opened, partial(self._plan, before), faults, "planned")
@@ -345,7 +347,7 @@ class StepPlanner:
     def _plan(self, before: InFlightStep | None, sessions: Sequence[Session]) -> Shares:
         """Plan a step of the given sessions.
 
-        The time spent waiting for drafts counts as a part of the round's time, so nodes seem cheaper.
+        Waiting for drafts counts as a part of the round's time. So nodes seem cheaper.
         """
         curve = self._control.curve
         planned = plan(

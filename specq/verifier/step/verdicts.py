@@ -1,4 +1,4 @@
-"""The messages of a verifier: the verdicts of a step, tokens that are sent again, and failed sessions."""
+"""The messages of a verifier: a step's verdicts, repeated tokens, and failed sessions."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _verdict(session: Session, base_len: int, token_ids: Int32Array, min_accept_
 
 
 def _has_one_remote_lane(session: Session) -> bool:
-    """Return whether all nodes belong to the only drafter, so that its lane can be left out.
+    """Return whether all nodes belong to one drafter, so that its lane can be left out.
 
     The verifier's own lanes are always named.
     """
