@@ -1,4 +1,4 @@
-"""Hooks for mkdocs: links from docs/ to other files of the project lead to copies in the site."""
+"""Hooks for mkdocs: links from docs/ to other files lead to copies in the site."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add a copy of each file outside docs/ that a page links to; for a folder, add a list of its files."""
+    """Add a copy of each file outside docs/ that a page links to.
+
+    For a folder, add a list of its files.
+    """
     for page in [file for file in files if file.src_uri.endswith(".md")]:
         for target in sorted(_outside(page.src_uri, Path(str(page.abs_src_path)).read_text("utf-8"))):
             if files.get_file_from_path(_copy_of(target)) is None:

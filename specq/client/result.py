@@ -26,16 +26,16 @@ class Result:
     text           their text, without special tokens and stop strings.
     finish_reason  "stop", "length", "cancelled" or "error".
     index          index among several completions of the prompt, from 0; None for a single completion.
-    usage          prompt_tokens, completion_tokens, and cached_tokens: the number of prompt tokens whose KV was cached
-                   when the session that gave the first token opened.
-    logprobs       if requested, for each token {"token_id", "logprob", "top": [[token id, logprob], ...], "offset"};
+    usage          prompt_tokens, completion_tokens, cached_tokens. The last is the number of prompt tokens with cached
+                   KV when the session that gave the first token opened.
+    logprobs       if requested, for each token {"token_id", "logprob", "top": [[token id, logprob], ...], "offset"}.
                    `offset` is where the token's part of `text` begins.
     stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (including the target's
-                   own token), tokens_per_second and time_to_first_token_ms (both from the submission), candidates and
-                   depth (mean leaves and depth of the verified trees), seed (the seed in use: `seed_used`).
-    internal       further counts, whose names may change: hit_rate (rounds that began with live nodes), wasted_rows
-                   (nodes verified but not accepted), min_accept_prob (the mean minimum probability of verified nodes),
-                   and the broker's and verifier's counters (`JobStats`, `SessionStats`).
+                   own token). tokens_per_second and time_to_first_token_ms, both from the submission. candidates and
+                   depth: mean leaves and depth of the verified trees. seed: the seed in use (`seed_used`).
+    internal       further counts, whose names may change. hit_rate: rounds that began with live nodes. wasted_rows:
+                   nodes verified but not accepted. min_accept_prob: the mean minimum probability of verified nodes. The
+                   broker's and verifier's counters (`JobStats`, `SessionStats`).
     """
 
     id: Any

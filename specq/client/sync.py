@@ -76,15 +76,15 @@ class Job(BaseJob):
 class Client(BaseClient):
     """A connection to a broker.
 
-        with specq.Client("tcp://127.0.0.1:5750") as client:
+       with specq.Client("tcp://127.0.0.1:5750") as client:
             print(client.generate("def add(a, b):", max_tokens=64).text)
 
     Parameters:
 
     broker     address of the broker.
     model      name of a served model; "" means the only one.
-    timeout_s  silence of the broker, in seconds, after which a call raises JobError: code `no_broker`, or `lost` if the
-               broker had answered before.
+    timeout_s  silence of the broker, in seconds, after which a call raises JobError. The code is `no_broker`, or `lost`
+               if the broker had answered before.
     wait_s     how many seconds the first call waits for a broker to answer and a verifier of the model to register.
                None: `timeout_s` for a broker, 60 s for a verifier.
     on_wait    called with the name of what is missing, when the first call has to wait.

@@ -1,4 +1,4 @@
-"""The conditions that a verifier's sessions and steps keep between two calls; for tests and chaos runs."""
+"""The conditions of a verifier's sessions and steps between calls; for tests and chaos runs."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ CHAIN: Int32Array = np.arange(-1, 1024, dtype=np.int32)  # the parents of a chai
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftBatch:
-    """Drafts for some sessions: d drafts with n nodes, one draft after the other, parents before children.
+    """Drafts for some sessions: d drafts with n nodes, in order, parents before children.
 
     sessions, lanes, base_lens, first_ids  [d], or one number for all drafts: as in `Draft`.
     sizes         [d], or one number for all drafts: the number of nodes. With NEXT_IDS as first id, parents are places
@@ -112,7 +112,7 @@ def batch_of_chains(
     *,
     is_measured: bool,
 ) -> DraftBatch:
-    """Return a batch of chains of point masses after the committed contexts, one chain for each session.
+    """Return a batch with one chain of point masses for each session.
 
     token_ids  i32[sessions, depth]; the first counts[i] belong to session i.
     scores     f[sessions, depth].
@@ -131,7 +131,7 @@ def batch_of_chains(
 class Drawn(NamedTuple):
     """The data of the nodes of some drafts, at least one with distributions.
 
-    Scores f64[n], and rows i32[n]: the row of the distribution from which a node was drawn, -1 for a point mass.
+    Scores f64[n], and rows i32[n]: the row of a node's distribution, -1 for a point mass.
     """
 
     scores: Float64Array
@@ -167,11 +167,13 @@ def distributions_of(draft: Draft) -> list[DraftDistribution]:
 
 
 def predicted_scores(draft: Draft) -> Float64Array:
-    """Return f64[n]: the predicted log-probability that each node of a well-formed draft is accepted, given its parent.
+    """Return f64[n]: the predicted log-probability of each node's acceptance, given its parent.
 
-    For a point mass this is the drafter's score. For a sampled node it is the probability that a second draw from its
-    draft distribution gives the same token. The tokens of earlier siblings are excluded from this draw. An honest
-    drafter starts from the same value. The value here cannot depend on the node's own token.
+    The draft is well-formed.
+
+    For a point mass this is the drafter's score. For a sampled node it is the probability that a second draw gives the
+    same token. The tokens of earlier siblings are excluded from this draw. An honest drafter starts from the same
+    value. The value here cannot depend on the node's own token.
     """
     scores = draft.scores.astype(np.float64)
     if not draft.q_size:

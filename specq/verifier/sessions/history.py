@@ -1,6 +1,6 @@
 """A session's past, as judging needs it.
 
-The past is updated as the transcript grows, so that no step reads the whole context again.
+It grows with the transcript, so that no step reads the whole context again.
 
 Rule: this state depends only on the transcript, the prompt's length and the parameters. So a session that is opened
 again, here or on another verifier, has the same counts.
@@ -55,7 +55,7 @@ def bans_of(sequences: Iterable[Sequence[int]]) -> Bans | None:
 
 
 class TokenCounts:
-    """How often each token was generated: tokens of the text, and with `with_prompt` those of the prompt too.
+    """How often each token was generated; with `with_prompt`, the prompt counts too.
 
     Tokens that never occurred are left out.
     """
@@ -68,7 +68,7 @@ class TokenCounts:
         self._counts: Float32Array = np.zeros(0, np.float32)
 
     def arrays(self) -> tuple[Int32Array, Float32Array]:
-        """Return the occurring tokens, i32[k] ascending, and how often each was generated, f32[k], as of now."""
+        """Return the occurring tokens, i32[k] ascending, and their present counts, f32[k]."""
         return self._token_ids[: self._size].copy(), self._counts[: self._size].copy()
 
     def follow(self, token_ids: Sequence[int], prompt_len: int) -> None:

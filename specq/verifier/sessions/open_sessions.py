@@ -1,4 +1,4 @@
-"""The open sessions of a verifier in order of precedence, and the sessions that take part in the next step.
+"""The open sessions in order of precedence, and the sessions of the next step.
 
 The states of all sessions are read from the arrays at once.
 
@@ -27,7 +27,10 @@ SHARED_PREFIX = 16  # number of equal tokens without KV from which a session wai
 
 
 class Prefill(NamedTuple):
-    """A session for which a step computes a part of the context; kv_len is the number of tokens that had KV before."""
+    """A session for which a step computes a part of the context.
+
+    kv_len  the number of tokens that had KV before.
+    """
 
     session: Session
     kv_len: int
@@ -51,8 +54,8 @@ def admit(
     faults      gets the sessions that cannot be opened.
 
     The open sessions may lack room for one row each. Then parked sessions are evicted first. A parked session is open
-    but not running: it is ahead of the journal, or between rounds. After these, the sessions with the highest ids are
-    evicted, whether it is their turn or not. So the oldest open session always reaches its end.
+    but not running. It is ahead of the journal, or between rounds. After these, the sessions with the highest ids are
+    evicted, in any turn. So the oldest open session always reaches its end.
 
     When a session's turn comes first, it is noted whether more sessions decoded than waited.
     """
@@ -106,7 +109,7 @@ def _turn(running: Sequence[Session], most: int, engine: Engine) -> Sequence[Ses
     """Return at most `most` sessions: the ones that have waited longest.
 
     If there are more, a session without KV waits until its context fits. A turn that evicts the sessions of other turns
-    would undo their work, and perhaps no session would ever reach its end.
+    would undo their work. Then perhaps no session would ever end.
     """
     if len(running) <= most:
         return running
@@ -164,11 +167,11 @@ def _fits(session: Session, parked: list[Session], engine: Engine, num_open: int
 class _Prefixes:
     """The tokens that open sessions are about to compute.
 
-    The key is the prefix that is SHARED_PREFIX tokens longer than the KV of the session. A session never waits for a
-    session of another owner. Their KV is not shared, and the wait would reveal what the other owner requested.
+    The key is the prefix that extends SHARED_PREFIX tokens beyond the session's KV. A session never waits for a session
+    of another owner. Their KV is not shared, and the wait would reveal what the other owner requested.
 
-    If the start of a session has KV already, as a system prompt soon has, no session waits for the rest of another's
-    prompt. A session also does not wait for a session that has itself waited for the same tokens. Such tokens cannot be
+    The start of a session may have KV already, as a system prompt soon has. Then no session waits for the rest of
+    another's prompt. A session also does not wait for one that waited for the same tokens. Such tokens cannot be
     shared, for example because they do not fill a whole block.
     """
 
@@ -189,7 +192,7 @@ class _Prefixes:
             self._known.setdefault(least, set()).add((session.owner, session.context()[:least].tobytes()))
 
     def awaited_by(self, session: Session) -> int:
-        """Return the length of the prefix for which a session should wait, or 0 to compute it now.
+        """Return the length of the prefix for which a session should wait, or 0.
 
         The session may have KV of this prefix one step later. Others compute at least SHARED_PREFIX of its tokens. The
         session's last token is computed in any case.
@@ -230,8 +233,8 @@ class OpenSessions(dict[int, Session]):
     """Sessions by their ids; the sessions that have waited longest come first.
 
     `changed` must be called after any change to a session, except the changes made here. `has_flight` means that a step
-    is in flight. Then a session is one token longer than is known if all its tokens have KV, or will have it. Such a
-    session joins the next step, unless the host must know that token by then.
+    is in flight. Then a session has one more token than is known if all its tokens will have KV. Such a session joins
+    the next step, unless the host must know that token by then.
     """
 
     def __init__(self, trees: DraftTrees, max_uncommitted: int) -> None:
@@ -296,7 +299,7 @@ class OpenSessions(dict[int, Session]):
         return _chosen(states.sessions, states.joins)
 
     def all_go_on(self, places: IntpArray) -> bool:
-        """Return whether the sessions that take part now are the sessions at these places, in this order.
+        """Return whether the present sessions are those at these places, in this order.
 
         All their tokens must have KV, or have it when the steps in flight have ended. None may need a token that the
         host does not know.
@@ -311,7 +314,7 @@ class OpenSessions(dict[int, Session]):
         )
 
     def num_pending(self) -> int:
-        """Return the number of tokens without KV of the sessions that take part in the next step."""
+        """Return the number of tokens without KV in the next step's sessions."""
         places = [session.place for session in self.running()]
         pending = self.trees.length[places] - self.trees.kv_len[places]
         return int(np.maximum(pending, 0).sum())  # tokens of steps in flight are not known yet

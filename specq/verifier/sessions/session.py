@@ -1,16 +1,16 @@
-"""A session at the verifier: its committed tokens, and its place among the draft trees of all sessions.
+"""A session at the verifier: its committed tokens, and its place among the draft trees.
 
-A step reads lengths, limits and flags for all sessions at once. So these are stored in the arrays of the trees. The
-attributes here read and write the same places.
+A step reads lengths, limits and flags for all sessions at once. So the trees' arrays store these. The attributes here
+read and write the same places.
 
 Rules: only `specq.verifier.step.commit` changes the transcript, for all sessions of a step at once. No I/O, no clock,
 no model. `specq.verifier.sessions.grafting` attaches drafts to the tree.
 
-The module also has a session's states at the verifier, and the events that lead from one to another.
+The module also has a session's states, and the events that lead between them.
 
 A session waits until its context has room in the engine, runs there, and ends once. If room is short it is evicted, and
-waits again. An ended session keeps its KV until the broker closes it, or until others need the room. A failed session
-is closed.
+waits again. An ended session keeps its KV until the broker closes it or others need the room. A failed session is
+closed.
 
 Rule: only `Session.note` changes a state. An event that is not in the table is a bug, and raises. Whether a session
 takes part in the next step is not a state. It follows from its counts (`specq.verifier.sessions.open_sessions`).
@@ -95,7 +95,10 @@ SYNC_PATIENCE = 3  # in heartbeats
 
 
 class ArrayField:
-    """An attribute of a session that is stored in the arrays; `kind` 0 if the session is closed."""
+    """An attribute of a session that is stored in the arrays.
+
+    For a closed session its value is 0, as a `kind`.
+    """
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
@@ -277,7 +280,7 @@ class Session:
         return self._past.history(self.token_ids)
 
     def up_to_end(self, token_ids: list[int]) -> tuple[int, str]:
-        """Return the number of tokens up to the first that ends the text, and the finish reason or "".
+        """Return the number of tokens up to the end of the text, and the finish reason or "".
 
         The matcher of stop strings consumes the tokens, so call this once for each round.
         """
@@ -294,7 +297,7 @@ class Session:
         return len(tokens), "stop" if self._ends_in_stop_string() else "length"
 
     def _ends_in_stop_string(self) -> bool:
-        """Return whether a text that ends here ends with a stop string of unfinished characters (U+FFFD)."""
+        """Return whether a text that ends here ends with a stop string of U+FFFD (unfinished characters)."""
         if self._stop_matcher is None:
             return False
         self._stop_matcher.finish()

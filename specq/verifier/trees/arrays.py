@@ -2,8 +2,8 @@
 
 Python sees them as memoryviews, and C sees them as one struct.
 
-To add a column, name it in one of the tables, and at the same place in `Trees` of kernels/trees.h. If C does not need
-it, name it in `STATES` only.
+To add a column, name it in a table, and at the same place in `Trees` of kernels/trees.h. If C does not need it, name it
+in `STATES` only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The draft trees of all sessions of a verifier, as one structure of arrays: steps never loop over nodes in Python.
+"""The draft trees of all sessions, as one structure of arrays: no loops over nodes in Python.
 
 A drafter numbers its nodes. Later nodes name their parents by these ids. The node table of the drafter's lane resolves
-an id. The result is a live node or, once the node is part of the transcript, a committed length. Free places of nodes,
+an id. The result is a live node, or a committed length once the transcript has the node. Free places of nodes,
 sessions, lanes and groups are reused. So a node's number is valid for one step at most.
 
 Each operation exists twice: in C (kernels/) and in plain Python (the modules `reference_*`), which explains it.
@@ -60,8 +60,7 @@ class Operations(Protocol):
     def candidates(self, sessions: npt.ArrayLike, ends: npt.ArrayLike, floor: float) -> tuple[Int64Array, Int32Array]:
         """Return (firsts, nodes): the nodes that may be verified. Set `reach_prob` and `depends_on`.
 
-        These nodes have a cumulative acceptance probability of at least `floor` and a position before the session's
-        `end`.
+        Their cumulative acceptance probability is at least `floor`. Their position is before the session's `end`.
 
         Parents come before children, and siblings in the order of judgement. A node is at most as likely as its parent.
         A sampled node is at most as likely as its earlier sibling. So the node on which another depends is returned
@@ -142,7 +141,7 @@ class Operations(Protocol):
 
 
 class Grafted(NamedTuple):
-    """The result of grafting, i64[drafts]: the id of each draft's first node, and the number of its nodes now live."""
+    """The result of grafting, i64[drafts]: each draft's first node id, and its number of live nodes."""
 
     first_ids: Int64Array
     num_added: Int64Array
@@ -151,8 +150,8 @@ class Grafted(NamedTuple):
 class Lane(NamedTuple):
     """One drafter of a session.
 
-    It has the newest node id that arrived, and the first id after the last lost or dropped ids. It also counts how
-    often the target accepted its predictions.
+    It has the newest node id, and the first id after the last lost or dropped ids. It also counts how often the target
+    accepted its predictions.
     """
 
     seen: int
@@ -228,7 +227,8 @@ class DraftTrees(Arrays):
     def totals(self) -> tuple[dict[str, int], Int64Array]:
         """Return the counts of all sessions, including closed ones.
 
-        These are sums by the names of `SessionStats`, and i64[depths, 2]: verified and accepted nodes by depth.
+        These are sums by the names of `SessionStats`. With them come verified and accepted nodes by depth, i64[depths,
+        2].
         """
         is_open = self.length != NONE
         counts = self._closed_counts + self.counts[is_open].sum(0)
@@ -238,7 +238,7 @@ class DraftTrees(Arrays):
     # --- drafts -------------------------------------------------------------------------------------------------------
 
     def hang_anew(self, session: int, nodes: Sequence[int], parents: Sequence[int]) -> None:
-        """Attach all nodes of a session to other parents among them, at the same depth as before.
+        """Attach all nodes of a session to other parents among them, at the same depth.
 
         parents  places among the nodes, before their children; -1 for the context.
         """

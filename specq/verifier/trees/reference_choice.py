@@ -1,18 +1,18 @@
 """The nodes that may be verified, in plain Python: the reference of kernels/choose.h.
 
-Siblings are judged in this order: sampled ones in the order of their draws, then point masses. A node is judged only if
-all nodes before it were rejected. Its acceptance probability accounts for that. So a sampled sibling is at most as
-likely as the siblings before it, and a cut by probability removes the last siblings first.
+Siblings are judged in this order: sampled ones as drawn, then point masses. A node is judged only if all nodes before
+it were rejected. Its acceptance probability accounts for that. So a sampled sibling is at most as likely as the
+siblings before it. A cut by probability removes the last siblings first.
 
-`probabilistic` is exact only if a sampled node is cut without looking at its own token (decision 0008). So the node's
-probability comes from the draft distribution and from the earlier draws, never from the drafter's score. `depends_on`
-is the last node whose token the scheduler must know before it may count on this one.
+`probabilistic` is exact only if a cut ignores a sampled node's own token (decision 0008). So the node's probability
+comes from the draft distribution and the earlier draws. It never comes from the drafter's score. `depends_on` is the
+last node whose token the scheduler must know first.
 
-The module also selects the nodes of drafted trees to graft: the reference of kernels/select.h.
+The module also selects the drafted nodes to graft: the reference of kernels/select.h.
 
-It keeps the nodes of a draft that are likely enough to be accepted, with all nodes above them. The estimate uses the
-results of earlier nodes of their lane. A node is at most as likely as its parent. If no node is likely enough, the
-first is tried now and then, so that the lane learns. If the kept nodes promise less than `enough`, none is kept.
+It keeps a draft's nodes that are likely enough, with all nodes above them. The estimate uses the results of earlier
+nodes of their lane. A node is at most as likely as its parent. Without such nodes, the first is tried now and then, so
+that the lane learns. If the kept nodes promise less than `enough`, none is kept.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ def calibration_of(t: Any, lane: int) -> Calibration:
 
 
 def best_chain(t: Any, nodes: Sequence[int], most: int) -> list[int]:
-    """Return the chain of at most `most` nodes that promises the most accepted tokens, for engines without trees.
+    """Return the chain of at most `most` nodes with the most promised tokens, for engines without trees.
 
-    Rule: the choice of nodes depends neither on their own tokens nor on the nodes below them. So only the first of
-    sampled siblings is eligible. A chain's promise counts down to its first sampled node.
+    Rule: the choice of a node depends neither on its token nor on the nodes below. So only the first of sampled
+    siblings is eligible. A chain's promise counts down to its first sampled node.
 
     `nodes` are a session's candidates.
     """

@@ -1,4 +1,4 @@
-"""The effect of a round on the trees, in plain Python: the reference of kernels/trees.c.
+"""A round's effect on the trees, in plain Python: the reference of kernels/trees.c.
 
 Lanes of sampled drafts learn from the judged nodes. Other lanes learn from every node whose parent is on the committed
 path, verified or not. Such a node counts as accepted if its token was committed there. So a node need not be verified
@@ -54,7 +54,10 @@ def _count_tree(t: Any, session: int, verified: list[int], accepted: list[int]) 
 
 
 def _learn(t: Any, verified: list[int], accepted: list[int]) -> None:
-    """Learn from the judged nodes: those with an accepted parent, up to the accepted one among their siblings."""
+    """Learn from the judged nodes.
+
+    Their parent was accepted, and no sibling before them was.
+    """
     at = NONE
     for node, was_accepted in zip(verified, accepted, strict=True):
         if t.parent[node] != at:

@@ -1,9 +1,8 @@
 """Graft drafts in plain Python: the reference of kernels/graft.h. It runs without a C compiler.
 
-A draft is aligned by content. A node is attached to a live node or to the context, or it is noted as committed if the
-transcript agrees with it. If its parent is neither in this draft nor in an earlier one, the node is an orphan. Any
-other node that does not fit is stale. Which sampled nodes are dropped must never depend on their tokens (decision
-0008).
+A draft is aligned by content. A node is attached to a live node or to the context. If the transcript agrees with it, it
+is noted as committed. If neither this draft nor an earlier one has its parent, the node is an orphan. Any other node
+that does not fit is stale. Which sampled nodes are dropped must never depend on their tokens (decision 0008).
 """
 
 from __future__ import annotations
@@ -155,7 +154,9 @@ def note(t: Any, lane: int, first_id: int, size: int) -> None:
 
 
 def has_room(t: Any, lane: int, first_id: int, size: int) -> bool:
-    """Return whether these ids fit into a lane's table: no place of theirs names a live node by another id.
+    """Return whether these ids fit into a lane's table.
+
+    None of their places may name a live node by another id.
 
     For an honest drafter they always fit. A drafter that repeats its nodes under new ids fills only its own lane.
     """
@@ -169,7 +170,7 @@ def has_room(t: Any, lane: int, first_id: int, size: int) -> bool:
 
 
 def find(t: Any, lane: int, node_id: int) -> int:
-    """Return a live node, COMMITTED - length for a committed node, or CUT for an unknown or removed node."""
+    """Return a live node, COMMITTED - length for a committed node, or else CUT."""
     at = node_id % MAX_TABLE_SIZE
     return int(t.table_nodes[lane, at]) if t.table_ids[lane, at] == node_id else CUT
 
@@ -264,8 +265,8 @@ def new_node(t: Any, fresh: Fresh, last: int) -> int:
 def draw(t: Any, node: int, drawn: Fresh) -> None:
     """Turn a point mass into the sampled node; its children stay.
 
-    The measured acceptance of earlier nodes with this prediction counts only if it is above the prediction. Otherwise a
-    few bad drafts would keep all later ones from being tried.
+    The measured acceptance of earlier such nodes counts only if it exceeds the prediction. Otherwise a few bad drafts
+    would keep all later ones from being tried.
     """
     if t.group[node] == NONE:
         t.group_size[drawn.group] += 1
@@ -277,7 +278,7 @@ def draw(t: Any, node: int, drawn: Fresh) -> None:
 
 
 def settle(t: Any, node: int, becomes: int) -> None:
-    """Map all ids of a node to a new value, CUT or COMMITTED - length, and free the node's place."""
+    """Map all ids of a node to CUT or COMMITTED - length, and free its place."""
     at = t.first_ref[node]
     while at != NONE:
         lane, place = divmod(at, MAX_TABLE_SIZE)
