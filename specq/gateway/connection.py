@@ -3,7 +3,7 @@
 They limit the time for headers, for the rest of a refused body, and for reading. uvicorn bounds only the size of
 headers and the idle time between requests.
 
-Rule: with too many connections, the gateway closes the one that is idle for longest. So no client can block others by
+Rule: with too many connections, the gateway closes the connection idle for longest. So no client can block others by
 connecting. A connection with an unfinished answer is closed only if all others have one too.
 """
 
