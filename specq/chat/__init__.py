@@ -1,6 +1,6 @@
 """A chat in a terminal: it reads questions and streams answers with their origins.
 
-   chat      the conversation, commands such as `/temp 0.8`, and answers: streamed, stopped by Ctrl-C, kept
+    chat      the conversation, commands such as `/temp 0.8`, and answers: streamed, stopped by Ctrl-C, kept
     pen       text in the colours or marks of its origin; a line about an answer: rounds, accepted drafts, speed
     reading   messages from the keyboard, of one line or several
 

@@ -1,6 +1,6 @@
 """The parameters of a request by their flat names: sampling, drafting, number of completions.
 
-   n           completions of the prompt, in [1, 128]; with n > 1 completion i has the seed `derived_seed(seed, i)`
+    n           completions of the prompt, in [1, 128]; with n > 1 completion i has the seed `derived_seed(seed, i)`
     bad_words   texts that are banned; `specq.client.request` describes which tokens these are
     seed        any 64-bit number, signed or not: see `seed_used`
     the others  fields of `SamplingParams` and `Speculation`
@@ -10,7 +10,7 @@ values. A value that the verifier would ignore because of other parameters is an
 
 The job options: urgency, and the key under which a job is found again.
 
-   priority  jobs of a higher priority are placed first; in [-1000, 1000]
+    priority  jobs of a higher priority are placed first; in [-1000, 1000]
     deadline  seconds after which the job fails if it has not ended
     job_key   names the job: a second submission with the same key joins the existing job. Its seed follows from the
               key too, if a seed is needed and not given. None: the job is new

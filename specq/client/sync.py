@@ -76,7 +76,7 @@ class Job(BaseJob):
 class Client(BaseClient):
     """A connection to a broker.
 
-       with specq.Client("tcp://127.0.0.1:5750") as client:
+        with specq.Client("tcp://127.0.0.1:5750") as client:
             print(client.generate("def add(a, b):", max_tokens=64).text)
 
     Parameters:

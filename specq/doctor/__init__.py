@@ -1,6 +1,6 @@
 """`specq doctor`: check the installation and a model pair, measure its speed here, and recommend a command.
 
-   checks        one check: ok, a note, or wrong, and what to do
+    checks        one check: ok, a note, or wrong, and what to do
     installation  packages, kernels, cores, memory, GPU, directories, ports
     pair          the models: whether they are present and complete, and fit each other and this machine
     engines       the chosen engine: whether it can run this model here; and the needs of vLLM

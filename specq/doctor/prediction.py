@@ -3,7 +3,7 @@
 A round is a step of the target and the work before it. These are the figures of n sessions whose rounds go d levels
 deep:
 
-   tokens     n * (1 + the mean number of accepted levels among the first d); less in proportion for a lookahead
+    tokens     n * (1 + the mean number of accepted levels among the first d); less in proportion for a lookahead
                window with fewer columns than at the measurement
     rows       n, the nodes that were verified in the first d levels of n rounds, and the scratch rows
     seconds    the mean of step curve(rows) over the rounds, n at a time, + the host's time for n sessions + the

@@ -1,6 +1,6 @@
 """The gateway: OpenAI's HTTP API in front of a broker. It takes JSON and returns JSON or server-sent events.
 
-   fields, *_call        bodies of requests, checked; pure
+    fields, *_call        bodies of requests, checked; pure
     idempotency, sse      requests that may be repeated, streams that may be resumed; pure
     shapes, answers, responses_answer   results and pieces as JSON; pure
     errors                every refusal, in OpenAI's format

@@ -7,7 +7,7 @@ then. So the sending of a node may depend on the token of any node expanded befo
 A drafter sends its nodes in the order of their growth. It sends the first child of a node together with its expansion.
 So the verifier sees the order of the expansions. Two cases hide it:
 
-   a synchronous round   it is the likeliest part of the grown tree, in the order of likelihood. So whether a node is
+    a synchronous round   it is the likeliest part of the grown tree, in the order of likelihood. So whether a node is
                           in it depends on each node before it
     a lost message        it may have held any expansion. So everything after it depends on all nodes before it
 

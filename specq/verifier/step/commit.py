@@ -334,8 +334,6 @@ def _first_ends(judgements: Judgements, end_ids: Int32Array) -> dict[int, int]:
 
     end_ids  i32[n, most].
 
-
-
     Places without such a token are left out.
     """
     num_tokens = judgements.num_tokens
