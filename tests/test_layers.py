@@ -79,11 +79,10 @@ DOORS = {
         "specq.engines.vllm.options",
         "specq.engines.vllm.spec",
     ),
-    *("specq.engines.vllm.versions", "specq.engines.vllm.versions"),
+    "specq.engines.vllm.versions",
     *(
         "specq.verification.ahead",
         "specq.verification.host_kernels",
-        "specq.verification.judge",
         "specq.verification.judge",
         "specq.verification.explain",
         "specq.verification.begun",

@@ -48,10 +48,6 @@ def probs_kernel(
         tl.store(probs + place * width + at + lane, found, mask=is_asked)
 
 
-# Mypy does not know Triton's decorator and types, since the package is missing on a machine without a GPU.
-# mypy: ignore-errors
-
-
 LAST_KEY = tl.constexpr(0x7F800000)  # of -inf
 
 

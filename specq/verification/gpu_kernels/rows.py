@@ -78,10 +78,6 @@ def probs_of(logits, stride, vocab, words, distributions, row, token_ids):
     return tl.where(is_kept, tl.exp(scaled.to(tl.float64)), 0.0) / tl.load(found + 2)
 
 
-# Mypy does not know Triton's decorator and types, since the package is missing on a machine without a GPU.
-# mypy: ignore-errors
-
-
 @triton.jit
 def _span(vocab, num_chunks, BLOCK: tl.constexpr):
     """Return the number of tokens of a chunk, in whole blocks."""

@@ -1,4 +1,4 @@
-"""How the fused path cuts its products: chosen by measurement (`specq bench gpu --only tiles`, docs/log/)."""
+"""How the fused path cuts its products. Chosen by measurement (docs/log/)."""
 
 from __future__ import annotations
 
