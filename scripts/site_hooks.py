@@ -1,5 +1,4 @@
-"""What mkdocs cannot do by itself: links from docs/ to other files of the project lead to copies of those in the
-site."""
+"""Hooks for mkdocs: links from docs/ to other files lead to copies in the site."""
 
 from __future__ import annotations
 
@@ -11,12 +10,15 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-COPIES = "project"  # the folder of the site that has the copies
+COPIES = "project"  # the site's folder for the copies
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add a copy of each file outside docs/ that a page links to; of a folder, a list of its files."""
+    """Add a copy of each file outside docs/ that a page links to.
+
+    For a folder, add a list of its files.
+    """
     for page in [file for file in files if file.src_uri.endswith(".md")]:
         for target in sorted(_outside(page.src_uri, Path(str(page.abs_src_path)).read_text("utf-8"))):
             if files.get_file_from_path(_copy_of(target)) is None:
@@ -25,7 +27,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn links that leave docs/ to the copies."""
+    """Change links that leave docs/ into links to the copies."""
 
     def turned(found: re.Match[str]) -> str:
         target = _target(page.file.src_uri, found[2])
@@ -42,7 +44,10 @@ def _outside(page: str, markdown: str) -> set[str]:
 
 
 def _target(page: str, link: str) -> str | None:
-    """Return the path, from the project's root, that a link of a page in docs/ names; None for one to elsewhere."""
+    """Return the path of a page's link, from the project's root.
+
+    Returns None for an external link.
+    """
     if "://" in link or link.startswith(("mailto:", "/")):
         return None
     return posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))

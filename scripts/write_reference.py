@@ -1,4 +1,6 @@
-"""Write the generated pages of docs/reference: messages, configuration, commands. `--check`: only list stale pages.
+"""Write the generated pages of docs/reference: messages, configuration, commands.
+
+`--check` only lists stale pages.
 
 .venv/bin/python scripts/write_reference.py
 """

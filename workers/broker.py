@@ -1,5 +1,7 @@
-"""The broker as a process: `python workers/broker.py [OPTIONS]` is `specq broker [OPTIONS]`. Its loop is
-`specq.processes.broker`."""
+"""The broker as a process: `python workers/broker.py [OPTIONS]` is `specq broker [OPTIONS]`.
+
+Its loop is in `specq.processes.broker`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A draft worker as a process: `python workers/draft.py [OPTIONS]` is `specq worker --role draft [OPTIONS]`. Its loop
-is `specq.processes.draft`."""
+"""A draft worker as a process: `python workers/draft.py [OPTIONS]` is `specq worker --role draft [OPTIONS]`.
+
+Its loop is in `specq.processes.draft`.
+"""
 
 from __future__ import annotations
 

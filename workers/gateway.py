@@ -1,5 +1,7 @@
-"""The HTTP gateway as a process: `python workers/gateway.py [OPTIONS]` is `specq serve [OPTIONS]`. Its loop is
-`specq.processes.gateway`."""
+"""The HTTP gateway as a process: `python workers/gateway.py [OPTIONS]` is `specq serve [OPTIONS]`.
+
+Its loop is in `specq.processes.gateway`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A target verifier as a process: `python workers/target.py [OPTIONS]` is `specq worker --role target [OPTIONS]`. Its
-loop is `specq.processes.target`."""
+"""A target verifier as a process: `python workers/target.py [OPTIONS]` is `specq worker --role target [OPTIONS]`.
+
+Its loop is in `specq.processes.target`.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A chat in a terminal: questions in, answers that grow before one's eyes, and how they came about.
+"""A chat in a terminal: it reads questions and streams answers with their origins.
 
-    chat      what was said, commands such as `/temp 0.8`, and one answer: streamed, stopped by Ctrl-C, kept
-    pen       text in the colours or marks of its origin; a line on an answer: rounds, accepted drafts, tokens a second
+    chat      the conversation, commands such as `/temp 0.8`, and answers: streamed, stopped by Ctrl-C, kept
+    pen       text in the colours or marks of its origin; a line about an answer: rounds, accepted drafts, speed
     reading   messages from the keyboard, of one line or several
 
-In: a client of `specq.client`. To add a command: a line in `chat.COMMANDS` and its function there.
+Input: a client of `specq.client`. To add a command, add a line in `chat.COMMANDS` and its function there.
 """
 
 from specq.chat.chat import MOST_TOKENS, Chat, ChatSettings

@@ -1,14 +1,14 @@
-"""A conversation with a model that is served: questions, commands, answers.
+"""A conversation with a served model: questions, commands, answers.
 
-Rule: Ctrl-C stops the answer and not the chat; what came of the answer stays in the conversation, as it stays on the
-screen. What fails costs the question that it was for.
+Rule: Ctrl-C stops the answer and not the chat. The part of the answer on the screen stays in the conversation. A
+failure only costs the question that caused it.
 
-What was said so far, as messages for a chat template; the oldest turns go where the model's context is too short.
+`Conversation` holds the messages for the chat template. It drops the oldest turns if the model's context is too short.
 
-Lines that begin with a slash: what is set for the answers to come, and what is done at once.
+Lines that begin with a slash are commands. They change the settings of later answers, or act at once.
 
-To add one: its line in `COMMANDS`, and a function that takes the chat's settings and what stands behind the name. It
-returns what to show. Values are checked as those of every request.
+To add a command, add its line in `COMMANDS` and a function. It takes the chat's settings and the text after the name,
+and returns the output. Values are checked like those of every request.
 """
 
 from __future__ import annotations
@@ -28,42 +28,46 @@ Messages = list[dict[str, str]]
 
 @dataclass(slots=True)
 class Conversation:
-    """Turns of a question and its answer, and what the model shall be (`system`; "": as its template says)."""
+    """Turns of a question and its answer, and the system prompt (`system`; "" means the template's own)."""
 
     system: str = ""
     turns: list[tuple[str, str]] = field(default_factory=list)
 
     def messages(self, question: str) -> Messages:
-        """Return all of it with one more question."""
+        """Return all messages, with one more question."""
         said: Messages = [{"role": "system", "content": self.system}] if self.system else []
         for asked, answered in self.turns:
             said += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         return [*said, {"role": "user", "content": question}]
 
     def fit(self, question: str, encode: Callable[[Messages], Sequence[int]], limit: int) -> int:
-        """Drop the oldest turns until the messages have at most `limit` tokens, or no turn is left; return how many
-        went."""
+        """Drop the oldest turns until the messages have at most `limit` tokens, or no turn is left.
+
+        Returns the number of dropped turns.
+        """
         num_turns = len(self.turns)
         while self.turns and len(encode(self.messages(question))) > limit:
             del self.turns[0]
         return num_turns - len(self.turns)
 
 
-OFF = "none"  # takes a value back
-MOST_TOKENS = 512  # of an answer, where nobody says otherwise: the 128 of other jobs would cut many
+OFF = "none"  # resets a value
+MOST_TOKENS = 512  # default length of an answer; the default of other jobs, 128, would cut many answers
 
 
 @dataclass(slots=True)
 class ChatSettings:
-    """What the next answers are made with. `parameters` as of `specq.Client.generate`."""
+    """The settings for the next answers; `parameters` as of `specq.Client.generate`."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
     conversation: Conversation = field(default_factory=Conversation)
     ended: bool = False
 
     def set(self, name: str, value: Any) -> None:
-        """Set a parameter, or take it back with None; raises JobError for a value that is refused, and then keeps the
-        old one."""
+        """Set a parameter, or reset it with None.
+
+        Raises JobError for a refused value, and then keeps the old one.
+        """
         changed = {key: old for key, old in self.parameters.items() if key != name}
         changed |= {} if value is None else {name: value}
         check_values(changed)
@@ -71,7 +75,7 @@ class ChatSettings:
 
 
 def run_command(line: str, settings: ChatSettings) -> str:
-    """Do what a line with a slash asks for; return what to show. Raises JobError for what is unknown or refused."""
+    """Run a line with a slash; return the text to show. Raises JobError if it is unknown or refused."""
     name, _, rest = line[1:].partition(" ")
     command = COMMANDS.get(ALIASES.get(name, name))
     if command is None:
@@ -110,9 +114,10 @@ def _quit(settings: ChatSettings, _rest: str) -> str:
 
 
 def _parameter(name: str, read: type, unset: str, default: Any = None) -> Callable[[ChatSettings, str], str]:
-    """Return the command that sets a parameter, or shows it where no value is given; `unset`: what holds without one.
+    """Return the command that sets a parameter, or shows it if no value is given.
 
-    `default` is what it is set to when it is taken back; None: left out.
+    unset    the text for a parameter without a value.
+    default  the value after a reset; None: left out.
     """
 
     def run(settings: ChatSettings, text: str) -> str:
@@ -132,7 +137,7 @@ def _read(name: str, read: type, text: str) -> Any:
 
 
 class Command(NamedTuple):
-    """How a command is written, what it does, and the function that does it."""
+    """The usage of a command, its description, and its function."""
 
     usage: str
     text: str
@@ -159,15 +164,15 @@ ALIASES = {"?": "help", "exit": "quit", "bye": "quit", "clear": "reset", "temper
 
 
 T = TypeVar("T")
-CHECK_S = 0.2  # between two looks at the processes that serve
-ANSWER_SHARE = 4  # at least one in so many tokens of the context is the answer's
+CHECK_S = 0.2  # between two checks of the serving processes
+ANSWER_SHARE = 4  # the answer gets at least one in this number of the context's tokens
 
 
 class Chat:
-    """Answers questions by a client, in an event loop of its own. `tend` is called while an answer is waited for, and
-    may raise.
+    """Answers questions with a client, in its own event loop.
 
-    note   shows a line that is no answer
+    tend  called while an answer is awaited; it may raise.
+    note  shows a line that is not an answer.
     """
 
     def __init__(
@@ -180,11 +185,11 @@ class Chat:
     ) -> None:
         self._client, self._settings, self._pen, self._note, self._tend = client, settings, pen, note, tend
         self._runner = asyncio.Runner()
-        self._waiting: asyncio.Task[Any] | None = None  # what the loop was last run for
-        self._text = ""  # of the answer that is being written
+        self._waiting: asyncio.Task[Any] | None = None  # the last task run in the loop
+        self._text = ""  # of the current answer
 
     def served(self) -> ServedModel:
-        """Wait for the model; raises JobError if there is none, or if it cannot chat."""
+        """Wait for the model; raise JobError if there is none, or if it cannot chat."""
         served = self._run(self._client.served())
         if not served.codec.has_chat_template:
             name = served.info.name
@@ -192,13 +197,15 @@ class Chat:
         return served
 
     def close(self) -> None:
-        """Close the client, which stops what runs, and the loop."""
+        """Close the client, which stops running jobs, and close the loop."""
         self._runner.run(self._end())
         self._runner.close()
 
     async def _end(self) -> None:
-        """Close the client; first stop what still waits, as it does after a signal that left the loop by an
-        exception."""
+        """Close the client, and stop a waiting task first.
+
+        A task still waits if a signal has left the loop by an exception.
+        """
         if self._waiting is not None and not self._waiting.done():
             self._waiting.cancel()
             await asyncio.wait({self._waiting})
@@ -207,7 +214,7 @@ class Chat:
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def talk(self, read_line: ReadLine) -> None:
-        """Answer messages from the keyboard until the user ends it."""
+        """Answer messages from the keyboard until the user stops."""
         while not self._settings.ended:
             try:
                 message = read_message(read_line)
@@ -220,7 +227,7 @@ class Chat:
             self._take(message)
 
     def _take(self, message: str) -> None:
-        """Do what one message asks for; what is wrong with it is shown."""
+        """Handle one message; show its error if it has one."""
         try:
             if message.startswith("/"):
                 self._show(run_command(message, self._settings))
@@ -238,7 +245,7 @@ class Chat:
     # --- an answer --------------------------------------------------------------------------------------------------
 
     def ask(self, question: str) -> None:
-        """Write the answer as it comes, and a line on it. Raises KeyboardInterrupt after Ctrl-C, and JobError."""
+        """Write the answer as it arrives, and a line about it. Raises KeyboardInterrupt after Ctrl-C, and JobError."""
         conversation, self._text = self._settings.conversation, ""
         self._make_room(question)
         messages = conversation.messages(question)
@@ -251,7 +258,7 @@ class Chat:
         self._note(f"({summary(result)}{self._remarks(result)})")
 
     async def _write(self, messages: list[dict[str, str]]) -> Result:
-        """Write an answer's pieces; return the result, which comes with the last."""
+        """Write an answer's pieces; return the result of the last piece."""
         async for piece in self._client.stream(messages=messages, **self._settings.parameters):
             for text, origin in piece.spans:
                 self._pen.write(text, origin)
@@ -261,7 +268,7 @@ class Chat:
         return result
 
     def _make_room(self, question: str) -> None:
-        """Drop the oldest turns where the conversation leaves too little room for an answer, and say so."""
+        """Drop and report the oldest turns if an answer has too little room."""
         served = self._run(self._client.served())
         limit = served.context_length
         asked = self._settings.parameters.get("max_tokens", limit)
@@ -273,7 +280,7 @@ class Chat:
             self._note(f"({turns} dropped: {served.info.name} accepts {limit} tokens in total)")
 
     def _remarks(self, result: Result) -> str:
-        """Return what else there is to say: the seed that was drawn, and why the text ends where it does."""
+        """Return further remarks: the drawn seed, and the reason for the end of the text."""
         seed = f"; seed {result.stats['seed']}" if self._settings.parameters.get("temperature") else ""
         cut = f"; cut at {len(result.token_ids)} tokens (/max)" if result.finish_reason == "length" else ""
         return seed + cut
@@ -284,7 +291,7 @@ class Chat:
         return self._runner.run(self._tended(work))
 
     async def _tended(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine and look after the processes meanwhile; it is stopped with whoever waits."""
+        """Wait for a coroutine and check the processes meanwhile. If the wait is stopped, the coroutine is too."""
         self._waiting, task = asyncio.current_task(), asyncio.ensure_future(work)
         try:
             while not task.done():

@@ -1,8 +1,8 @@
-"""Writes text so that its origin shows: in colours, or between marks where there are none.
+"""Write text with its origin: in colours, or between marks without colours.
 
-Rule: what a model writes cannot steer the terminal: its control characters are shown, not sent.
+Rule: the text of a model cannot control the terminal. Its control characters are shown, not sent.
 
-How an answer came about, in a line.
+`summary` describes an answer in a line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from specq.protocol import (
 
 @dataclass(frozen=True, slots=True)
 class TextMark:
-    """How text of one origin looks: its colour, or what stands around it where there are no colours."""
+    """The look of text of one origin: its colour, or the marks around it without colours."""
 
     meaning: str
     colour: str | None = None
@@ -43,7 +43,7 @@ class TextMark:
     closing: str = ""
 
 
-_ANGLES = ("\u2039", "\u203a")  # small ones, which look like < and >
+_ANGLES = ("\u2039", "\u203a")  # small ones, similar to < and >
 _COLOURS = {
     COLOCATED: "green",
     DRAFT_WORKER: "cyan",
@@ -52,7 +52,7 @@ _COLOURS = {
     SUFFIX: "bright_blue",
     MEDUSA: "bright_magenta",
     EAGLE: "bright_cyan",
-}  # of accepted drafts, by their source; others are green
+}  # of accepted drafts, by source; others are green
 MARKS = {  # one for each name of `specq.protocol.ORIGINS`
     **{name: TextMark(f"accepted: {SHOWN[name]}", _COLOURS.get(name, "green")) for name in ORIGINS if name in SHOWN},
     OWN: TextMark("the target's own", None, *_ANGLES),
@@ -67,11 +67,11 @@ LEGENDS = {
 }
 NO_MARK = TextMark("")
 _SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
-_SHOWN |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # the other control characters, which some terminals obey
+_SHOWN |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # the other control characters, which some terminals execute
 
 
 class Pen:
-    """Writes pieces of text; `finish` ends the line. `style`: colours, marks, or plain for text without any."""
+    """Writes pieces of text; `finish` ends the line. `style` is colours, marks, or plain."""
 
     def __init__(self, style: str) -> None:
         self.style = style
@@ -80,7 +80,7 @@ class Pen:
     def write(self, text: str, origin: str) -> None:
         """Write text of one origin."""
         if self.style == "plain":
-            click.echo(text, nl=False, color=True)  # as it is, also to a file
+            click.echo(text, nl=False, color=True)  # unchanged, also to a file
             return
         click.echo(f"{self._change_to(MARKS[origin])}{text.translate(_SHOWN)}", nl=False, color=True)
 
@@ -89,15 +89,17 @@ class Pen:
         click.echo(self._change_to(NO_MARK), color=True)
 
     def legend(self, absent: Collection[str] = ()) -> None:
-        """Say what the colours or marks stand for, in a line; nothing where there are none. `absent`: origins that
-        there are not."""
+        """Print the meaning of the colours or marks in a line, if there are any.
+
+        absent  origins that cannot occur.
+        """
         for origin in (one for one in LEGENDS[self.style] if one not in absent):
             self.write(MARKS[origin].meaning, origin)
             click.echo(f"{self._change_to(NO_MARK)}   ", nl=False, color=True)
         click.echo("", nl=self.style != "plain")
 
     def _change_to(self, mark: TextMark) -> str:
-        """Return what ends the text so far and begins that of another mark."""
+        """Return the text that ends the last mark and begins another one."""
         before, self._mark = self._mark, mark
         if self.style == "colours":
             return "" if before.colour == mark.colour else _colour(mark.colour)
@@ -106,14 +108,16 @@ class Pen:
 
 
 def _colour(name: str | None) -> str:
-    """Return what makes a terminal write in this colour; None: in its own."""
+    """Return the code for this colour on a terminal; None means the terminal's own."""
     reset = click.style("")
     return reset + click.style("", fg=name, reset=False) if name else reset
 
 
 def pen_for(stream: TextIO = sys.stdout, *, otherwise: str = "plain") -> Pen:
-    """Return a pen in colours for a terminal that has them, with marks for one without, and `otherwise` for a file or
-    pipe."""
+    """Return a pen for a stream.
+
+    The pen uses colours on a terminal with colours, and marks on one without. For a file or pipe it uses `otherwise`.
+    """
     if not stream.isatty():
         return Pen(otherwise)
     return Pen("colours" if wants_colours() else "marks")

@@ -1,5 +1,7 @@
-"""Messages from the keyboard: a line, or several between triple quotes or with a backslash at the end of each but the
-last."""
+"""Messages from the keyboard: one line or several.
+
+Several lines are between triple quotes, or each but the last ends with a backslash.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ ReadLine = Callable[[str], str]
 
 
 def read_message(read_line: ReadLine) -> str:
-    """Read a message; raises EOFError at the end of the input, and KeyboardInterrupt, as `read_line` does."""
+    """Read a message; raise EOFError at the end of the input, and KeyboardInterrupt as `read_line` does."""
     line = read_line(PROMPT)
     if line.startswith(QUOTES):
         return _until_quotes(line.removeprefix(QUOTES), read_line)
@@ -33,8 +35,7 @@ def _until_quotes(line: str, read_line: ReadLine) -> str:
 
 
 def with_history() -> ReadLine:
-    """Return `input`, which knows earlier lines by arrow keys where there is a readline. They are forgotten with the
-    process."""
+    """Return `input`; with readline, arrow keys recall earlier lines. The lines are not stored."""
     with contextlib.suppress(ImportError):
         import readline
 

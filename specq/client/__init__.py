@@ -1,17 +1,17 @@
-"""The client: prompts in, text out, over one socket to a broker.
+"""The client: takes prompts, returns text, over one socket to a broker.
 
     core, events          the protocol: messages in, events out; no socket, no clock
-    pending               what the core waits for, sends again and stops
-    tokenizer_files       large tokenizers: put together, and kept on disk
-    link                  the I/O thread that drives it, and what goes over it
-    tracing               what is noted of jobs that ask to be traced
+    pending               requests in progress: what to wait for, send again and stop
+    tokenizer_files       large tokenizers: joined from pieces and kept on disk
+    link                  the I/O thread that drives the core
+    tracing               events of traced jobs
     request, parameters   the arguments of a call, read from top to bottom
     completions, result   events to pieces and results, for one prompt or several
-    base, sync, aio       what a client does, and its two faces: `Client` and `AsyncClient`, for a gateway in two steps
-    detached              jobs that nobody waits for, over the same core and link
+    base, sync, aio       the calls, and their two forms: `Client` and `AsyncClient`. `PreparedClient` serves a gateway
+    detached              jobs that run without a waiting client, over the same core and link
     prompt_files, results_file   files of prompts to files of results
 
-In: prompts and parameters. Out: `Result`s and `Piece`s, or JobError.
+Input: prompts and parameters. Output: `Result`s and `Piece`s, or JobError.
 """
 
 from specq.client.aio import AsyncClient, AsyncJob, PreparedClient

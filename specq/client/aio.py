@@ -5,12 +5,12 @@
         async for piece in client.stream("Once upon a time"):
             print(piece.text, end="")
 
-What the calls do is in `specq.client.base`. The socket lives in the same I/O thread as that of `Client`; events go from
-there to the loop of the caller.
+`specq.client.base` implements the calls. The socket belongs to an I/O thread, as it does for `Client`. This thread
+passes events to the caller's loop.
 
-The client for asyncio in two steps, for whoever serves others: requests are read first, and sent later.
+`PreparedClient` is for a gateway. It splits a call into two steps: read the requests first, send them later.
 
-Rule: `read_requests` may run in a thread, so that a long prompt holds up nobody; what is sent here is sent at once.
+Rule: `read_requests` may run in a thread, so that a long prompt does not block the loop. The methods here send at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from specq.protocol import ModelInfo
 
 
 class _InLoop:
-    """Calls functions in the loop that it was made in, from any thread; a loop that is closed needs no more calls."""
+    """Calls functions in the loop in which it was created, from any thread. It drops calls when the loop is closed."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -40,7 +40,7 @@ class _InLoop:
 
 
 class _Inbox:
-    """Events of a request, whose reader is a task."""
+    """The events of a request, read by a task."""
 
     def __init__(self) -> None:
         self._in_loop, self._events = _InLoop(), asyncio.Queue[Event]()
@@ -53,7 +53,7 @@ class _Inbox:
 
 
 class _Flag:
-    """The end of a job, for which tasks wait."""
+    """The end of a job, awaited by tasks."""
 
     def __init__(self) -> None:
         self._in_loop, self._event = _InLoop(), asyncio.Event()
@@ -64,7 +64,7 @@ class _Flag:
 
 
 class _TaskLock:
-    """A lock of the tasks of a loop."""
+    """A lock for the tasks of a loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -72,7 +72,7 @@ class _TaskLock:
 
     async def __aenter__(self) -> None:
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # a lock belongs to the loop in which somebody has waited for it
+        if loop is not self._loop:  # a lock belongs to the first loop in which a task waited for it
             self._loop, self._lock = loop, asyncio.Lock()
         await self._lock.acquire()
 
@@ -81,9 +81,9 @@ class _TaskLock:
 
 
 class AsyncJob(BaseJob):
-    """A prompt that was submitted. It runs whether or not the caller waits for it, until the client is closed.
+    """A submitted prompt. It runs, awaited or not, until the client is closed.
 
-    As with an asyncio.Task, cancelling the task that waits for it cancels it (asyncio.shield prevents that).
+    As with an asyncio.Task, cancelling the task that awaits the job cancels the job. `asyncio.shield` prevents that.
     """
 
     def __init__(self, client: AsyncClient, request: Request, served: ServedModel) -> None:
@@ -91,13 +91,16 @@ class AsyncJob(BaseJob):
         super().__init__(client, request, served, self._ended)
 
     async def result(self) -> Result:
-        """Wait for the end and return the only completion, or the first of several; errors as of `results`."""
+        """Wait for the end and return the only completion, or the first of several.
+
+        Raises the errors of `results`.
+        """
         return (await self.results())[0]
 
     async def results(self) -> list[Result]:
         """Wait for the end of all completions and return them in order.
 
-        Raises JobError if a job without `n` failed; with `n`, the result of a completion that failed has `error`.
+        Raises JobError if a job without `n` failed. With `n`, the result of a failed completion has `error`.
         """
         try:
             await self._ended.wait()
@@ -108,9 +111,15 @@ class AsyncJob(BaseJob):
 
 
 class AsyncClient(BaseClient):
-    """A connection to a broker; arguments and errors as of `specq.Client`."""
+    """A connection to a broker, for asyncio.
 
-    _lock_type = _TaskLock  # of several tasks one fetches the tokenizer
+        async with specq.AsyncClient("tcp://127.0.0.1:5750") as client:
+            result = await client.generate("def add(a, b):", max_tokens=64)
+
+    The parameters and errors are those of `specq.Client`.
+    """
+
+    _lock_type = _TaskLock  # one of several tasks fetches the tokenizer, the others wait
 
     # --- completions ------------------------------------------------------------------------------------------------
 
@@ -150,7 +159,10 @@ class AsyncClient(BaseClient):
         n: int | None = None,
         **params: Any,
     ) -> Any:
-        """Complete a prompt, a chat or token ids, or several; arguments and result as of `specq.Client.generate`."""
+        """Complete a prompt, a chat or token ids, or a list.
+
+        The arguments, the result and the errors are those of `specq.Client.generate`.
+        """
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, "n": n, **params}
         return await self._generate(arguments)
 
@@ -162,7 +174,7 @@ class AsyncClient(BaseClient):
         token_ids: list[int] | None = None,
         **params: Any,
     ) -> AsyncJob:
-        """Start what `generate` does and return at once."""
+        """Start the work of `generate` and return at once."""
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}
         job: AsyncJob = await self._submit(arguments)
         return job
@@ -176,7 +188,7 @@ class AsyncClient(BaseClient):
         resume_from: Sequence[int] = (),
         **params: Any,
     ) -> AsyncIterator[Piece]:
-        """Yield what `generate` completes as it comes; as of `specq.Client.stream`."""
+        """Yield the completion piece by piece, as `specq.Client.stream` does."""
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}
         stream = self._open_stream(*await self._read_all(arguments), resume_from)
         try:
@@ -192,28 +204,33 @@ class AsyncClient(BaseClient):
         return await self._get_served()
 
     async def model(self) -> ModelInfo:
-        """Return the model that is served: its name and limits."""
+        """Return the name and the limits of the served model."""
         return (await self.served()).info
 
     async def status(self, *, sessions: int = 0) -> dict[str, Any]:
-        """Return the broker's report: models, workers, jobs, counters, and so many of the busiest sessions."""
+        """Return the broker's report: models, workers, jobs, counters, and the `sessions` busiest sessions."""
         return await self._get_status(sessions)
 
     async def trace(self, job_id: int = 0) -> dict[str, Any]:
-        """Return what happened to a job (0: to the last one), through all processes: see docs/live_view.md."""
+        """Return the events of a job in all processes; 0 means the last job. See docs/live_view.md."""
         return await self._get_trace(job_id)
 
     async def wait_until_ready(self, *, num_targets: int = 1, num_drafters: int = 0, timeout_s: float = 60.0) -> None:
-        """Wait until this many workers are ready; raises JobError (`no_broker`, `no_verifier`) after `timeout_s`."""
+        """Wait until this many workers are ready.
+
+        Raises JobError (`no_broker`, `no_verifier`) after `timeout_s` seconds.
+        """
         await self._wait_until_ready(num_targets, num_drafters, timeout_s)
 
     async def leave(self) -> None:
-        """Close the connection, but let jobs run; a job that is submitted again under its id is the job that there
-        is."""
+        """Close the connection, but let jobs run.
+
+        A later submission with the same job id joins the running job.
+        """
         await asyncio.get_running_loop().run_in_executor(None, self._connection.link.leave)
 
     async def close(self) -> None:
-        """Close the connection; jobs that run are stopped, waiting calls fail."""
+        """Close the connection. Running jobs stop and waiting calls fail."""
         await asyncio.get_running_loop().run_in_executor(None, self._close)
 
     async def __aenter__(self) -> Self:
@@ -240,12 +257,20 @@ class AsyncClient(BaseClient):
 
 
 class PreparedClient(AsyncClient):
-    """A connection to a broker; arguments and errors as of `specq.Client`."""
+    """A connection to a broker for gateways, in two steps.
+
+    The parameters and errors are those of `specq.Client`.
+    """
 
     async def run(self, requests: Sequence[Request], served: ServedModel) -> list[list[Result]]:
-        """Return the results of each request; errors as of `generate`."""
+        """Return the results of each request, with the errors of `generate`."""
         return await self._run(requests, served)
 
     def open_stream(self, requests: Sequence[Request], served: ServedModel, known: Sequence[int] = ()) -> PieceStream:
-        """Start requests and return their pieces; `known` as `resume_from` of `stream`. The caller closes it."""
+        """Start requests and return their pieces.
+
+        known  as `resume_from` of `stream`.
+
+        The caller closes the stream.
+        """
         return self._open_stream(requests, served, known)

@@ -1,10 +1,10 @@
-"""What `Client` and `AsyncClient` have in common: all that they do, written once as coroutines.
+"""The common part of `Client` and `AsyncClient`: all calls, written once as coroutines.
 
-`AsyncClient` awaits them. `Client` runs each to its end with `run`: its inboxes and jobs block the thread where those
-of `AsyncClient` suspend the task, so a coroutine of `Client` never suspends.
+`AsyncClient` awaits them. `Client` runs each to its end with `run`. Its inboxes and jobs block the thread where those
+of `AsyncClient` suspend the task. So a coroutine of `Client` never suspends.
 
-To add a call: a coroutine here, and a method in each face (`specq.client.sync`, `specq.client.aio`) that passes its
-arguments on. Rule: only what a face defines may wait (`_inbox`, `_results`, `_sleep`).
+To add a call, add a coroutine here. Then add a method to `specq.client.sync` and to `specq.client.aio` that passes its
+arguments on. Rule: only methods in these two modules may wait (`_inbox`, `_results`, `_sleep`).
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ T = TypeVar("T")
 
 
 class EventInbox(Protocol):
-    """The events of a request, in order; any thread may call `put`."""
+    """The events of a request, in order. Any thread may call `put`."""
 
     def put(self, event: Event, /) -> None: ...
     async def get(self) -> Event: ...
 
 
 class Flag(Protocol):
-    """The end of a job; any thread may call `set`."""
+    """The end of a job. Any thread may call `set`."""
 
     def set(self) -> None: ...
     def is_set(self) -> bool: ...
 
 
 class BaseJob:
-    """A prompt that was submitted. It runs whether or not the caller waits for it, until the client is closed."""
+    """A submitted prompt. It runs, awaited or not, until the client is closed."""
 
     def __init__(self, client: BaseClient, request: Request, served: ServedModel, ended: Flag) -> None:
         self.id = request.id
-        self._client = client  # the client stays open as long as one of its jobs is referenced
+        self._client = client  # keeps the client open as long as one of its jobs is referenced
         self._connection, self._request = client._connection, request  # noqa: SLF001 - they are one thing
         self._completions, self._ended_flag = Completions(request, served), ended
         self._connection.submit(request, self._take)
 
     def _take(self, event: Event) -> None:
-        """Take an event, in the I/O thread."""
+        """Handle an event, in the I/O thread."""
         self._completions.take(event)
         if self._completions.ended:
             self._ended_flag.set()
@@ -66,23 +66,26 @@ class BaseJob:
         return self._ended_flag.is_set()
 
     def abandon(self) -> None:
-        """Wait for it no longer: it stops if nobody else waits for it, unless it shall keep running."""
+        """Stop waiting for the job. It stops if no other caller waits for it, unless `keep_running` is set."""
         self._connection.abandon(self._request, self._take)
 
     def _give_up(self) -> None:
-        """Do what the end of the caller's patience means for the job."""
+        """End the job, or leave it running, when the caller stops waiting."""
         if self._request.keep_running:
             self.abandon()
         else:
             self.cancel()
 
     def cancel(self) -> None:
-        """Stop all completions; each result is what it has by then, with the finish reason "cancelled"."""
+        """Stop all completions. Each result holds the tokens so far and has the finish reason "cancelled"."""
         self._connection.cancel(self._request)
 
 
 class PieceStream:
-    """The pieces of some requests as they come; closing it early stops the jobs, unless they shall keep running."""
+    """The pieces of some requests as they arrive.
+
+    Closing the stream early stops the jobs, unless `keep_running` is set.
+    """
 
     def __init__(
         self,
@@ -92,9 +95,12 @@ class PieceStream:
         inbox: EventInbox,
         known: Sequence[int] = (),
     ) -> None:
-        """`known`: of each completion, in order, how many tokens the reader has already."""
+        """Take the connection, the requests, and the number of tokens that the reader has already.
+
+        known  number of tokens per completion, in order.
+        """
         self._connection, self._requests, self._inbox = connection, requests, inbox
-        self._last: NewTokens | None = None  # tokens whose job's end is the next event: they are told together
+        self._last: NewTokens | None = None  # tokens held back because their job ends with the next event
         self._completions: dict[int | str, Completions] = {}  # by job
         left = list(known)
         for place, request in enumerate(requests):
@@ -110,7 +116,7 @@ class PieceStream:
         return all(completions.ended for completions in self._completions.values())
 
     async def piece(self) -> Piece:
-        """Wait for the next piece; raises JobError if a single completion failed."""
+        """Wait for the next piece; raise JobError if a single completion failed."""
         if self._last is None:
             event = await self._inbox.get()
             if not (isinstance(event, NewTokens) and event.ends):
@@ -121,16 +127,16 @@ class PieceStream:
         return self._completions[end.key].piece(end, last)
 
     def close(self) -> None:
-        """Stop the jobs that have not ended."""
+        """Stop the jobs that still run."""
         for request in self._requests:
             if not all(self._completions[job.job_id].ended for job in request.submits):
                 self._connection.abandon(request, self._inbox.put)
 
 
 class BaseClient(ABC):
-    """A connection to a broker; arguments and errors as of `specq.Client`."""
+    """A connection to a broker. The parameters and errors are those of `specq.Client`."""
 
-    _lock_type: Callable[[], contextlib.AbstractAsyncContextManager[Any]]  # of the lock of those who need the tokenizer
+    _lock_type: Callable[[], contextlib.AbstractAsyncContextManager[Any]]  # of the lock of the tokenizer's fetch
 
     def __init__(
         self,
@@ -148,26 +154,26 @@ class BaseClient(ABC):
         self._on_wait, self._lock = on_wait or bool, self._lock_type()
         self._close = weakref.finalize(self, self._connection.link.close)
 
-    # --- what a face defines ----------------------------------------------------------------------------------------
+    # --- defined by each kind of client -----------------------------------------------------------------------------
 
     @abstractmethod
     def _inbox(self) -> EventInbox: ...
 
     @abstractmethod
     def _job(self, request: Request, served: ServedModel) -> Any:
-        """Submit a request and return the face's job."""
+        """Submit a request and return the client's kind of job."""
 
     @abstractmethod
     async def _results(self, job: Any) -> list[Result]:
-        """Wait for the end of a job of the face's kind."""
+        """Wait for the end of a job of this client's kind."""
 
     @abstractmethod
     async def _sleep(self, seconds: float) -> None: ...
 
-    # --- what both do -----------------------------------------------------------------------------------------------
+    # --- common to both ---------------------------------------------------------------------------------------------
 
     async def _generate(self, arguments: dict[str, Any]) -> Any:
-        """Complete a prompt or a list of prompts; a failure of the whole call stops all of its jobs."""
+        """Complete a prompt or a list of prompts. A failure of the whole call stops all its jobs."""
         requests, served = await self._read_all(arguments)
         found = await self._run(requests, served)
         answers = [_answer(request, results) for request, results in zip(requests, found, strict=True)]
@@ -175,7 +181,7 @@ class BaseClient(ABC):
         return answers[0] if is_single else answers
 
     async def _run(self, requests: Sequence[Request], served: ServedModel) -> list[list[Result]]:
-        """Return the results of each request; a failure of one that is not in a list stops all."""
+        """Return the results of each request. A failure of a request that is not in a list stops all."""
         jobs: list[Any] = []
         try:
             jobs.extend(self._job(request, served) for request in requests)
@@ -189,12 +195,12 @@ class BaseClient(ABC):
         return self._job(*await self._read(arguments))
 
     async def _read(self, arguments: dict[str, Any]) -> tuple[Request, ServedModel]:
-        """Return the request of one prompt, and the model that it was checked against."""
+        """Return the request of one prompt, and the model against which it was checked."""
         served = await self._get_served()
         return read_request(arguments, served), served
 
     async def _read_all(self, arguments: dict[str, Any]) -> tuple[list[Request], ServedModel]:
-        """Return the requests of one prompt or several, and the model that they were checked against."""
+        """Return the requests of one prompt or several, and the model against which they were checked."""
         served = await self._get_served()
         return read_requests(arguments, served), served
 
@@ -202,11 +208,11 @@ class BaseClient(ABC):
         return PieceStream(self._connection, requests, served, self._inbox(), known)
 
     async def _get_served(self) -> ServedModel:
-        """Return the model and its tokenizer, fetched when first needed."""
+        """Return the model and its tokenizer. The first call fetches them."""
         if (served := self._connection.served) is not None:
             return served
         async with self._lock:
-            if (served := self._connection.served) is not None:  # somebody else has fetched it
+            if (served := self._connection.served) is not None:  # another caller has fetched it
                 return served
             inbox = self._inbox()
             self._connection.fetch_tokenizer(inbox.put)
@@ -233,7 +239,7 @@ class BaseClient(ABC):
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that blocks and never suspends; return what it returns."""
+    """Run a coroutine that blocks and never suspends; return its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -253,7 +259,7 @@ def count_ready(report: dict[str, Any]) -> tuple[int, int]:
 
 
 def missing_workers(report: dict[str, Any], num_targets: int, num_drafters: int) -> str:
-    """Return "" if this many workers are ready in a status report, else how many are."""
+    """Return "" if enough workers are ready in a status report, else their numbers as text."""
     targets, drafters = count_ready(report)
     if targets >= num_targets and drafters >= num_drafters:
         return ""

@@ -1,9 +1,9 @@
-"""How the events of a request's jobs become pieces and results.
+"""Turn the events of a request's jobs into pieces and results.
 
-Rule: a completion that fails harms no other. Where the answer is a list, the result of that completion has `error`; a
-single completion raises JobError. All raise it if the broker is gone.
+Rule: a failed completion does not affect the others. If the answer is a list, the result of that completion has
+`error`. A single completion raises JobError. Both raise JobError if the broker is gone.
 
-Several prompts in one call, as vLLM's `LLM.generate` takes them: a list of prompts, of chats or of lists of ids.
+A call may have a list of prompts, chats or lists of ids, as in vLLM's `LLM.generate`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ class Completions:
     """Turns the events of a request's jobs into pieces, and into results in order."""
 
     def __init__(self, request: Request, served: ServedModel, place: int = 0, num_known: Sequence[int] = ()) -> None:
-        """`place`: of the request among several; `num_known`: tokens of each completion of which nothing is to be
-        shown."""
+        """Take the request, the model, and the tokens to skip.
+
+        place      index of the request among several.
+        num_known  number of tokens of each completion whose text is not shown.
+        """
         self._request, self._codec = request, served.codec
         known = [*num_known, *(0,) * len(request.submits)]
         self._positions: dict[int | str, int] = {job.job_id: i for i, job in enumerate(request.submits)}
@@ -44,7 +47,7 @@ class Completions:
         self._ends: dict[int, JobDone | RequestFailed] = {}
 
     def take(self, event: Event) -> None:
-        """Take in an event; only those that end a completion matter."""
+        """Handle an event; only the end of a completion matters."""
         if isinstance(event, (JobDone, RequestFailed)):
             self._ends[self._positions[event.key]] = event
 
@@ -53,9 +56,9 @@ class Completions:
         return len(self._ends) == len(self._makers)
 
     def piece(self, event: Event, last: NewTokens | None = None) -> Piece:
-        """Take in an event and return the piece that it makes; raises JobError if a single completion failed.
+        """Handle an event and return its piece; raise JobError if a single completion failed.
 
-        last  the tokens that came with the end, which is the event
+        last  the tokens that arrived together with `event`, the end.
         """
         self.take(event)
         position = self._positions[event.key]
@@ -64,7 +67,10 @@ class Completions:
         return self._makers[position].last(self._result(position), last)
 
     def results(self) -> list[Result]:
-        """Return the results in order, when all have ended; raises JobError if a single completion failed."""
+        """Return the results in order, when all have ended.
+
+        Raises JobError if a single completion failed.
+        """
         return [self._result(position) for position in range(len(self._makers))]
 
     def _result(self, position: int) -> Result:
@@ -78,10 +84,12 @@ class Completions:
 
 
 def read_requests(arguments: dict[str, Any], served: ServedModel) -> list[Request]:
-    """Return the requests of a call: one, or those of a list of prompts, chats or lists of ids, in order.
+    """Return the requests of a call: one, or one for each item of a list.
 
-    The parameters hold for every prompt; `id` is a list too, or None. The error of one of several prompts has its
-    place.
+    The items are prompts, chats or lists of ids.
+
+    The parameters apply to every prompt. `id` is then a list too, or None. If one of several prompts is wrong, the
+    error names its place.
     """
     if not is_batch(arguments):
         return [read_request(arguments, served)]
@@ -111,7 +119,10 @@ def _is_nested(value: Any) -> bool:
 
 
 def split_batch(arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the arguments of each prompt of a list; raises JobError if there is more than one list."""
+    """Return the arguments of each prompt of a list.
+
+    Raises JobError if there is more than one list.
+    """
     given = [name for name in SOURCES if arguments.get(name) is not None]
     if len(given) != 1:
         raise not_one_source(given)

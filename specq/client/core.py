@@ -1,16 +1,18 @@
 """The client without its socket: messages of the broker in, events out, time as an argument.
 
-    submit, cancel, abandon            jobs that somebody waits for
-    submit_detached, find, list_jobs   jobs that nobody waits for, by their ids
+    submit, cancel, abandon            jobs with a waiting caller
+    submit_detached, find, list_jobs   jobs without a waiting caller, by their ids
     fetch_tokenizer, get_status, get_trace   other requests
-    receive(message, now)              what the broker sent
-    tick(now)                          sends again what got no answer, gives up on a broker that is gone
+    receive(message, now)              handles a message of the broker
+    tick(now)                          repeats unanswered requests and gives up on a broker that is gone
 
-Rules: every request is repeated until it is answered, so a lost message or a restarted broker loses nothing. A job can
-be submitted again under its id without harm; `have` says how many of its tokens are here. Tokens count by position:
-those that come twice are dropped, those that come too early are asked for again. A request is given up when it gets no
-answer for
-`timeout_s`, whatever else the broker says; a job that the broker has taken, when the broker is silent.
+Rules:
+- The client repeats every request until it is answered. So a lost message or a restarted broker does not lose a
+  request.
+- A job can be submitted again under its id without harm. `have` is the number of its tokens that the client has.
+- Tokens count by position. The client drops repeated tokens, and requests missing ones again.
+- A request fails when it gets no answer for `timeout_s`, even if the broker sends other messages.
+- A job that the broker has accepted fails when the broker is silent for `timeout_s`.
 """
 
 from __future__ import annotations
@@ -58,12 +60,12 @@ from specq.protocol import (
     version_spoken,
 )
 
-RETRY_S = 1.0  # silence after which a request is sent again, at first
+RETRY_S = 1.0  # first pause before a request is sent again, in seconds
 RETRY_MAX_S = 4.0
-GAP_RETRY_S = 0.1  # least time between two requests for tokens that went missing
-VERIFIER_WAIT_S = 60.0  # for a verifier to register, where nothing else is said
+GAP_RETRY_S = 0.1  # shortest time between two requests for missing tokens, in seconds
+VERIFIER_WAIT_S = 60.0  # wait for a verifier to register, if the caller gives no other limit
 
-# keys of requests that are not for one job
+# keys of requests that do not belong to a job
 TOKENIZER = "tokenizer"
 STATUS = "status"
 LISTING = "listing"
@@ -73,9 +75,9 @@ TRACE = "trace"
 class ClientCore:
     """The state of a client's requests.
 
-    address    only for messages to the user
-    timeout_s  silence of the broker after which its requests are given up
-    recall     returns a tokenizer's files if they are known from before, given its first piece
+    address    used in messages to the user only.
+    timeout_s  silence of the broker after which its requests fail.
+    recall     takes the first piece of a tokenizer and returns its files if they are cached.
     """
 
     def __init__(self, address: str, timeout_s: float, recall: Recall = lambda _: None) -> None:
@@ -99,15 +101,17 @@ class ClientCore:
         }
 
     def take_outbox(self) -> list[Message]:
-        """Return what is to be sent, and forget it."""
+        """Return the messages to send, and clear the outbox."""
         outbox, self._requests.outbox = self._requests.outbox, []
         return outbox + self.tracing.take_outbox()
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, job: Submit, now: float, *, keep_running: bool = False) -> list[Event]:
-        """Start a job: NewTokens, at the end JobDone or RequestFailed, with its id. One that is waited for here is
-        joined; what the one who joins has missed is returned."""
+        """Start a job. Its events have its id: NewTokens, and at the end JobDone or RequestFailed.
+
+        If the client already waits for this job, the caller joins it. The return value is then what the caller missed.
+        """
         request = self._requests.get(job.job_id)
         if request is not None and request.is_own:
             return request.join(job)
@@ -117,27 +121,30 @@ class ClientCore:
         return []
 
     def submit_detached(self, job: Submit, now: float) -> None:
-        """Leave a job to the broker: JobTaken or RequestFailed with its id."""
+        """Leave a job to the broker. Gives JobTaken or RequestFailed, with the job's id."""
         self._stops.forget(job.job_id)
         self._requests.queue(job.job_id, PendingRequest(lambda: job, self._patience), now)
 
     def find(self, job_id: int, now: float, *, until_end: bool) -> None:
-        """Look up a job, if `until_end` until it has ended: FoundJob, or RequestFailed if the broker is gone."""
+        """Look up a job, and wait for its end if `until_end`.
+
+        Gives FoundJob, or RequestFailed if the broker is gone.
+        """
         self._requests.queue(job_id, search(job_id, self._patience, now, until_end=until_end), now)
 
     def list_jobs(self, limit: int, skip: int, now: float) -> None:
-        """Ask for a page of jobs: JobPage or RequestFailed with the key LISTING."""
+        """Request a page of jobs. Gives JobPage, or RequestFailed with the key LISTING."""
         self._requests.ask(LISTING, PendingRequest(lambda: ListJobs(limit=limit, skip=skip), self._patience), now)
 
     def cancel(self, job_id: int, now: float) -> None:
-        """Stop a job that still runs; it ends with what it has."""
+        """Stop a running job. Its result holds the tokens so far."""
         if job_id in self._requests:
             if self._requests.is_unsent(job_id):
                 self._requests.send_now(job_id, now)
             self._requests.outbox.append(self._stops.add(job_id, now))
 
     def abandon(self, key: int | str, now: float) -> None:
-        """Forget a request whose answer nobody waits for; an own job is stopped, unless it shall keep running."""
+        """Forget a request that has no waiting caller. A job of this client stops, unless `keep_running` is set."""
         request = self._requests.get(key)
         self.tracing.ended(key)
         if request is not None and request.keep_running:
@@ -148,15 +155,15 @@ class ClientCore:
         self._requests.forget(key)
 
     def abandon_all(self, now: float) -> None:
-        """Forget all requests; own jobs are stopped."""
+        """Forget all requests and stop the jobs of this client."""
         for key in list(self._requests):
             self.abandon(key, now)
 
     def fetch_tokenizer(self, model: str, now: float, wait_s: float | None = None) -> None:
-        """Ask for the tokenizer of a model ("": of the only one).
+        """Request the tokenizer of a model; "" means the only model.
 
-        wait_s  how long to wait for a broker to answer and a verifier of the model to register, with an event
-                `AwaitedModel` when it comes to that; None: for a broker `timeout_s`, for a verifier VERIFIER_WAIT_S
+        wait_s  how long to wait for a broker to answer and for a verifier of the model to register. An event
+                `AwaitedModel` reports such a wait. None: `timeout_s` for a broker, VERIFIER_WAIT_S for a verifier.
         """
         self._pieces.clear()
         request = PendingRequest(lambda: FetchTokenizer(model=model), self._patience)
@@ -165,17 +172,17 @@ class ClientCore:
         self._requests.ask(TOKENIZER, request, now)
 
     def get_status(self, now: float, num_sessions: int = 0) -> None:
-        """Ask for the broker's state, with so many of the busiest sessions."""
+        """Request the broker's state, with the `num_sessions` busiest sessions."""
         self._requests.ask(STATUS, PendingRequest(lambda: GetStatus(sessions=num_sessions), self._patience), now)
 
     def get_trace(self, job_id: int, now: float) -> None:
-        """Ask what happened to a job; 0: to the last one. TraceReport or RequestFailed with the key TRACE."""
+        """Request the events of a job; 0 means the last job. Gives TraceReport, or RequestFailed with the key TRACE."""
         self._requests.ask(TRACE, PendingRequest(lambda: GetTrace(job_id=job_id), self._patience), now)
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def receive(self, message: Message, now: float) -> list[Event]:
-        """Take a message; an answer that nobody waits for is dropped."""
+        """Handle a message; drop an answer without a waiting request."""
         self._heard = now
         self._stops.take(message)
         handle = self._handlers.get(type(message))
@@ -188,7 +195,7 @@ class ClientCore:
         return [StatusReport(STATUS, report)] if self._requests.pop(STATUS, None) else []
 
     def _trace(self, message: Trace, now: float) -> list[Event]:
-        """Take the trace that was asked for last."""
+        """Handle the trace that was requested last."""
         request = self._requests.get(TRACE)
         asked = request.message() if request else None
         if not isinstance(asked, GetTrace) or asked.job_id != message.job_id:
@@ -203,7 +210,7 @@ class ClientCore:
         return []
 
     def _page(self, message: JobList, now: float) -> list[Event]:
-        """Take the page that was asked for last."""
+        """Handle the page that was requested last."""
         request = self._requests.get(LISTING)
         asked = request.message() if request else None
         if not isinstance(asked, ListJobs) or asked.skip != message.skip:
@@ -212,7 +219,7 @@ class ClientCore:
         return [JobPage(LISTING, message.data.tobytes())]
 
     def _accepted(self, message: Accepted | Tokens, now: float) -> list[Event]:
-        """Note that the broker has a job; a job that is left to it needs nothing more."""
+        """Note that the broker has a job. A detached job needs no further messages."""
         self._requests.answered(message.job_id, now)
         self.tracing.accepted(message.job_id, now)
         request = self._requests.get(message.job_id)
@@ -222,7 +229,7 @@ class ClientCore:
         return [JobAccepted(message.job_id)]
 
     def _info(self, message: JobInfo, now: float) -> list[Event]:
-        """Note the description of a job that is looked up; its tokens follow."""
+        """Store the description of a job that is looked up. Its tokens follow."""
         request = self._requests.get(message.job_id)
         if request is None or not request.is_search:
             return []
@@ -249,7 +256,7 @@ class ClientCore:
         return [TokenizerReady(TOKENIZER, piece.model, files)]
 
     def _failed(self, message: Failed, now: float) -> list[Event]:
-        """End a request, unless a restarted broker only waits for the verifiers of a job that it had taken."""
+        """End a request, unless a restarted broker only waits for verifiers."""
         key = message.job_id or (LISTING if LISTING in self._requests else TOKENIZER)
         request = self._requests.get(key)
         if request is None:
@@ -263,7 +270,7 @@ class ClientCore:
         return self._fail(key, message.code, self._explained(request.message(), message.reason))
 
     def _explained(self, asked: Message, reason: str) -> str:
-        """Return the reason of a broker; one that is older than what was asked for names versions only."""
+        """Return the broker's reason. A broker that is too old to know the request reports only versions."""
         newer = newer_fields(asked) if version_spoken(reason) else []
         return f"the broker at {self.address} is older than {' and '.join(newer)}: {reason}" if newer else reason
 
@@ -275,20 +282,20 @@ class ClientCore:
         if request is None or request.transcript is None:
             return self._accepted(message, now)
         if request.is_search and request.info is None:
-            return []  # it is asked for again
+            return []  # the client requests it again
         self._requests.answered(message.job_id, now)
         known = request.transcript.token_ids
         tokens = message.token_ids.tolist()
         num_known = len(known) - message.base_len
         if num_known < 0 or message.base_len < 0:
-            request.patience = min(request.patience, max(GAP_RETRY_S, now - request.sent))  # ask again soon
+            request.patience = min(request.patience, max(GAP_RETRY_S, now - request.sent))  # request it again soon
             return []
         if known[message.base_len : message.base_len + len(tokens)] != tokens[:num_known]:
             return self._fail(message.job_id, "lost", "the broker told two different stories of this job")
         return self._extend(request, message, num_known, now)
 
     def _extend(self, request: PendingRequest, message: Tokens, num_known: int, now: float) -> list[Event]:
-        """Take the tokens beyond the first `num_known`, and the end if it is there."""
+        """Append the tokens after the first `num_known`, and the end if the message has it."""
         transcript, end = request.transcript, list[Event]()
         if transcript is None:
             return end
@@ -313,7 +320,7 @@ class ClientCore:
         return [request.found(message.job_id) if request.is_search else JobDone(message.job_id, transcript)]
 
     def _fail(self, key: int | str, code: str, reason: str) -> list[Event]:
-        """End a request with what the broker says is wrong; a job that is looked up is found with it."""
+        """End a request with the broker's reason; for a lookup, FoundJob carries the reason."""
         request, error = self._requests[key], JobError(reason, code)
         self._requests.forget(key)
         self.tracing.ended(key)
@@ -324,7 +331,7 @@ class ClientCore:
     # --- time -------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Event]:
-        """Repeat and end requests whose time has come."""
+        """Repeat requests, and end requests whose time is over."""
         doomed = [key for key, request in self._requests.items() if request.doomed and now >= request.due]
         events = [event for key in doomed for event in self._fail(key, "engine", "the job failed")]
         for request in self._requests.values():
@@ -340,8 +347,10 @@ class ClientCore:
         return events + given_up
 
     def _send_again(self, request: PendingRequest, now: float) -> list[Event]:
-        """Repeat a request. One that waits for the first broker is in the socket's queue: only `GetStatus` is added to
-        it."""
+        """Repeat a request.
+
+        A request that waits for the first broker is already in the socket's queue. Then only `GetStatus` is added.
+        """
         if self._heard is not None or now >= request.broker_until:
             self._requests.outbox.append(request.message())
             return []
@@ -349,14 +358,16 @@ class ClientCore:
         return self._waits(request, f"a broker at {self.address}")
 
     def _wanted_verifier(self, request: PendingRequest) -> str:
-        """Return which verifier the tokenizer waits for."""
+        """Return the model whose verifier the tokenizer request waits for."""
         asked = request.message()
         of_model = f" of model {asked.model!r}" if isinstance(asked, FetchTokenizer) and asked.model else ""
         return f"a verifier{of_model} to register with the broker at {self.address}"
 
     def _waits(self, request: PendingRequest, what: str, reason: str = "") -> list[Event]:
-        """Report what the tokenizer waits for, once, and again where the broker has another reason: it serves others
-        now."""
+        """Report once what the tokenizer request waits for, and again if the broker gives another reason.
+
+        The reason changes, for example, when the broker now serves other models.
+        """
         if request.waits_for == (what, reason):
             return []
         request.waits_for = (what, reason)
@@ -364,5 +375,5 @@ class ClientCore:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits for an answer, so that `tick` has nothing to do."""
+        """Whether no request waits for an answer, so that `tick` need not run."""
         return not self._requests and not self._stops

@@ -1,11 +1,11 @@
-"""Jobs that nobody waits for: submitted and left, listed, fetched and stopped by their ids.
+"""Jobs that run without a waiting client: submit, list, fetch and stop them by their ids.
 
     with JobDesk("tcp://127.0.0.1:5750") as desk:
         for job_id, error in desk.submit(request.submits): ...
         for line in desk.list_jobs(): ...
         for found in desk.fetch([job_id]): ...
 
-The requests go through the same core and I/O thread as those of `Client`.
+The requests use the same core and I/O thread as those of `Client`.
 """
 
 from __future__ import annotations
@@ -25,28 +25,31 @@ from specq.client.link import Action, Link
 from specq.protocol import BROKER_GONE, JobError, Submit
 from specq.transport import CLIENT_ROLES, curve_to_broker
 
-WINDOW = 64  # requests that are under way at a time
+WINDOW = 64  # most requests in progress at a time
 PAGE = 1000
 
 
 class JobDesk:
     """A connection to a broker for requests by job id.
 
-    Raises JobError if the broker is silent for `timeout_s`, or does not answer a request for that long.
+    Raises JobError if the broker is silent or leaves a request unanswered for `timeout_s`.
     """
 
     def __init__(self, broker: str, timeout_s: float = 10.0, keys: str | Path = "") -> None:
         self._link = Link(ClientCore(broker, timeout_s), curve_to_broker(str(keys), *CLIENT_ROLES))
 
     def submit(self, jobs: Iterable[Submit]) -> Iterator[tuple[int, JobError | None]]:
-        """Submit jobs and leave them to the broker; yield (job id, why it was refused or None) as they are taken."""
+        """Submit jobs and leave them to the broker.
+
+        Yields (job id, None) for each accepted job, and (job id, error) for each refused one.
+        """
         for event in self._exchange({job.job_id: _leaving(job) for job in jobs}):
             yield int(event.key), event.error if isinstance(event, RequestFailed) else None
 
     def list_jobs(self, limit: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield all jobs that wait and run, then `limit` of those that ended (None: all), the last one first.
+        """Yield all waiting and running jobs, then `limit` ended jobs (None: all), the newest first.
 
-        The names are those of `specq.broker.jobs.reports.ListedJob`.
+        The field names are those of `specq.broker.jobs.reports.ListedJob`.
         """
         seen: set[int] = set()
         skip, found = 0, True
@@ -64,11 +67,11 @@ class JobDesk:
         return _lines(answered(event, JobPage).data)
 
     def fetch(self, job_ids: Iterable[int], *, wait: bool = False) -> Iterator[FoundJob]:
-        """Yield each job as the broker answers; with `wait` a job that still runs, too, when it has ended."""
+        """Yield each job as the broker answers. With `wait`, yield a running job when it has ended."""
         return self._find({job_id: _finding(job_id, wait=wait) for job_id in job_ids})
 
     def cancel(self, job_ids: Iterable[int]) -> Iterator[FoundJob]:
-        """Stop jobs; yield each with what it has, when it has ended."""
+        """Stop jobs; yield each with its tokens so far when it has ended."""
         return self._find({job_id: _stopping(job_id) for job_id in job_ids})
 
     def _find(self, actions: Mapping[int, Action]) -> Iterator[FoundJob]:
@@ -76,8 +79,10 @@ class JobDesk:
             yield answered(event, FoundJob)
 
     def _exchange(self, actions: Mapping[Any, Action]) -> Iterator[Event]:
-        """Start requests, at most WINDOW at a time; yield the last event of each. Raises JobError if the broker is
-        gone."""
+        """Start requests, at most WINDOW at a time, and yield the last event of each.
+
+        Raises JobError if the broker is gone.
+        """
         inbox, under_way, waiting = SimpleQueue[Event](), set[int | str](), iter(actions.items())
         try:
             while True:
@@ -96,7 +101,7 @@ class JobDesk:
             self._link.abandon(under_way, inbox.put)
 
     def close(self) -> None:
-        """Close the connection; the jobs stay."""
+        """Close the connection; the jobs keep running."""
         self._link.leave()
 
     def __enter__(self) -> Self:
@@ -109,8 +114,10 @@ class JobDesk:
 
 
 def _lines(data: bytes) -> list[dict[str, Any]]:
-    """Return the lines of a list of jobs; raises JobError for what is not one: whoever answers is not a broker of
-    ours."""
+    """Return the lines of a list of jobs.
+
+    Raises JobError if the data is not such a list.
+    """
     try:
         page = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -123,7 +130,7 @@ def _lines(data: bytes) -> list[dict[str, Any]]:
 
 
 def has_ended(line: dict[str, Any]) -> bool:
-    """Tell whether a line of `JobDesk.list_jobs` is of a job that has ended."""
+    """Return whether a line of `JobDesk.list_jobs` describes an ended job."""
     return line["state"] not in ("waiting", "running")
 
 

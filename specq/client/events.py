@@ -1,4 +1,4 @@
-"""What the client's core reports: new tokens, the end of a job, answers, failures. Each has the key of its request."""
+"""The events of the client's core: new tokens, the end of a job, answers, failures. Each has the key of its request."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _OWN = bytes([ORIGIN_CODES[OWN]])
 
 @dataclass(slots=True)
 class ReceivedTranscript:
-    """What is known of a job: tokens, where each comes from (`specq.protocol.origins`), and when (seconds of the
-    caller's clock)."""
+    """The known part of a job's output.
+
+    Tokens, the origin of each (`specq.protocol.origins`), and the times, in seconds of the caller's clock.
+    """
 
     started: float
     token_ids: list[int] = field(default_factory=list)
@@ -37,7 +39,10 @@ class ReceivedTranscript:
     finished: float | None = None
 
     def extend(self, message: Tokens, num_known: int, now: float) -> NewTokens | None:
-        """Append the tokens of a message beyond the first `num_known`; return them, or None if there are none."""
+        """Append a message's tokens after the first `num_known`.
+
+        Returns them, or None if there are none.
+        """
         new = tuple(message.token_ids.tolist()[num_known:])
         if not new:
             return None
@@ -52,7 +57,7 @@ class ReceivedTranscript:
         return self._since(start, message.job_id, *fresh)
 
     def so_far(self, key: int) -> list[NewTokens]:
-        """Return all tokens that are known, for one who joins late."""
+        """Return all known tokens, for a caller that joins late."""
         return [self._since(0, key)] if self.token_ids else []
 
     def _since(
@@ -64,9 +69,13 @@ class ReceivedTranscript:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Tokens of a job that were not known before; `origins`: where each comes from, names of
-    `specq.protocol.ORIGINS`; `logprobs` as in `Result`, empty where none were asked for; `rejected`
-    and `rounds` where the job asks to be explained; `ends`: the job's end follows at once."""
+    """New tokens of a job.
+
+    origins   the origin of each: names of `specq.protocol.ORIGINS`.
+    logprobs  as in `Result`; empty if not requested.
+    rejected, rounds  present if the job has the option `explain`.
+    ends      whether the job's end follows at once.
+    """
 
     key: int
     token_ids: tuple[int, ...]
@@ -79,7 +88,7 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """A job ended as its transcript says."""
+    """A job has ended; its transcript holds the reason."""
 
     key: int
     transcript: ReceivedTranscript
@@ -87,16 +96,17 @@ class JobDone:
 
 @dataclass(frozen=True, slots=True)
 class JobAccepted:
-    """The broker has a job that was left to it."""
+    """The broker has accepted a detached job."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True)
 class FoundJob:
-    """A job that was looked up: what it is, its tokens so far, and why it failed or is unknown, if so.
+    """A job that was looked up: its description, its tokens so far, and its error, if any.
 
-    The times of the transcript are the broker's: `started` 0, `finished` when it ended, in seconds from its submission.
+    The times of the transcript are the broker's, in seconds since submission. `started` is 0, and `finished` is the
+    end.
     """
 
     key: int
@@ -119,7 +129,7 @@ class JobPage:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerReady:
-    """A model's tokenizer is here: file names to texts."""
+    """A model's tokenizer has arrived: file names to texts."""
 
     key: str
     model: ModelInfo
@@ -144,7 +154,7 @@ class TraceReport:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A job or another request that will not be answered."""
+    """A job or another request has failed and gets no other answer."""
 
     key: int | str
     error: JobError
@@ -152,7 +162,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedModel:
-    """A request is not answered yet, since something must come first: a broker, a verifier."""
+    """A request still waits for a broker, or for a verifier."""
 
     key: int | str
     what: str
@@ -184,7 +194,7 @@ Event = (
 
 
 def answered(event: Event, kind: type[E]) -> E:
-    """Return the event that answers a request, which is of this kind; raises JobError if the request failed."""
+    """Return the event as the expected kind of answer; raise JobError if the request failed."""
     if isinstance(event, RequestFailed):
         raise event.error
     assert isinstance(event, kind), "only these two answer a request"

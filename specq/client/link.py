@@ -1,11 +1,12 @@
-"""The client's one I/O thread: it owns the socket and the core, and hands events to sinks.
+"""The client's one I/O thread, which owns the socket and the core.
 
-Rule: only this thread touches the socket and the core. Others ask it by `request` and `call`; it answers by calling the
-sink of the request, which must return at once and not raise. The context is made in the process that uses it.
+Rule: only this thread touches the socket and the core. Other threads use `request` and `call`. The thread answers by
+calling the request's sink. A sink must return at once and not raise. The process that uses the context creates it.
 
-A client's connection to a broker, without waiting: requests go out, and each gives its events to a sink.
+`Connection` is a client's connection to a broker, without waiting. It sends requests, and each request passes its
+events to a sink.
 
-Rule: no method waits. A sink is called in the I/O thread (`specq.client.link`).
+Rule: no method waits. The I/O thread calls the sinks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from specq.transport import Curve, connect_dealer, drain, try_send, why_unreacha
 
 
 class Connection:
-    """A broker, a model that it serves, and the cache for its tokenizer."""
+    """A broker, one of its models, and the cache for that model's tokenizer."""
 
     def __init__(
         self,
@@ -48,7 +49,10 @@ class Connection:
         self.served: ServedModel | None = None
 
     def fetch_tokenizer(self, sink: Sink) -> None:
-        """Ask for the tokenizer; `sink` gets one event for `take_tokenizer`, before it perhaps some `Waiting`."""
+        """Request the tokenizer.
+
+        `sink` gets one event for `take_tokenizer`, perhaps after some `AwaitedModel` events.
+        """
         self.link.request(TOKENIZER, sink, lambda core, now: core.fetch_tokenizer(self.model, now, self.wait_s))
 
     def take_tokenizer(self, event: Event) -> ServedModel:
@@ -62,7 +66,7 @@ class Connection:
         return self.served
 
     def fetch_status(self, sink: Sink, num_sessions: int = 0) -> None:
-        """Ask for the broker's report; `sink` gets one event for `take_status`."""
+        """Request the broker's report. `sink` gets one event for `take_status`."""
         self.link.request(STATUS, sink, lambda core, now: core.get_status(now, num_sessions))
 
     def take_status(self, event: Event) -> dict[str, Any]:
@@ -70,7 +74,7 @@ class Connection:
         return answered(event, StatusReport).report
 
     def fetch_trace(self, job_id: int, sink: Sink) -> None:
-        """Ask what happened to a job (0: to the last one); `sink` gets one event for `take_trace`."""
+        """Request the events of a job; 0 means the last job. `sink` gets one event for `take_trace`."""
         self.link.request(TRACE, sink, lambda core, now: core.get_trace(job_id, now))
 
     def take_trace(self, event: Event) -> dict[str, Any]:
@@ -79,23 +83,25 @@ class Connection:
         return trace
 
     def submit(self, request: Request, sink: Sink) -> None:
-        """Send the jobs of a request; `sink` gets their events."""
+        """Send the jobs of a request. `sink` gets their events."""
         for job in request.submits:
             self.link.request(job.job_id, sink, _submission(job, request))
 
     def cancel(self, request: Request) -> None:
-        """Stop the jobs of a request; they end with what they have."""
+        """Stop the jobs of a request. Their results hold the tokens so far."""
 
         def each(core: ClientCore, now: float) -> None:
             for job in request.submits:
                 core.cancel(job.job_id, now)
 
-        with contextlib.suppress(JobError):  # closed, so that they are stopped already
+        with contextlib.suppress(JobError):  # the client is closed, so the jobs have been stopped already
             self.link.call(each)
 
     def abandon(self, request: Request, sink: Sink) -> None:
-        """Send a sink nothing more of a request; its jobs stop when nobody else waits for them, unless they shall keep
-        running."""
+        """Send no more events of a request to `sink`.
+
+        Its jobs stop when no caller waits for them, unless `keep_running` is set.
+        """
         self.link.abandon([job.job_id for job in request.submits], sink)
 
 
@@ -107,17 +113,20 @@ Sink = Callable[[Event], None]
 Action = Callable[[ClientCore, float], Sequence[Event] | None]
 
 _JOIN_S = 5.0
-PART_S = 0.5  # for the broker to learn that jobs are stopped, when the client closes
+PART_S = 0.5  # time for the broker to confirm stopped jobs when the client closes
 TICK_MS = 50
-STARVED_S = 0.001  # for which the I/O thread was woken and has not looked, while another thread asks for more
-# that this one waits then: whoever releases the interpreter lock for a moment, as tokenizers do, takes it again before
-# others wake
+STARVED_S = 0.001  # longest time from waking the I/O thread to its look, while another thread submits actions
+# After that, the other thread waits. A thread that releases the interpreter lock briefly, as tokenizers do, takes it
+# again before others wake.
 GIVE_WAY_S = 0.0002
-IDLE_MS = 1000  # after which actions are looked at without a wake-up, which Ctrl-C may have kept from being sent
+IDLE_MS = 1000  # the thread looks for actions at least this often: Ctrl-C may have prevented a wake-up
 
 
 class Link:
-    """A connection to a broker. Raises ConfigError if `core.address` is not an address."""
+    """A connection to a broker.
+
+    Raises ConfigError if `core.address` is not an address.
+    """
 
     def __init__(self, core: ClientCore, curve: Curve | None = None) -> None:
         self._core = core
@@ -130,7 +139,7 @@ class Link:
         self._waker, self._woken = sockets.socketpair()
         self._woken.setblocking(False)
         self._actions: deque[Action] = deque()
-        self._is_woken = False  # it has been, and has not looked at the actions since
+        self._is_woken = False  # whether the thread was woken and has not looked at the actions since
         self._woken_at = 0.0
         self._sinks: dict[int | str, list[Sink]] = {}
         self._closed = self._leaving = False
@@ -140,8 +149,10 @@ class Link:
     # --- from any thread --------------------------------------------------------------------------------------------
 
     def request(self, key: int | str, sink: Sink, action: Action) -> None:
-        """Run `action` on the core; events with this `key` go to `sink`, the last one included, and before them those
-        that the action returns."""
+        """Run `action` on the core; send its events with this `key` to `sink`.
+
+        The events that the action returns come first. The last event ends the request.
+        """
 
         def start(core: ClientCore, now: float) -> None:
             missed = action(core, now) or ()
@@ -153,8 +164,10 @@ class Link:
         self.call(start)
 
     def call(self, action: Action) -> None:
-        """Run `action` on the core, soon, in the I/O thread; raises JobError if the client was closed. Who asks for
-        much gives way to it."""
+        """Run `action` on the core, soon, in the I/O thread.
+
+        A caller that submits many actions waits for the I/O thread. Raises JobError if the client was closed.
+        """
         if self._closed:
             raise _closed()
         self._actions.append(action)
@@ -169,8 +182,10 @@ class Link:
             self._woken_at = time.monotonic()
 
     def _was_in_vain(self, action: Action) -> bool:
-        """Return whether the client was closed before an action was done; then it is taken back: the I/O thread may
-        have had its last look."""
+        """Return whether the client was closed before an action ran, and take the action back.
+
+        The I/O thread may have looked for the last time before the action was added.
+        """
         if not self._closed:
             return False
         try:
@@ -180,8 +195,10 @@ class Link:
         return True
 
     def abandon(self, keys: Iterable[int | str], sink: Sink) -> None:
-        """Send a sink nothing more of these requests. Those that nobody else waits for are forgotten; jobs that were
-        submitted here are stopped."""
+        """Stop sending events of some requests to `sink`.
+
+        Requests without another waiting caller are forgotten. Jobs that this client submitted stop.
+        """
 
         def forget(core: ClientCore, now: float) -> None:
             for key in keys:
@@ -191,22 +208,21 @@ class Link:
                 else:
                     core.abandon(key, now)
 
-        with contextlib.suppress(JobError):  # closed, so that they are stopped already
+        with contextlib.suppress(JobError):  # the client is closed, so the jobs have been stopped already
             self.call(forget)
 
     @property
     def num_awaited(self) -> int:
-        """How many requests somebody waits for."""
+        """The number of requests with a waiting caller."""
         return len(self._sinks)
 
     def leave(self) -> None:
-        """As `close`, but the jobs run on; `find` gets them by their ids."""
+        """Close the connection, but let the jobs run. `find` gets them by their ids."""
         self._leaving = True
         self.close()
 
     def close(self) -> None:
-        """Stop all jobs and the thread; requests that wait fail. Messages that were sent are given a moment to
-        leave."""
+        """Stop all jobs and the thread. Waiting requests fail. Sent messages get a moment to leave the socket."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
@@ -219,7 +235,7 @@ class Link:
         error = _closed()
         try:
             self._loop()
-        except BaseException as reason:  # a waiting caller gets the error
+        except BaseException as reason:  # waiting callers receive the error
             error = JobError(f"the client's I/O thread died: {reason!r}", "lost")
             raise
         finally:
@@ -253,7 +269,10 @@ class Link:
         self._flush()
 
     def _part(self) -> None:
-        """Wait PART_S at most for the broker to confirm that the jobs have ended; repeat what was lost."""
+        """Wait at most PART_S for the broker to confirm the end of the jobs.
+
+        Lost messages are repeated.
+        """
         end = time.monotonic() + PART_S
         self._flush()
         while not self._core.idle and time.monotonic() < end:
@@ -263,26 +282,29 @@ class Link:
             self._flush()
 
     def _act(self) -> None:
-        """Do what other threads have asked for by now: what they ask meanwhile comes when this has been sent, or a
-        thread that submits many jobs would have none of them sent before the last."""
+        """Run the actions that other threads have submitted so far.
+
+        Later actions run after these messages have been sent. Otherwise a thread that submits many jobs would delay the
+        first messages until the last job.
+        """
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
-        self._is_woken = False  # before the look, so that nothing is overlooked
+        self._is_woken = False  # reset first, so that no action is overlooked
         for _ in range(len(self._actions)):
             try:
                 action = self._actions.popleft()
-            except IndexError:  # taken back
+            except IndexError:  # the action was taken back
                 return
             action(self._core, time.monotonic())
 
     def _receive(self) -> None:
         for frames in drain(self._socket):
-            with contextlib.suppress(ProtocolError):  # dropped; the core repeats the request
+            with contextlib.suppress(ProtocolError):  # drop it; the core repeats the request
                 self._deliver(self._core.receive(decode(frames), time.monotonic()))
 
     def _flush(self) -> None:
         for message in self._core.take_outbox():
-            try_send(self._socket, encode(message))  # what a full queue refuses is sent again in time
+            try_send(self._socket, encode(message))  # a full queue refuses it; the core sends it again later
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
@@ -292,7 +314,7 @@ class Link:
                 sink(event)
 
     def _explained(self, event: Event) -> Event:
-        """Add to the failure of one whose broker never answered what is wrong with its address at the moment."""
+        """Add the present problem of the broker's address to a failure, if the broker never answered."""
         if not isinstance(event, RequestFailed) or event.error.code != "no_broker":
             return event
         reason = why_unreachable(self._core.address)

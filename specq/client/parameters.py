@@ -1,26 +1,26 @@
-"""The parameters of a request, by their flat names: how to sample, how to draft, how many completions.
+"""The parameters of a request by their flat names: sampling, drafting, number of completions.
 
     n           completions of the prompt, in [1, 128]; with n > 1 completion i has the seed `derived_seed(seed, i)`
-    bad_words   texts that are banned; `specq.client.request` says which tokens that means
+    bad_words   texts that are banned; `specq.client.request` describes which tokens these are
     seed        any 64-bit number, signed or not: see `seed_used`
     the others  fields of `SamplingParams` and `Speculation`
 
-Rule: a wrong value is a JobError (code `invalid`) that names the parameter (`JobError.field`) and says what is allowed.
-So is a value that the other parameters would make the verifier ignore.
+Rule: a wrong value raises JobError (code `invalid`). The error names the parameter (`JobError.field`) and the allowed
+values. A value that the verifier would ignore because of other parameters is an error too.
 
-How a job is treated: its urgency, and the id under which it is found again.
+The job options: urgency, and the key under which a job is found again.
 
-    priority  jobs of a higher one are placed first; in [-1000, 1000]
+    priority  jobs of a higher priority are placed first; in [-1000, 1000]
     deadline  seconds after which the job fails if it has not ended
-    job_key   a job that is submitted again with the same key is the job that there is. Its seed follows from the key
-              too, where one is needed and not given. None: the job is new
-    cache_salt   a secret: the KV of the prompt, and what earlier texts say, are shared with jobs of the same salt only.
-                 None: with all that have
-              none. In any case with those of the same API key, or key of the broker, only, where keys are used
+    job_key   names the job: a second submission with the same key joins the existing job. Its seed follows from the
+              key too, if a seed is needed and not given. None: the job is new
+    cache_salt   a secret. Only jobs with the same salt share the KV of the prompt and the drafts from earlier texts.
+                 None: jobs without a salt share them. Where keys are in use, only jobs of the same API key or broker
+                 key share at all
     tenant    for whom a gateway submits the job: the broker gives each tenant its own share (`Submit`)
-    trace     whether every process notes what happens to the job, for `specq trace`
-    explain   what became of drafts comes with the pieces of a stream (`Piece.rejected`, `Piece.rounds`)
-    keep_running   the job runs on at the broker when nobody waits for it any more
+    trace     whether every process records the events of the job, for `specq trace`
+    explain   whether the pieces of a stream report what became of drafts (`Piece.rejected`, `Piece.rounds`)
+    keep_running   whether the job keeps running at the broker when no caller waits for it
 
 No option changes the text of a job with a seed.
 """
@@ -51,14 +51,14 @@ from specq.protocol import (
 )
 from specq.verification import STRATEGIES, reason_against, strategy
 
-LINE_OPTIONS = ("priority", "deadline", "trace", "cache_salt")  # that a line of a prompts file may give
+LINE_OPTIONS = ("priority", "deadline", "trace", "cache_salt")  # allowed in a line of a prompts file
 OPTION_NAMES = (*LINE_OPTIONS, "job_key", "tenant", "keep_running", "explain")
 ID_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """Checked job options; `deadline_ms` 0: none."""
+    """Checked job options; `deadline_ms` 0 means no deadline."""
 
     priority: int = 0
     deadline_ms: int = 0
@@ -70,7 +70,7 @@ class JobOptions:
     cache_salt: str = ""
 
     def job_id(self, index: int) -> int:
-        """Return the job id of a completion: it follows from the job key; without a key it is random."""
+        """Return the job id of a completion: derived from the job key, or random without a key."""
         if self.job_key is None:
             return secrets.randbits(ID_BITS) or 1
         return keyed_number(f"{self.job_key} job {index}")
@@ -124,7 +124,7 @@ def _milliseconds(seconds: Any) -> int:
 
 
 def keyed_number(key: str) -> int:
-    """Return the number in [1, 2**63) that follows from a key."""
+    """Return a number in [1, 2**63) derived from a key."""
     return max(1, int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 1)
 
 
@@ -138,7 +138,7 @@ def label_of(request_id: Any) -> str:
 
 
 def id_of(label: str, job_id: int) -> Any:
-    """Return the request's id from a job's label; the job id if there is no label."""
+    """Return the request's id from a job's label, or the job id without a label."""
     try:
         return json.loads(label)
     except ValueError:
@@ -154,7 +154,7 @@ NAMES = (*SAMPLING, "n", "bad_words", *DRAFTING)
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Checked parameters; `n` is None where it was not given: one completion."""
+    """Checked parameters. `n` is None if not given, which means one completion."""
 
     sampling: SamplingParams
     speculation: Speculation
@@ -178,9 +178,12 @@ def read_parameters(given: dict[str, Any]) -> Parameters:
 
 
 def seed_used(seed: Any) -> int:
-    """Return the seed in [0, MAX_SEED] that a given one stands for: itself where it is one of these; for other numbers
-    of 64 bits the first 8 bytes of BLAKE2b (of that digest size) of the text `seed N`, N in decimal, as a little-endian
-    number, halved. Raises JobError for others."""
+    """Return the seed in [0, MAX_SEED] for a given 64-bit number.
+
+    A seed in this range stays as it is. For other 64-bit numbers the seed is derived from the text `seed N`, with N in
+    decimal. It is the 8-byte BLAKE2b digest of the text, as a little-endian number, halved. Raises JobError for other
+    values.
+    """
     if type(seed) is not int or not LEAST_SEED <= seed <= MOST_SEED:
         raise JobError(f"seed is {shown(seed)}, but must be a whole number from -2**63 to 2**64 - 1", field="seed")
     return seed if 0 <= seed <= MAX_SEED else keyed_number(f"seed {seed}")
@@ -218,7 +221,7 @@ def _count(n: Any) -> int | None:
 
 
 def _words(words: Any) -> tuple[str, ...]:
-    """Return bad words as given: one text, or several."""
+    """Return bad words as a tuple: one text, or several."""
     listed = (words,) if isinstance(words, str) else words
     if isinstance(listed, (list, tuple)) and len(listed) > MAX_LISTED:
         raise JobError(f"bad_words has {len(listed)} entries, but must have at most {MAX_LISTED}", field="bad_words")

@@ -1,10 +1,10 @@
-"""A request that waits for its answer, and the order in which requests for jobs are sent.
+"""The requests that wait for an answer, by key, and what to send for them.
 
-The requests that wait for their answer, by key, and what is to be sent for them.
+`PendingRequest` is one such request. `Turns` is the order in which requests for jobs are sent.
 
-Jobs that are to stop: `Cancel` is sent again until the broker says that the job has ended.
+`Stops` holds the jobs to stop. It repeats `Cancel` until the broker reports the end of the job.
 
-Rule: for a job that nobody waits for any more it is sent MAX_TRIES times at most; the job may have ended before, and
+Rule: for a job without a waiting caller, `Cancel` is sent at most MAX_TRIES times. The job may have ended before, and
 then the broker does not answer.
 """
 
@@ -17,31 +17,31 @@ from dataclasses import dataclass, replace
 from specq.client.events import Event, FoundJob, ReceivedTranscript, RequestFailed
 from specq.protocol import Cancel, Failed, Follow, JobError, JobInfo, LogprobRecord, Message, Submit, Tokens
 
-MAX_UNANSWERED = 256  # jobs that were sent and not answered yet; the others wait their turn
+MAX_UNANSWERED = 256  # most jobs sent and not answered; the others wait
 
 
 @dataclass(slots=True)
 class PendingRequest:
     """A request that waits for its answer; `started` and `sent` are infinite until it is sent.
 
-    Of a job, there are three kinds: one that is submitted and waited for (`own_job`), one that is looked up (`search`),
-    and one that is left to the broker, which has no transcript.
+    A request for a job is one of three kinds: submitted (`own_job`), looked up (`search`), or detached. The first has a
+    waiting caller. The last has no transcript.
     """
 
     message: Callable[[], Message]
     patience: float  # silence after which it is sent again
     transcript: ReceivedTranscript | None = None  # of a job whose tokens are wanted
-    is_own: bool = False  # a job that is waited for, and stopped when nobody does any more
-    keep_running: bool = False  # then it is left to the broker instead
+    is_own: bool = False  # a job of this client: it stops when no caller waits for it
+    keep_running: bool = False  # the job is left to the broker instead
     until_end: bool = True  # whether a search waits for the end of the job
     info: JobInfo | None = None  # of a job that is looked up, once it is known
     started: float = math.inf
     sent: float = math.inf
-    progress: float | None = None  # when the broker last said something in answer to it
-    broker_until: float = -math.inf  # until when a broker is waited for that does not answer
-    verifier_until: float = -math.inf  # until when a verifier is waited for
-    waits_for: tuple[str, str] = ("", "")  # what the user was last notified of, and the broker's reason then
-    doomed: bool = False  # its tokens ended with "error"; the reason may still be on its way
+    progress: float | None = None  # time of the broker's last answer to it
+    broker_until: float = -math.inf  # how long to wait for a silent broker
+    verifier_until: float = -math.inf  # how long to wait for a verifier
+    waits_for: tuple[str, str] = ("", "")  # the last notice to the user, and the broker's reason for it
+    doomed: bool = False  # its tokens ended with "error"; the reason may follow
 
     @property
     def is_search(self) -> bool:
@@ -49,7 +49,7 @@ class PendingRequest:
         return self.transcript is not None and not self.is_own
 
     def join(self, job: Submit) -> list[Event]:
-        """Return what one who submits a job again, while it is waited for, has missed."""
+        """Return the events so far, for a caller that submits a waiting job again."""
         message = self.message()
         assert isinstance(message, Submit) and self.transcript is not None, "only own jobs are joined"  # noqa: PT018
         is_same = job.digest == message.digest if job.digest else replace(message, have=0) == replace(job, have=0)
@@ -58,14 +58,14 @@ class PendingRequest:
         return [*self.transcript.so_far(job.job_id)]
 
     def found(self, job_id: int, error: JobError | None = None) -> FoundJob:
-        """Return the job that was looked up, as far as it is known; the times are the broker's."""
+        """Return what is known of a job that was looked up. The times are the broker's."""
         assert self.transcript is not None, "only a search finds a job"
         finished = self.info.elapsed_ms / 1e3 if self.info else None
         transcript = replace(self.transcript, started=0.0, first_token=None, finished=finished)
         return FoundJob(job_id, self.info, transcript, error)
 
     def take_info(self, info: JobInfo) -> None:
-        """Note the description of a job that is looked up."""
+        """Store the description of a job that is looked up."""
         if self.info is None and self.transcript is not None:
             self.transcript.logprobs = LogprobRecord(info.params.logprobs)
         self.info = info
@@ -75,9 +75,10 @@ class PendingRequest:
         return self.sent + self.patience
 
     def deadline(self, timeout_s: float, heard: float | None) -> float:
-        """Return when to give up: `timeout_s` after the last answer to this request, whatever else the broker says.
+        """Return when to give up: `timeout_s` after the last answer to this request.
 
-        A job that the broker has taken may wait for long: it is given up when the broker, `heard` last then, is silent.
+        A job that the broker has accepted may wait for long. It is given up `timeout_s` after `heard`, the time of the
+        broker's last message.
         """
         answered = self.started if self.progress is None else self.progress
         if self.transcript is not None and self.progress is not None:
@@ -85,7 +86,10 @@ class PendingRequest:
         return max(answered + timeout_s, self.broker_until)
 
     def silence(self, address: str, timeout_s: float, heard: float | None, now: float) -> tuple[str, str]:
-        """Return the code and the reason of one that is given up; the broker was `heard` last then."""
+        """Return the code and the reason for a request that is given up.
+
+        `heard` is the time of the broker's last message.
+        """
         if heard is None:
             return "no_broker", no_broker(address, max(timeout_s, round(now - self.started, 1)))
         if now < heard + timeout_s:
@@ -109,7 +113,7 @@ def search(job_id: int, patience: float, now: float, *, until_end: bool) -> Pend
 
 
 def no_broker(address: str, timeout_s: float) -> str:
-    """Return the message for a user whose broker does not answer."""
+    """Return the user's message for a broker that does not answer."""
     return (
         f"no broker answered at {address} within {timeout_s:g} s; start one with `make broker` or `specq up`, "
         "or name another with --broker; one with keys answers only to keys that it knows (--keys)"
@@ -117,8 +121,7 @@ def no_broker(address: str, timeout_s: float) -> str:
 
 
 class Turns:
-    """The jobs that were not sent yet, in order. At most MAX_UNANSWERED are under way, so that each is answered in
-    time."""
+    """The unsent jobs, in order. At most MAX_UNANSWERED are in progress, so that each is answered in time."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, None] = {}
@@ -129,16 +132,16 @@ class Turns:
         return job_id in self._waiting
 
     def add(self, job_id: int) -> None:
-        """Let a job wait for its turn."""
+        """Add a job that waits for its turn."""
         self._waiting[job_id] = None
 
     def next(self) -> int | None:
-        """Return the job that may be sent now, if any."""
+        """Return the next job that may be sent now, if any."""
         room = len(self._unanswered) < MAX_UNANSWERED
         return next(iter(self._waiting), None) if room else None
 
     def sent(self, job_id: int) -> None:
-        """Note that a job is under way."""
+        """Note that a job was sent."""
         self._waiting.pop(job_id, None)
         self._unanswered.add(job_id)
 
@@ -147,13 +150,16 @@ class Turns:
         self._unanswered.discard(job_id)
 
     def forget(self, job_id: int) -> None:
-        """Note that nobody asks for a job any more."""
+        """Forget a job that no caller requests any more."""
         self._waiting.pop(job_id, None)
         self._unanswered.discard(job_id)
 
 
 class OpenRequests(dict[int | str, PendingRequest]):
-    """Requests for jobs (by job id) wait for their turn; others (by name) are sent at once."""
+    """The open requests.
+
+    Requests for jobs (by job id) wait for their turn. Others (by name) are sent at once.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +173,7 @@ class OpenRequests(dict[int | str, PendingRequest]):
         self.outbox.append(request.message())
 
     def queue(self, job_id: int, request: PendingRequest, now: float) -> None:
-        """Send a request for a job when its turn comes."""
+        """Add a request for a job; it is sent when its turn comes."""
         self[job_id] = request
         self._turns.add(job_id)
         self.send_waiting(now)
@@ -194,7 +200,7 @@ class OpenRequests(dict[int | str, PendingRequest]):
             self._turns.answered(job_id)
 
     def leave(self, key: int | str) -> None:
-        """Wait for a job no longer than until the broker has it."""
+        """Keep a job's request only until the broker has the job."""
         request = self[key]
         request.transcript, request.is_own = None, False
         if request.progress is not None:
@@ -207,8 +213,13 @@ class OpenRequests(dict[int | str, PendingRequest]):
             self._turns.forget(key)
 
     def give_up(self, address: str, timeout_s: float, heard: float | None, now: float) -> list[Event]:
-        """End the requests that got no answer in time; the broker at `address` was `heard` last then. If it has been
-        silent for as long, those that wait for their turn end with them: each would wait as long."""
+        """End the requests without an answer in time.
+
+        `heard` is the time of the last message of the broker at `address`.
+
+        If the broker has been silent for that long, requests that wait for their turn fail too. Each would wait as
+        long.
+        """
         late = [(key, request) for key, request in self.items() if now >= request.deadline(timeout_s, heard)]
         if late and (heard is None or now >= heard + timeout_s):
             late += [(key, request) for key, request in self.items() if request.started == math.inf]
@@ -221,7 +232,7 @@ class OpenRequests(dict[int | str, PendingRequest]):
 
 
 MAX_TRIES = 6
-RETRY_S = 0.25  # at first; then twice as long each time
+RETRY_S = 0.25  # first pause; each further pause is twice as long
 
 
 @dataclass(slots=True)
@@ -232,7 +243,10 @@ class _Stop:
 
 
 class Stops:
-    """The jobs that are to stop, and when `Cancel` is next sent for each; the longest pause is `longest_s`."""
+    """The jobs to stop, and when to send the next `Cancel` for each.
+
+    `longest_s` is the longest pause.
+    """
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
@@ -242,17 +256,17 @@ class Stops:
         return len(self._stops)
 
     def add(self, job_id: int, now: float) -> Cancel:
-        """Return the first `Cancel` of a job, or another at once."""
+        """Return the first `Cancel` of a job, or a further one at once."""
         patience = min(RETRY_S, self._longest_s)
         self._stops.setdefault(job_id, _Stop(now + patience, patience))
         return Cancel(job_id=job_id)
 
     def forget(self, job_id: int) -> None:
-        """Do not stop a job after all: it was submitted again."""
+        """Do not stop a job: it was submitted again."""
         self._stops.pop(job_id, None)
 
     def take(self, message: Message) -> None:
-        """Note the end of a job; a broker that has no verifier for it has not ended it."""
+        """Note the end of a job. A `Failed` because of a missing verifier is not an end."""
         match message:
             case Tokens(finish="") | Failed(code="no_verifier"):
                 return
@@ -260,7 +274,10 @@ class Stops:
                 self._stops.pop(message.job_id, None)
 
     def due(self, now: float, awaited: Container[int | str]) -> list[Cancel]:
-        """Return the messages to send again; `awaited` are the jobs whose end somebody waits for."""
+        """Return the messages to send again.
+
+        `awaited` are the jobs with a caller that waits for their end.
+        """
         for job_id in [i for i, stop in self._stops.items() if stop.tries >= MAX_TRIES and i not in awaited]:
             del self._stops[job_id]
         due = [(job_id, stop) for job_id, stop in self._stops.items() if now >= stop.due]

@@ -1,12 +1,12 @@
-"""Files of prompts to files of results, both JSONL: what `specq submit` does.
+"""Files of prompts to files of results, both JSONL: the work of `specq submit`.
 
-A line is `{"prompt": text}`, `{"messages": [...]}` or `{"token_ids": [...]}`, optionally with `id`, any parameter
-(`specq.client.parameters`), and for messages `chat_template_kwargs`. Each completion has a result line, in the same
-order; see `specq.client.Result` for its fields.
+A line is `{"prompt": text}`, `{"messages": [...]}` or `{"token_ids": [...]}`. It may also have `id`, any parameter
+(`specq.client.parameters`), and for messages `chat_template_kwargs`. Each completion gives a result line, in the same
+order; `specq.client.Result` describes its fields.
 
-Rule: a line that is wrong, or whose job fails, becomes a result with `error`; other lines are not affected.
+Rule: a wrong line, or a line whose job fails, becomes a result with `error`. Other lines are not affected.
 
-`specq submit --detach`: the lines of a prompts file become jobs that nobody waits for.
+`specq submit --detach`: the lines of a prompts file become jobs without a waiting client.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from specq.client.sync import Client
 from specq.protocol import BROKER_GONE, MOST_LEVELS, JobError, is_too_deep, known_names
 
 _KEYS = (*SOURCES, CHAT_VARIABLES, "id", *NAMES, *LINE_OPTIONS)
-_READ_AHEAD = 4  # lines that wait for each one in flight, so that a slow line does not hold up the others
+_READ_AHEAD = 4  # lines read ahead per line in progress, so that a slow line does not block the others
 
 Write = Callable[[list[Result]], None]
 Show = Callable[[str], None]
@@ -38,7 +38,7 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """A line of a prompts file; `error` says why it cannot be used."""
+    """A line of a prompts file; `error` is the reason if it cannot be used."""
 
     number: int
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class PromptLine:
 
     @property
     def id(self) -> Any:
-        """The id that the line gives, else its number."""
+        """The id given in the line, else its number."""
         return self.arguments.get("id", self.number)
 
     @property
@@ -55,7 +55,7 @@ class PromptLine:
         return prompt if isinstance(prompt, str) else None
 
     def request(self, defaults: dict[str, Any], *, as_chat: bool) -> dict[str, Any]:
-        """Return the arguments of `Client.generate`; with `as_chat` a prompt is a user's message."""
+        """Return the arguments of `Client.generate`; with `as_chat` a prompt becomes a user's message."""
         arguments = defaults | {"id": self.id} | self.arguments
         if is_batch(self.arguments):
             raise JobError("a list of prompts is not supported; put each prompt on its own line")
@@ -71,14 +71,14 @@ class PromptLine:
 
 
 def read_lines(raw_lines: Iterable[bytes]) -> Iterator[PromptLine]:
-    """Yield the lines of a prompts file, numbered from 1, without blank ones."""
+    """Yield the lines of a prompts file, numbered from 1, without blank lines."""
     for number, raw in enumerate(raw_lines, 1):
         if raw.removeprefix(BOM_UTF8).strip():
             yield parse_line(number, raw)
 
 
 def parse_line(number: int, raw: bytes) -> PromptLine:
-    """Return a line as arguments of `Client.generate`, or with the reason why it is malformed."""
+    """Return a line as arguments of `Client.generate`, or with the reason if it is malformed."""
     try:
         values = json.loads(raw.decode("utf-8-sig").rstrip(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -117,8 +117,12 @@ def _kind(value: object) -> str:
 
 
 def result_line(result: Result, *, verbose: bool = False) -> bytes:
-    """Return a result as a line of JSON, if `verbose` with all counters; plain ASCII if it echoes what UTF-8 cannot
-    hold."""
+    """Return a result as a line of JSON.
+
+    verbose  includes all counters.
+
+    The line is plain ASCII if the result has text that UTF-8 cannot represent.
+    """
     values = result.to_dict(verbose=verbose)
     try:
         return json.dumps(values, ensure_ascii=False).encode() + b"\n"
@@ -140,15 +144,16 @@ def run_lines(
     show: Show | None = None,
     key: str | None = None,
 ) -> int:
-    """Complete all lines, at most `concurrency` at a time; return the number of results that are failures.
+    """Complete all lines, at most `concurrency` at a time; return the number of failed results.
 
-    defaults  parameters for lines that do not give their own
-    write     is called with the results of each line (several if `n` is above 1), in the order of the lines
-    as_chat   a prompt is the user's message in a chat, for the model's template
-    show      is given each completion's text as it grows (and then one line runs at a time)
-    key       names the run: a line that is run again under the same key gets the job that there is (`Line.job_key`)
+    defaults  parameters for lines that do not set their own.
+    write     called with the results of each line (several if `n` is above 1), in the order of the lines.
+    as_chat   a prompt is the user's message in a chat, for the model's template.
+    show      called with each completion's text as it grows; then one line runs at a time.
+    key       names the run. A line that runs again under the same key joins its job (`PromptLine.job_key`).
 
-    Raises JobError if the broker is gone and there is a key: the run can be continued later. Its jobs are not stopped.
+    Raises JobError if the broker is gone and a key is given. Then the run can be continued later, and its jobs keep
+    running.
     """
     complete = _Completer(client, defaults, as_chat=as_chat, show=show, key=key)
     num_failed = 0
@@ -163,7 +168,7 @@ def run_lines(
 
 
 class _Completer:
-    """Makes a line's results, whatever happens."""
+    """Makes a line's results, also when it fails."""
 
     def __init__(
         self, client: Client, defaults: dict[str, Any], *, as_chat: bool, show: Show | None, key: str | None
@@ -191,8 +196,7 @@ class _Completer:
 
 
 def show_pieces(pieces: Iterable[Piece], show: Show) -> list[Result]:
-    """Show the texts of all completions, one after the other, each as it grows when its turn comes; return the
-    results."""
+    """Show the texts of all completions in turn, each as it grows; return the results."""
     results: dict[int, Result] = {}
     waiting: dict[int, str] = {}
     turn = 0
@@ -219,7 +223,7 @@ def _to_chat(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def failure(line: PromptLine, reason: str) -> Result:
-    """Return the result of a line that has none."""
+    """Return the result of a line that has failed."""
     return Result(line.id, line.prompt, error=reason)
 
 
@@ -237,7 +241,7 @@ def _in_order(
         while waiting:
             yield waiting.popleft().result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # those that still wait fail when the client closes
+        pool.shutdown(wait=False, cancel_futures=True)  # waiting lines fail when the client closes
 
 
 _AT_ONCE = 256  # lines
@@ -245,7 +249,7 @@ _AT_ONCE = 256  # lines
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """A line's jobs; `error` says why it has none, or why some are missing."""
+    """A line's jobs; `error` is the reason if jobs are missing."""
 
     job_ids: tuple[int, ...] = ()
     error: str = ""
@@ -254,7 +258,7 @@ class Detached:
 def detach_lines(
     client: Client, desk: JobDesk, lines: Iterable[PromptLine], defaults: dict[str, Any], *, as_chat: bool = False
 ) -> Iterator[Detached]:
-    """Submit all lines; yield the jobs of each line, in order, when the broker has taken them."""
+    """Submit all lines; yield the accepted jobs of each line, in order."""
     lines = iter(lines)
     while chunk := list(islice(lines, _AT_ONCE)):
         requests = [_request(client, line, defaults, as_chat=as_chat) for line in chunk]
@@ -265,7 +269,7 @@ def detach_lines(
 
 
 def _request(client: Client, line: PromptLine, defaults: dict[str, Any], *, as_chat: bool) -> Request | str:
-    """Return a line's request, or why there is none."""
+    """Return a line's request, or the reason why it has none."""
     if line.error:
         return line.error
     try:

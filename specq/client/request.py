@@ -1,20 +1,20 @@
-"""A request, read from top to bottom: the arguments of a call in, a `Submit` for each completion out.
+"""A request: the arguments of a call in, one `Submit` per completion out.
 
-Several prompts in one call: `specq.client.completions`.
+For several prompts in one call, see `specq.client.completions`.
 
-The arguments are one source (`SOURCES`), for a chat optionally `chat_template_kwargs`, optionally `id`, job options
-(`specq.client.parameters`) and parameters (`specq.client.parameters`); None means not given. To add one: its reader in
-one of these two modules.
+The arguments are one source (`SOURCES`) and parameters. Optional are `id`, job options, and for a chat
+`chat_template_kwargs`. None means not given. `specq.client.parameters` has the job options and parameters. To add an
+argument, add its reader there or here.
 
-Rule: a request that cannot run is a JobError (code `invalid`) that names the field (`JobError.field`), its value and
-what is allowed. It is raised before anything is sent.
+Rule: a request that cannot run raises JobError (code `invalid`) before anything is sent. The error names the field
+(`JobError.field`), its value and the allowed values.
 
-Bad words, as the token sequences that a verifier never completes.
+Bad words are token sequences that a verifier never completes.
 
-Tokens are banned, not text. Each word is banned as the tokenizer spells it alone and as it spells it after a space.
-vLLM does the same (`SamplingParams.update_from_tokenizer`), except that it drops the second spelling if its number of
-tokens differs. The same letters may still appear in another way: cut into other tokens, across the end of a token that
-also holds the text before or after, or in capitals. And the tokens are banned everywhere, also within a longer word.
+Tokens are banned, not text. Each word is banned in two spellings: alone, and after a space. vLLM does the same
+(`SamplingParams.update_from_tokenizer`). But it drops the second spelling if its number of tokens differs. The same
+letters may still appear in another form: in capitals, or in other tokens. They may also cross the end of a token that
+holds other text too. The tokens are banned everywhere, also within a longer word.
 """
 
 from __future__ import annotations
@@ -37,12 +37,18 @@ TokenIds = tuple[int, ...]
 
 
 def bad_word_ids(words: Iterable[str], codec: TextCodec) -> tuple[TokenIds, ...]:
-    """Return the token sequences of the words, each once; raises JobError for a word that has no tokens."""
+    """Return the token sequences of the words, each once.
+
+    Raises JobError for a word without tokens.
+    """
     return tuple(dict.fromkeys(spelling for word in words for spelling in _spellings(word.lstrip(" "), codec)))
 
 
 def _spellings(word: str, codec: TextCodec) -> list[TokenIds]:
-    """Return a word's tokens, and those of the word after a space unless they end with the first ones."""
+    """Return the tokens of a word alone and after a space.
+
+    The second are left out if they end with the first.
+    """
     alone, spaced = tuple(codec.encode_part(word)), tuple(codec.encode_part(" " + word))
     if not alone:
         raise JobError(f"bad_words has {shown(word)}, which the tokenizer cannot encode", field="bad_words")
@@ -55,8 +61,10 @@ CHAT_VARIABLES = "chat_template_kwargs"  # for the chat template, beside `messag
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as the broker serves it, with its tokenizer; `asked` is the name that was asked for, "" the only
-    model."""
+    """A served model and its tokenizer.
+
+    asked  the name that the caller gave; "" means the only model.
+    """
 
     info: ModelInfo
     codec: TextCodec
@@ -64,7 +72,7 @@ class ServedModel:
 
     @property
     def context_length(self) -> int:
-        """How many tokens the model takes, the generated ones included."""
+        """The model's most tokens, prompt and generated tokens together."""
         return min(self.info.max_length, self.info.kv_slots or self.info.max_length)
 
 
@@ -75,11 +83,11 @@ Reader = Callable[[Any, ServedModel], tuple[str, Sequence[int]]]
 class Request:
     """A request that is ready to be sent.
 
-    prompt    its text: as given, or of the chat template, or of the token ids
-    submits   a job for each completion, in order; they differ in job id and seed
-    listed    whether `n` was given, so that the answer is a list
-    in_batch  whether it came in a list of prompts
-    keep_running   whether the jobs run on when nobody waits for them any more
+    prompt    its text: as given, or from the chat template, or from the token ids.
+    submits   one job per completion, in order; they differ in job id and seed.
+    listed    whether `n` was given, so that the answer is a list.
+    in_batch  whether it is part of a list of prompts.
+    keep_running  whether the jobs keep running when no caller waits for them.
     """
 
     id: Any
@@ -91,7 +99,10 @@ class Request:
 
 
 def read_request(arguments: dict[str, Any], served: ServedModel) -> Request:
-    """Check the arguments of one prompt against the model that is served, and return the request."""
+    """Check the arguments of one prompt against the served model, and return the request.
+
+    Raises JobError (code `invalid`) if the request cannot run.
+    """
     given = _given(arguments)
     options, parameters = _read_values(given)
     source = _source(given)
@@ -127,7 +138,10 @@ def read_request(arguments: dict[str, Any], served: ServedModel) -> Request:
 
 
 def check_values(arguments: dict[str, Any]) -> None:
-    """Raise JobError for job options and parameters that no model could take; `arguments` has no source."""
+    """Raise JobError for job options and parameters that are wrong for any model.
+
+    `arguments` has no source.
+    """
     _read_values(_given(arguments))
 
 
@@ -139,14 +153,14 @@ def _given(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_values(given: dict[str, Any]) -> tuple[JobOptions, Parameters]:
-    """Return the job options and the parameters, checked as far as that needs no model."""
+    """Return the job options and the parameters, with all checks that need no model."""
     options = read_job_options(given)
     others = (*SOURCES, CHAT_VARIABLES, "id", *OPTION_NAMES)
     return options, read_parameters({name: value for name, value in given.items() if name not in others})
 
 
 def _source(given: dict[str, Any]) -> str:
-    """Return the name of the one source that is given."""
+    """Return the name of the one given source."""
     names = [name for name in SOURCES if name in given]
     if len(names) != 1:
         raise not_one_source(names)
@@ -157,14 +171,14 @@ def _source(given: dict[str, Any]) -> str:
 
 
 def not_one_source(names: Sequence[str]) -> JobError:
-    """Return the error of a request with no source, or with several."""
+    """Return the error for a request with no source, or with several."""
     reason = f"give exactly one of {', '.join(SOURCES)}, not {' and '.join(names) or 'none'}"
     return JobError(reason, field=[*names, *SOURCES][0])
 
 
 @contextmanager
 def _blaming(field: str) -> Iterator[None]:
-    """Let this field be the one at fault in an error that names none."""
+    """Add this field's name to an error that has none."""
     try:
         yield
     except JobError as error:
@@ -193,7 +207,7 @@ def _check_known(token_ids: Sequence[int], served: ServedModel) -> None:
         outside = next(i for i in token_ids if not 0 <= i < limit)
         if not 0 <= outside < info.num_tokens:
             raise JobError(f"token id {outside} is outside the vocabulary of {info.name} (0 to {limit - 1})")
-        text = served.codec.decode([outside], skip_special=False)  # added to the tokenizer without resizing the model
+        text = served.codec.decode([outside], skip_special=False)  # the tokenizer has it, but the model was not resized
         raise JobError(
             f"the prompt has the token {shown(text)} (id {outside}), which {info.name} does not have: its tokenizer "
             f"has {info.num_tokens} tokens, the model {info.vocab_size}; leave it out"
@@ -223,7 +237,7 @@ def _from_messages(variables: Any, messages: Any, served: ServedModel) -> tuple[
 
 
 def _from_ids(token_ids: Any, served: ServedModel) -> tuple[str, Sequence[int]]:
-    """Take ids as they are: a list, a tuple or an integer array."""
+    """Return ids unchanged: a list, a tuple or an integer array."""
     ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
     if not isinstance(ids, (list, tuple)) or not set(map(type, ids)) <= {int}:
         raise JobError("token_ids must be a list of integers")
@@ -242,7 +256,10 @@ def _room(prompt_ids: Int32Array, served: ServedModel) -> int:
 
 
 def _fitted(parameters: Parameters, room: int, served: ServedModel) -> SamplingParams:
-    """Return the sampling parameters for this model: bad words as token ids, `max_tokens` cut to the room."""
+    """Return the sampling parameters for this model.
+
+    Bad words become token ids, and `max_tokens` is limited to the room.
+    """
     asked = parameters.sampling
     _check_against(asked, served.info, room)
     banned = bad_word_ids(parameters.bad_words, served.codec)
@@ -253,8 +270,11 @@ def _fitted(parameters: Parameters, room: int, served: ServedModel) -> SamplingP
 
 
 def _ending_turns(params: SamplingParams, served: ServedModel) -> SamplingParams:
-    """Return the parameters of a chat: where no file of the model names a token that ends a text, the end of a turn
-    does. It stands in the job, which ends by it wherever it goes on."""
+    """Return the parameters of a chat, where the end of a turn may end the text.
+
+    This applies if no file of the model names an end-of-text token. The job carries this choice, so it ends the same
+    way on any verifier.
+    """
     turn_end = None if params.ignore_eos or served.info.eos_ids else served.codec.turn_end
     if turn_end is None or turn_end >= served.info.vocab_size or turn_end in params.stop_token_ids:
         return params
@@ -262,8 +282,10 @@ def _ending_turns(params: SamplingParams, served: ServedModel) -> SamplingParams
 
 
 def _check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:
-    """Raise JobError for parameters that the model cannot take; `room`: tokens that it can generate after the
-    prompt."""
+    """Raise JobError for parameters that the model does not support.
+
+    room  number of tokens that the model can generate after the prompt.
+    """
     named = {
         "stop_token_ids": params.stop_token_ids,
         "logit_bias": [token for token, _ in params.logit_bias],
@@ -277,7 +299,7 @@ def _check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:
 
 
 def _check_vocabulary(name: str, token_ids: Sequence[int], info: ModelInfo) -> None:
-    """Raise JobError for a token id of this parameter that the model has no logit for."""
+    """Raise JobError for a token id in this parameter without a logit in the model."""
     outside = [token for token in token_ids if token >= info.vocab_size]
     if outside:
         allowed = f"(0 to {info.vocab_size - 1})"
@@ -286,12 +308,12 @@ def _check_vocabulary(name: str, token_ids: Sequence[int], info: ModelInfo) -> N
 
 
 def _seed(sampling: SamplingParams, options: JobOptions, given: dict[str, Any]) -> int:
-    """Return the seed that was given; if sampling needs one and none was given, that of the job key or a random one."""
+    """Return the given seed. If a needed seed is missing, derive it from the job key or draw it."""
     if sampling.temperature == 0 or "seed" in given:
         return sampling.seed
     return secrets.randbelow(MAX_SEED + 1) if options.job_key is None else options.seed
 
 
 def _seeds(seed: int, count: int) -> list[int]:
-    """Return a seed for each completion; a single one has the request's own."""
+    """Return a seed for each completion; a single completion has the request's own."""
     return [seed] if count == 1 else [derived_seed(seed, index) for index in range(count)]

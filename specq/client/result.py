@@ -1,7 +1,7 @@
-"""What a caller gets: pieces of text while a job runs, one result when it has ended.
+"""The results of a call: pieces of text during a job, one result at its end.
 
-Rule: a `Result` has exactly the fields of a line in a results file (docs/reference/jobs.md, "Results"), and `to_dict`
-is that line.
+Rule: a `Result` has exactly the fields of a results file's line (docs/reference/jobs.md, "Results"). `to_dict` returns
+that line.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from specq.text import Detokenizer, PromptIds, StopMatcher, TextCodec
 class Result:
     """A completion.
 
-    token_ids      all generated tokens, the one that ended the text included
-    text           their text, without special tokens and stop strings
-    finish_reason  "stop", "length", "cancelled" or "error"
-    index          which of several completions of the prompt this is, from 0; None if it is the only one
-    usage          prompt_tokens, completion_tokens; cached_tokens: of the prompt, those whose KV was there already when
-                   the session was opened that gave the first token
-    logprobs       if asked for, of each token {"token_id", "logprob", "top": [[token id, logprob], ...], "offset"};
-                   at `offset` of the text begins what the token adds
-    stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (the target's own token
-                   included), tokens_per_second and time_to_first_token_ms (both from the submission), candidates and
-                   depth (mean leaves and depth of the trees verified), seed (that was used: `seed_used`)
-    internal       what else was counted, whose names may change: hit_rate (rounds that began with live nodes),
-                   wasted_rows (nodes verified but not accepted), min_accept_prob (how likely a node had to be to be
-                   verified, on average), and the broker's and verifier's counters (`JobStats`, `SessionStats`)
+    token_ids      all generated tokens, including the token that ended the text.
+    text           their text, without special tokens and stop strings.
+    finish_reason  "stop", "length", "cancelled" or "error".
+    index          index among several completions of the prompt, from 0; None for a single completion.
+    usage          prompt_tokens, completion_tokens, cached_tokens. The last is the number of prompt tokens with cached
+                   KV when the session that gave the first token opened.
+    logprobs       if requested, for each token {"token_id", "logprob", "top": [[token id, logprob], ...], "offset"}.
+                   `offset` is where the token's part of `text` begins.
+    stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (including the target's
+                   own token). tokens_per_second and time_to_first_token_ms, both from the submission. candidates and
+                   depth: mean leaves and depth of the verified trees. seed: the seed in use (`seed_used`).
+    internal       further counts, whose names may change. hit_rate: rounds that began with live nodes. wasted_rows:
+                   nodes verified but not accepted. min_accept_prob: the mean minimum probability of verified nodes. The
+                   broker's and verifier's counters (`JobStats`, `SessionStats`).
     """
 
     id: Any
@@ -51,8 +51,10 @@ class Result:
     internal: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self, *, verbose: bool = False) -> dict[str, Any]:
-        """Return the result as JSON-able values; `index` and `logprobs` only where there are any, `internal` if
-        `verbose`."""
+        """Return the result as JSON-able values.
+
+        `index` and `logprobs` are there only if set, `internal` only if `verbose`.
+        """
         values = asdict(self)
         index, logprobs, internal = (values.pop(name) for name in ("index", "logprobs", "internal"))
         head = {"id": values.pop("id")} | ({} if index is None else {"index": index})
@@ -64,16 +66,16 @@ class Result:
 class Piece:
     """The text and tokens of one message.
 
-    text      text that may be shown now; tokens whose text is not certain yet have none
-    token_ids, origins   the new tokens, and where each comes from: a name of `specq.protocol.ORIGINS`
-    texts     the text that each of them makes certain
-    logprobs  if asked for, of each new token, as in `Result`
-    spans     `text` cut by origin: (text, origin)
-    rejected  with the option `explain`: drafts that were verified beside these tokens and not accepted
-    rounds    with it: the rounds that these tokens came from
-    result    with the completion's last piece
-    index     which of the prompt's completions this belongs to, from 0
-    place     which of several prompts, from 0
+    text      text that may be shown now; a token whose text is still uncertain adds none.
+    token_ids, origins  the new tokens, and the origin of each: a name of `specq.protocol.ORIGINS`.
+    texts     the text that each token makes certain.
+    logprobs  if requested, of each new token, as in `Result`.
+    spans     `text` cut by origin: (text, origin).
+    rejected  with the option `explain`: drafts that were verified beside these tokens and not accepted.
+    rounds    with the option `explain`: the tokens' rounds.
+    result    set in the completion's last piece.
+    index     index among the completions of the prompt, from 0.
+    place     index among several prompts, from 0.
     """
 
     text: str
@@ -90,7 +92,7 @@ class Piece:
 
 
 class PieceMaker:
-    """Turns new tokens of one completion into pieces of text; of the first `num_known` tokens, nothing is shown."""
+    """Turns new tokens of one completion into pieces; the first `num_known` tokens give no text."""
 
     def __init__(
         self,
@@ -101,14 +103,17 @@ class PieceMaker:
         num_known: int = 0,
         before: PromptIds = (),
     ) -> None:
-        """`before`: the prompt."""
+        """Take the codec, the parameters and the completion's place.
+
+        before  the prompt.
+        """
         self._text_of = codec, params.stop, params.min_tokens, before
         self._index, self._place, self._num_known = index, place, num_known
         self._last_origin = OWN  # of the last token
 
     @cached_property
     def _matcher(self) -> StopMatcher:
-        """Made for the first piece: most who wait for a result ask for none."""
+        """The matcher of stop strings, created for the first piece: most callers of `generate` request none."""
         return StopMatcher(*self._text_of)
 
     def piece(self, new: NewTokens) -> Piece:
@@ -133,13 +138,13 @@ class PieceMaker:
         )
 
     def _push(self, token_id: int) -> tuple[int, str]:
-        """Take a token; return where what it adds begins, and the text that it makes certain."""
+        """Take a token; return where its text begins, and the text that it makes certain."""
         offset = self._matcher.offset
         self._matcher.push((token_id,))
         return offset, self._matcher.take()
 
     def last(self, result: Result, new: NewTokens | None = None) -> Piece:
-        """Return the last tokens, if they come with the end, what was held back, and the result."""
+        """Return the last piece: the last tokens, the text held back, and the result."""
         piece = self.piece(new or NewTokens(0, (), ()))
         rest = self._matcher.finish()
         texts = (*piece.texts[:-1], piece.texts[-1] + rest) if piece.texts else ()
@@ -155,17 +160,18 @@ def _spans(texts: Sequence[str], origins: Sequence[str]) -> tuple[tuple[str, str
 
 
 def _placed(entries: Sequence[dict[str, Any]], offsets: Sequence[int]) -> tuple[dict[str, Any], ...]:
-    """Return log-probabilities with the places of their tokens; none where none were asked for."""
+    """Return log-probabilities with the offsets of their tokens, or none if none were requested."""
     return tuple({**entry, "offset": offset} for entry, offset in zip(entries, offsets, strict=False))
 
 
 def completion_text(
     codec: TextCodec, token_ids: list[int], params: SamplingParams, before: PromptIds = ()
 ) -> tuple[str, list[int]]:
-    """Return the text of all tokens up to the first stop string that may end it, and, where log-probabilities are asked
-    for, where each token begins in it.
+    """Return the text up to the first possible stop string, and each token's offset in it.
 
-    before  the prompt
+    before  the prompt.
+
+    The offsets are there only if log-probabilities are requested.
     """
     if not params.stop and params.logprobs < 0:
         detokenizer = Detokenizer(codec, before)
@@ -178,9 +184,9 @@ def completion_text(
 
 
 def make_result(request: Request, position: int, transcript: ReceivedTranscript, codec: TextCodec | None) -> Result:
-    """Return the result of a completion that has ended; `position` is its place among the request's.
+    """Return the result of an ended completion; `position` is its index in the request.
 
-    Without a codec it has no text.
+    Without a codec the result has no text.
     """
     job = request.submits[position]
     text, offsets = completion_text(codec, transcript.token_ids, job.params, job.prompt_ids) if codec else ("", [])
@@ -204,7 +210,7 @@ def _usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> di
 
 
 def failed_result(request: Request, position: int, reason: str) -> Result:
-    """Return the result of a completion that failed."""
+    """Return the result of a failed completion."""
     return Result(request.id, request.prompt, error=reason, index=_index(request, position))
 
 
@@ -216,7 +222,10 @@ _COUNTED = ("rounds", "draft_tokens", "accepted_tokens")
 
 
 def speculation_stats(counts: dict[str, Any]) -> dict[str, Any]:
-    """Return what the broker counted of drafts, with the rates that follow from it; 0 where nothing was drafted."""
+    """Return the broker's counts of drafts, and their rates.
+
+    Returns 0 if there were no drafts.
+    """
     rounds, drafted, accepted = (int(counts.get(name, 0)) for name in _COUNTED)
     return {
         "rounds": rounds,
@@ -231,13 +240,13 @@ def speculation_stats(counts: dict[str, Any]) -> dict[str, Any]:
 
 
 def internal_counts(counts: dict[str, Any]) -> dict[str, Any]:
-    """Return the other counts, for those who study specq itself."""
+    """Return the other counts, for work on specq itself."""
     rest = {name: value for name, value in counts.items() if name not in (*_COUNTED, "cached_tokens")}
     return _means(counts, int(counts.get("rounds", 0))) | rest
 
 
 def _tree_shape(counts: dict[str, Any]) -> dict[str, float]:
-    """Return the mean leaves and depth of the trees that were verified, where the verifier has counted them."""
+    """Return the mean leaves and depth of the verified trees, if the verifier has counted them."""
     sums = {"candidates": "leaves", "depth": "depths"}
     if not {"drafted_rounds", *sums.values()} <= set(counts):
         return {}
@@ -246,7 +255,7 @@ def _tree_shape(counts: dict[str, Any]) -> dict[str, float]:
 
 
 def _means(counts: dict[str, Any], rounds: int) -> dict[str, float]:
-    """Return means over the rounds, where the verifier has counted them."""
+    """Return means over the rounds, if the verifier has counted them."""
     if not rounds or not {"hits", "min_accept_probs"} <= set(counts):
         return {}
     return {

@@ -1,14 +1,17 @@
-"""A file of results that can be continued: `specq submit`, killed and run again, does what is left to do.
+"""A file of results for runs that can be continued.
 
-Beside `results.jsonl` lies `results.jsonl.unfinished` while the run is not done. Its first line describes the run (its
-key and its options), each further line its progress: {"done": prompts, "size": bytes of the results, "digest": of the
-prompts done}. It is written before these results are, and counts once the results file is that long: so whatever
-interrupts a run, results that are there whole are done. A run that finds it cuts off what follows, a torn line for
-instance, notes where it goes on, and skips the prompts that are done. The jobs of the others have ids that follow from
-the key, so the broker does not compute them again.
+If `specq submit` is killed and run again, it does the remaining work.
 
-Rules: the results of a prompt are there whole, or not at all; one process at a time writes; results of other options or
-other prompts are neither mixed in nor deleted unasked.
+An unfinished run keeps `results.jsonl.unfinished` beside `results.jsonl`. Its first line describes the run (its key and
+its options). Each further line is its progress: {"done": prompts, "size": bytes of the results, "digest": of the
+prompts done}. This line is written before the results. It is valid once the results file has that size. So results that
+are complete in the file count as done, however the run was interrupted.
+
+The next run finds this file. It cuts off anything after the last valid size, such as a torn line. Then it skips the
+finished prompts. Job ids are derived from the key. So the broker does not compute them again.
+
+Rules: all results of a prompt are in the file, or none. One process at a time writes. Results of other options or
+prompts are never mixed in, and never deleted unasked.
 """
 
 from __future__ import annotations
@@ -29,18 +32,19 @@ from typing import Any, BinaryIO, Self, TypeVar
 from specq.protocol import ConfigError, JobError
 
 SUFFIX = ".unfinished"
-VERSION = 2  # of what lines and options are made of
+VERSION = 2  # of the format of the lines and options
 
 T = TypeVar("T")
 
 
 class ResultsFile:
-    """Results that are being written; leaving the block without an error means that the run is done.
+    """Results that are being written. The run is done when the block ends without an error.
 
-    options  what the results depend on, JSON-able; a run goes on only with the same
-    key      names the run: the same when it is continued, unless its jobs were cancelled (`interrupted`)
+    options  what the results depend on, JSON-able; a run continues only with the same options.
+    key      names the run. A continued run has the same key, unless its jobs were cancelled (`interrupted`).
 
-    Raises ConfigError if the file is part of another run, or another process is writing it; OSError as of `open`.
+    Raises ConfigError if the file belongs to another run or another process is writing it. Raises OSError as `open`
+    does.
     """
 
     def __init__(self, path: Path, options: dict[str, Any]) -> None:
@@ -80,7 +84,7 @@ class ResultsFile:
                 raise self._refusal(f"has a damaged log beside it ({error!r})") from None
 
     def _take_over(self, line: dict[str, Any], size: int) -> None:
-        """Note what a line of the log says is done, if the results file is that long."""
+        """Note the progress in a line of the log, if the results file has that size."""
         noted = line.get("size", size + 1)
         if noted > size:
             return
@@ -106,14 +110,14 @@ class ResultsFile:
         file = self.path.open("r+b" if self._size else "wb")
         file.truncate(self._size)
         file.seek(0, io.SEEK_END)
-        # what was noted of results that were cut off counts no more, however long the file becomes
+        # Progress notes of results that were cut off stay invalid, even when the file grows again.
         self._note_progress()
         return file
 
     # --- prompts in, results out --------------------------------------------------------------------------------------
 
     def remaining(self, lines: Iterable[T]) -> Iterator[T]:
-        """Yield the prompts that are not done; raises ConfigError if the prompts that are done were others."""
+        """Yield the unfinished prompts; raise ConfigError if the finished prompts differ from the file's."""
         digest, number = b"", 0
         for number, line in enumerate(lines, 1):
             digest = hashlib.blake2b(digest + repr(line).encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -133,7 +137,7 @@ class ResultsFile:
         self._file.flush()
 
     def interrupted(self) -> None:
-        """Note that the jobs under way were cancelled: the next run needs new ones."""
+        """Note that the jobs in progress were cancelled, so that the next run creates new ones."""
         self._note({"key": secrets.token_hex(8)})
 
     def _note_progress(self) -> None:
@@ -150,7 +154,7 @@ class ResultsFile:
         if error is None:
             os.fsync(self._file.fileno())
             self._beside.unlink(missing_ok=True)
-        elif not isinstance(error, ConfigError | JobError):  # before there are jobs; the broker is gone, and has them
+        elif not isinstance(error, ConfigError | JobError):  # no jobs yet; or the broker is gone and keeps them
             with contextlib.suppress(OSError):
                 self.interrupted()
         self._file.close()
@@ -158,7 +162,7 @@ class ResultsFile:
 
 
 def _whole_lines(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a log up to one that is torn."""
+    """Yield the lines of a log, up to a torn line."""
     for raw in data.split(b"\n")[:-1]:
         try:
             line = json.loads(raw)

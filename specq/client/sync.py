@@ -1,11 +1,11 @@
-"""The client for ordinary code: calls block until there is something to return.
+"""The client for ordinary code: calls block until their result is ready.
 
     with specq.Client("tcp://127.0.0.1:5750") as client:
         print(client.generate("def add(a, b):", max_tokens=64).text)
         for piece in client.stream(messages=[{"role": "user", "content": "Why is the sky blue?"}]):
             print(piece.text, end="")
 
-A client may be used by several threads at once. What the calls do is in `specq.client.base`.
+Several threads may use one client at once. `specq.client.base` implements the calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specq.protocol import ModelInfo
 
 
 class _Inbox:
-    """Events of a request, whose reader blocks."""
+    """The events of a request, read by a blocking thread."""
 
     def __init__(self) -> None:
         self._events = SimpleQueue[Event]()
@@ -36,7 +36,7 @@ class _Inbox:
 
 
 class _ThreadLock:
-    """A lock of threads, for a coroutine that blocks."""
+    """A lock between threads, for a coroutine that blocks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,21 +49,24 @@ class _ThreadLock:
 
 
 class Job(BaseJob):
-    """A prompt that was submitted. It runs whether or not the caller waits for it, until the client is closed."""
+    """A submitted prompt. It runs, awaited or not, until the client is closed."""
 
     def __init__(self, client: Client, request: Request, served: ServedModel) -> None:
         self._ended = threading.Event()
         super().__init__(client, request, served, self._ended)
 
     def result(self, timeout_s: float | None = None) -> Result:
-        """Wait for the end and return the only completion, or the first of several; errors as of `results`."""
+        """Wait for the end and return the only completion, or the first of several.
+
+        Raises the errors of `results`.
+        """
         return self.results(timeout_s)[0]
 
     def results(self, timeout_s: float | None = None) -> list[Result]:
         """Wait for the end of all completions and return them in order.
 
-        Raises TimeoutError if one still runs after `timeout_s`, and JobError if a job without `n` failed; with `n`, the
-        result of a completion that failed has `error`.
+        Raises TimeoutError if one still runs after `timeout_s` seconds. Raises JobError if a job without `n` failed.
+        With `n`, the result of a failed completion has `error`.
         """
         if not self._ended.wait(timeout_s):
             raise TimeoutError(f"job {self.id} is still running after {timeout_s} s")
@@ -73,21 +76,28 @@ class Job(BaseJob):
 class Client(BaseClient):
     """A connection to a broker.
 
-    broker     address of the broker
-    model      name of a served model; "": the only one
-    timeout_s  silence of the broker after which a call fails with JobError (code `no_broker`, or `lost` if it had
-               answered before)
-    wait_s     how long the first call waits for a broker to answer and a verifier of the model to register; None: for a
-               broker `timeout_s`, for a verifier 60 s
-    on_wait    called with the name of what is not there yet, when the first call has to wait for it
-    cache_dir  where large tokenizers are kept; None: SPECQ_CACHE, or specq in the user's cache
-    keys       directory of CURVE keys, or DIRECTORY/NAME (`specq.transport.keys`); "": none, for a broker without keys
+        with specq.Client("tcp://127.0.0.1:5750") as client:
+            print(client.generate("def add(a, b):", max_tokens=64).text)
 
-    Every method raises JobError; its `code` and message say why. Closing the client, also by leaving its block, stops
-    all of its jobs that still run.
+    Parameters:
+
+    broker     address of the broker.
+    model      name of a served model; "" means the only one.
+    timeout_s  silence of the broker, in seconds, after which a call raises JobError. The code is `no_broker`, or `lost`
+               if the broker had answered before.
+    wait_s     how many seconds the first call waits for a broker to answer and a verifier of the model to register.
+               None: `timeout_s` for a broker, 60 s for a verifier.
+    on_wait    called with the name of what is missing, when the first call has to wait.
+    cache_dir  directory for large tokenizers. None: SPECQ_CACHE, or specq in the user's cache.
+    keys       directory of CURVE keys, or DIRECTORY/NAME (`specq.transport.keys`). "": no keys, for a broker without
+               keys.
+
+    Raises: every method raises JobError, with `code` and a message that gives the reason.
+
+    Closing the client, or leaving its `with` block, stops all of its running jobs.
     """
 
-    _lock_type = _ThreadLock  # of several threads one fetches the tokenizer
+    _lock_type = _ThreadLock  # one of several threads fetches the tokenizer, the others wait
 
     # --- completions ------------------------------------------------------------------------------------------------
 
@@ -127,15 +137,17 @@ class Client(BaseClient):
         n: int | None = None,
         **params: Any,
     ) -> Any:
-        """Complete a prompt, a chat or token ids; or a list of them, all at once.
+        """Complete a prompt, a chat or token ids; or a list, all at once.
 
-        n       number of completions of each prompt, in a list. None: one completion, without a list
-        params  `id` (for several prompts a list), `bad_words`, and fields of `SamplingParams` and `Speculation`
+        Parameters:
 
-        Returns a `Result`; for several prompts a list with the answer to each, in order. A single prompt that fails
-        raises JobError. In a list, the result of a prompt that fails has `error`, and the others are not affected.
-        JobError is raised for wrong arguments, before anything is sent, and if the broker is gone; then all jobs are
-        stopped.
+        n       number of completions of each prompt, returned as a list. None: one completion, not in a list.
+        params  `id` (for several prompts a list), `bad_words`, and fields of `SamplingParams` and `Speculation`.
+
+        Returns a `Result`; for several prompts a list with the answer to each, in order.
+
+        Raises JobError if a single prompt fails. In a list, the result of a failed prompt has `error`. Wrong arguments
+        raise JobError before anything is sent. If the broker is gone, the call raises JobError and stops all its jobs.
         """
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, "n": n, **params}
         return run(self._generate(arguments))
@@ -148,7 +160,7 @@ class Client(BaseClient):
         token_ids: list[int] | None = None,
         **params: Any,
     ) -> Job:
-        """Start what `generate` does and return at once."""
+        """Start the work of `generate` and return at once."""
         job: Job = run(self._submit({"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}))
         return job
 
@@ -161,12 +173,13 @@ class Client(BaseClient):
         resume_from: Sequence[int] = (),
         **params: Any,
     ) -> Iterator[Piece]:
-        """Yield what `generate` completes as it comes; the last piece of each completion has its result.
+        """Yield the completion piece by piece; the last piece of each completion has its result.
 
-        Pieces of several completions come as they are made, each with its `index`; of several prompts, each with the
-        `place` of its prompt. Closing early stops the jobs.
+        Pieces of several completions arrive as they are made, each with its `index`. With several prompts, each piece
+        has the `place` of its prompt. Closing the iterator early stops the jobs.
 
-        resume_from  of each completion, in order, how many tokens are known already: their text is not yielded again
+        resume_from  number of tokens of each completion, in order, that the caller has already; their text is not
+                     yielded.
         """
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}
         return self._pieces(*run(self._read_all(arguments)), resume_from)
@@ -188,28 +201,33 @@ class Client(BaseClient):
 
     @property
     def model(self) -> ModelInfo:
-        """The model that is served: its name and limits."""
+        """The name and the limits of the served model."""
         return self.served.info
 
     def status(self, *, sessions: int = 0) -> dict[str, Any]:
-        """Return the broker's report: models, workers, jobs, counters, and so many of the busiest sessions."""
+        """Return the broker's report: models, workers, jobs, counters, and the `sessions` busiest sessions."""
         return run(self._get_status(sessions))
 
     def trace(self, job_id: int = 0) -> dict[str, Any]:
-        """Return what happened to a job (0: to the last one), through all processes: see docs/live_view.md."""
+        """Return the events of a job in all processes; 0 means the last job. See docs/live_view.md."""
         return run(self._get_trace(job_id))
 
     def wait_until_ready(self, *, num_targets: int = 1, num_drafters: int = 0, timeout_s: float = 60.0) -> None:
-        """Wait until this many workers are ready; raises JobError (`no_broker`, `no_verifier`) after `timeout_s`."""
+        """Wait until this many workers are ready.
+
+        Raises JobError (`no_broker`, `no_verifier`) after `timeout_s` seconds.
+        """
         run(self._wait_until_ready(num_targets, num_drafters, timeout_s))
 
     def leave(self) -> None:
-        """Close the connection, but let jobs run; a job that is submitted again under its id is the job that there
-        is."""
+        """Close the connection, but let jobs run.
+
+        A later submission with the same job id joins the running job.
+        """
         self._connection.link.leave()
 
     def close(self) -> None:
-        """Close the connection; jobs that run are stopped, waiting calls fail."""
+        """Close the connection. Running jobs stop and waiting calls fail."""
         self._close()
 
     def __enter__(self) -> Self:

@@ -1,11 +1,9 @@
-"""A tokenizer, as a client fetches it.
+"""Fetch tokenizers in pieces. Large ones stay on disk, so that a client fetches each once.
 
-Large tokenizers on disk, so that a client fetches each of them once.
+The pieces of a tokenizer may arrive in any order and more than once. `TokenizerPieces` joins them.
 
-Rule: a cached tokenizer is used only if it is the one that is served: its hash (of vocabulary, merges and added tokens)
-and its first piece, which holds all the small files, are the same. An error of the disk is ignored.
-
-A tokenizer comes in pieces, in any order, perhaps twice; this joins them.
+Rule: a cached tokenizer is used only if it is the served one. Its hash and its first piece must be the same. The hash
+covers vocabulary, merges and added tokens. The first piece holds all the small files. Errors of the disk are ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import orjson
 from specq.protocol import ConfigError, TokenizerChunk
 from specq.text import join_chunks, tokenizer_hash
 
-MIN_PIECES = 2  # a tokenizer of one piece is not faster to find on disk
+MIN_PIECES = 2  # a tokenizer of one piece is not faster to load from disk
 
 
 class TokenizerCache:
@@ -28,7 +26,7 @@ class TokenizerCache:
 
     def __init__(self, cache_dir: Path | None) -> None:
         self._folder = cache_dir / "tokenizers" if cache_dir else None
-        self._recalled: dict[str, str] | None = None  # the files that `recall` found
+        self._recalled: dict[str, str] | None = None  # the files found by `recall`
 
     def recall(self, first: TokenizerChunk) -> dict[str, str] | None:
         """Return the files that begin with this piece, or None."""
@@ -46,7 +44,7 @@ class TokenizerCache:
         return self._recalled
 
     def keep(self, files: dict[str, str]) -> None:
-        """Store a tokenizer, unless it was recalled; other processes see it whole or not at all."""
+        """Store a tokenizer, unless it came from the cache. Other processes see the whole tokenizer, or none."""
         if files is self._recalled:
             return
         data = orjson.dumps(files)
@@ -69,7 +67,10 @@ Recall = Callable[[TokenizerChunk], dict[str, str] | None]
 
 
 class TokenizerPieces:
-    """The pieces of one tokenizer; `recall` returns its files if they are known from before, given its first piece."""
+    """The pieces of one tokenizer.
+
+    `recall` takes its first piece and returns its files if they are cached.
+    """
 
     def __init__(self, recall: Recall) -> None:
         self._recall, self._pieces = recall, dict[int, TokenizerChunk]()
@@ -79,9 +80,9 @@ class TokenizerPieces:
         self._pieces.clear()
 
     def add(self, piece: TokenizerChunk) -> dict[str, str] | None:
-        """Return the files (name to text) if they are whole, else None; raises ProtocolError if they make no tokenizer.
+        """Return the files (name to text) if they are complete, else None.
 
-        A piece of another model than the last one starts anew.
+        Raises ProtocolError if they do not form a tokenizer. A piece of another model starts a new tokenizer.
         """
         if any(other.model != piece.model or other.count != piece.count for other in self._pieces.values()):
             self._pieces.clear()

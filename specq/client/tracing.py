@@ -1,6 +1,6 @@
-"""What a client notes of the jobs that it has asked to be traced: submitted, taken, each arrival of tokens, the end.
+"""The client's events of traced jobs: submitted, accepted, each arrival of tokens, the end.
 
-The notes go to the broker, which has those of the other processes: see `specq.runtime.Tracer`.
+The events go to the broker, which has those of the other processes: see `specq.runtime.Tracer`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ FLUSH_S = 1.0
 
 
 class JobTracing:
-    """The traced jobs of one client; `take_outbox` returns what the broker shall know."""
+    """The traced jobs of one client; `take_outbox` returns the events for the broker."""
 
     def __init__(self) -> None:
         self.tracer = Tracer()
@@ -32,7 +32,7 @@ class JobTracing:
         self.tracer.note(message.job_id, trace_events.RECEIVED, now, message.base_len, len(message.token_ids))
 
     def ended(self, job_id: int | str, num_tokens: int = 0) -> None:
-        """Note that a job has ended, or that nobody waits for it any more."""
+        """Note the end of a job, or that no caller waits for it any more."""
         if isinstance(job_id, int) and self.tracer.traces(job_id):
             now = self.tracer.clock()
             self.tracer.note(job_id, trace_events.ENDED, now, num_tokens)
@@ -43,7 +43,7 @@ class JobTracing:
         self.tracer.take_clock(message)
 
     def tick(self, now: float) -> None:
-        """Do what time asks for: jobs may be long."""
+        """Send the events so far when it is time, since jobs may be long."""
         if self.tracer.is_on and now >= self._flushed + FLUSH_S:
             self._flush(now)
 
@@ -52,6 +52,6 @@ class JobTracing:
         self._outbox += self.tracer.messages()
 
     def take_outbox(self) -> list[Message]:
-        """Return what is to be sent, and forget it."""
+        """Return the messages to send, and clear the outbox."""
         outbox, self._outbox = self._outbox, []
         return outbox

@@ -1,11 +1,12 @@
-"""What `specq demo` shows: the pipeline at work on this machine, and how fast it is with and without speculation.
+"""The work of `specq demo`: show the pipeline, and its speed with and without speculation.
 
-The processes that `specq up` would start, with the same division of the machine, and a second broker with a verifier
-that has nobody to draft for it, for comparison. Three prompts are answered while the user watches, in colours that show
-where each piece of text came from. Then the same prompts run again in three ways, in turn: plain decoding, which has no
-speculation at all; lookup alone, where the verifier drafts what the text repeats; and specq with all that drafts here.
-The token ids of all runs must be the same, and what the turns say of the speed is in `specq.demo.figures`. All
-processes are stopped at the end.
+It starts the processes of `specq up`, with the same division of the machine. For comparison it starts a second broker
+with a verifier that has no drafters. Three prompts are answered while the user watches. Colours show the origin of each
+piece of text.
+
+Then the same prompts run again in three ways, in turn. Plain decoding has no speculation. With lookup alone the
+verifier drafts from repeated text. The third way is specq with all its drafters. The token ids of all runs must be
+equal. `specq.demo.figures` compares the speeds. All processes are stopped at the end.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from specq.runtime.usage import Usage, others_cores
 from specq.samples import DATA
 
 PROMPTS = (("gsm8k", 1), ("gsm8k", 7), ("humaneval", 2))  # data set, line
-WARM_UPS = 2  # runs of each prompt that do not count: a verifier measures in its first seconds which drafts pay
+WARM_UPS = 2  # uncounted runs of each prompt: in its first seconds a verifier measures which drafts pay
 NEXT = "next: specq up --serve starts a server for your own questions, with a web page at http://127.0.0.1:8000/"
 
 
@@ -62,19 +63,19 @@ def demo(config: Config, max_tokens: int, repeats: int) -> bool:
 
 
 def usage(*servers: Servers) -> Usage | None:
-    """Return what these processes and all others have taken of this machine's cores; None where that is not known."""
+    """Return the CPU time of the servers' processes and of all others; None if unknown."""
     pids = [pid for each in servers for pid in each.pids().values()]
     return Usage.known({str(pid): pid for pid in pids}, available_cores())
 
 
 def undrafted(config: Config) -> Config:
-    """Return the configuration of the same target without anything that drafts but its lookups."""
+    """Return the configuration of the same target with lookups as the only drafts."""
     chosen = placed(config)
     return replace(chosen, target=replace(chosen.target, draft_model=""), up=replace(chosen.up, drafters=0))
 
 
 def drafting(config: Config) -> str:
-    """Return what drafts under a configuration besides lookups, in words."""
+    """Return the sources of drafts besides lookups, in words."""
     chosen = placed(config)
     workers = (
         f"{chosen.up.drafters} {SHOWN[DRAFT_WORKER]}{'s' * (chosen.up.drafters > 1)}" if chosen.up.drafters else ""
@@ -94,7 +95,7 @@ def start(full: Servers, alone: Servers, what_drafts: str) -> None:
 
 
 def processes(servers: Servers) -> str:
-    """Return the lines that name the processes, indented."""
+    """Return the lines with the names of the processes, indented."""
     return "\n".join(f"  {line}" for line in servers.table().splitlines())
 
 
@@ -107,11 +108,11 @@ def load_prompts() -> list[tuple[str, str]]:
     return found
 
 
-# --- the show -----------------------------------------------------------------------------------------------------
+# --- the answers --------------------------------------------------------------------------------------------------
 
 
 def show(client: Client, prompts: list[tuple[str, str]], max_tokens: int, absent: Collection[str] = ()) -> None:
-    """Complete the prompts, printing the texts as they grow."""
+    """Complete the prompts, and print the texts as they grow."""
     pen = pen_for(otherwise="marks")
     pen.legend(absent)
     for name, prompt in prompts:
@@ -133,7 +134,7 @@ def chat(prompt: str) -> list[dict[str, str]]:
 
 
 def ways(full: Client, alone: Client, max_tokens: int) -> dict[str, Callable[[str], Result]]:
-    """Return how a prompt is completed in each way. `alone` looks up what repeats unless it decodes plainly."""
+    """Return the function for each way to complete a prompt. `alone` uses lookups unless it decodes plainly."""
 
     def way(client: Client, mode: str) -> Callable[[str], Result]:
         return lambda prompt: client.generate(messages=chat(prompt), max_tokens=max_tokens, mode=mode)
@@ -157,8 +158,10 @@ def measure(complete: dict[str, Callable[[str], Result]], prompts: list[tuple[st
 
 
 def report(prompts: list[tuple[str, str]], measured: list[Turns], what_drafts: str, others: float | None) -> bool:
-    """Print a line for each prompt, what all of it comes to, and what to run next; return whether all texts are the
-    same."""
+    """Print a line for each prompt, the conclusion, and the next command.
+
+    Returns whether all texts are the same.
+    """
     num_turns = len(measured[0][SPECQ])
     click.echo(table([name for name, _ in prompts], measured))
     click.echo(

@@ -1,10 +1,9 @@
-"""What the turns of `specq demo` say: how fast each way was, within which range, and whether that can be told here at
-all.
+"""The figures of `specq demo`: the speed of each way, its range, and the verdict.
 
-Rule: a ratio is of one turn, in which the ways ran one after the other on the same machine; its range over the turns is
-shown, not its median, and there is no verdict where the range has both sides of 1, or where plain decoding itself
-varied by more than the effect. Where no turn is further from 1 than a user would notice, the verdict is "as fast",
-unless other processes kept the machine busy.
+Rule: a ratio belongs to one turn, in which the ways ran one after the other. The range over the turns is shown, not the
+median. The verdict is open if the range has both sides of 1. It is open too if plain decoding varied by more than the
+effect. If each turn is so close to 1 that users do not notice, the verdict is "as fast". This does not hold on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ HEADER = (
     *("PROMPT", "TOKENS", "PLAIN", "LOOKUP", "SPECQ", "SPEEDUP", "VS LOOKUP"),
     *("TOKENS/ROUND", "ACCEPTANCE", "FIRST TOKEN MS", "TEXT HASH"),
 )
-AS_FAST = 0.05  # a ratio that is no further from 1 in any turn is none that a user would notice
-BUSY_CORES = 0.1  # of others, from which on they are to blame
-MOST_USED = 0.2  # of the processors, by others: beyond that "as fast" is not believed
+AS_FAST = 0.05  # users do not notice a ratio this close to 1 in each turn
+BUSY_CORES = 0.1  # used by other processes: from here on they may be the cause
+MOST_USED = 0.2  # of the processors, by others: beyond that "as fast" is not reliable
 
-Turns = dict[str, list[Result]]  # way -> the results of a prompt, one a turn
+Turns = dict[str, list[Result]]  # way -> the results of a prompt, one per turn
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Tokens a second of each way over all prompts, a number a turn."""
+    """Tokens a second of each way over all prompts, one number per turn."""
 
     rates: dict[str, list[float]]
 
     @classmethod
     def of(cls, measured: list[Turns]) -> Speed:
-        """Return what the turns were: all tokens of a turn over all of its seconds."""
+        """Return the speed in each turn: all of its tokens divided by all of its seconds."""
         turns = range(len(measured[0][PLAIN]))
         return cls({way: [_rate([results[way][turn] for results in measured]) for turn in turns] for way in WAYS})
 
@@ -45,7 +44,7 @@ class Speed:
         return median(self.rates[way])
 
     def ratios(self, to: str) -> list[float]:
-        """Return, of each turn, how many times as fast as another way specq was."""
+        """Return, for each turn, the speed of specq divided by that of another way."""
         return [specq / other for specq, other in zip(self.rates[SPECQ], self.rates[to], strict=True)]
 
     @property
@@ -55,8 +54,7 @@ class Speed:
 
     @property
     def can_be_told(self) -> bool:
-        """Whether the turns agree that specq is faster, or slower, than plain decoding, by more than that varied
-        itself."""
+        """Whether all turns agree on the faster way, by more than plain decoding varied."""
         ratios, plain = self.ratios(PLAIN), self.rates[PLAIN]
         effect = max(median(ratios), 1 / median(ratios))
         return (min(ratios) > 1 or max(ratios) < 1) and max(plain) / min(plain) < effect
@@ -70,8 +68,11 @@ _NAMES = {PLAIN: "plain decoding", LOOKUP: "lookup only"}
 
 
 def conclusion(speed: Speed, same: bool, others: float | None, num_cores: int) -> str:
-    """Return what was shown, in a sentence. `others`: cores that other processes used meanwhile, of so many; None:
-    unknown."""
+    """Return the result in a sentence.
+
+    others     cores that other processes used meanwhile; None: unknown.
+    num_cores  number of cores of the machine.
+    """
     if not same:
         return "result: NOT the same text in all runs. This is a bug in specq"
     text = "result: the same text as plain decoding, token for token"
@@ -87,7 +88,7 @@ def conclusion(speed: Speed, same: bool, others: float | None, num_cores: int) -
 
 
 def _is_busy(others: float | None, num_cores: int) -> bool:
-    """Whether others used so much of the machine that what drafts bring may be hidden by that alone."""
+    """Whether other processes used enough of the machine to hide the effect of drafts."""
     return others is not None and others > MOST_USED * num_cores
 
 
@@ -98,7 +99,7 @@ def _why(others: float | None, num_cores: int) -> str:
 
 
 def table(names: list[str], measured: list[Turns]) -> str:
-    """Return a line for each prompt, and one for all of them together."""
+    """Return a line for each prompt, and a line for all together."""
     rows = [_row(name, results) for name, results in zip(names, measured, strict=True)]
     num_tokens = sum(len(results[SPECQ][0].token_ids) for results in measured)
     return columns([HEADER, *rows, ("all", num_tokens, *_rated(Speed.of(measured)), "", "", "", "")])
@@ -110,13 +111,16 @@ def are_same(results: Turns) -> bool:
 
 
 def _digests(results: Turns) -> set[str]:
-    """Return a short hash of the token ids of each run: one, if speculation changes nothing."""
+    """Return a short hash of each run's token ids.
+
+    All hashes are equal if speculation changes no text.
+    """
     runs = (result.token_ids for each in results.values() for result in each)
     return {sha256(json.dumps(token_ids).encode()).hexdigest()[:8] for token_ids in runs}
 
 
 def _row(name: str, results: Turns) -> tuple[object, ...]:
-    """Return the figures of one prompt; rounds and acceptance are the medians of specq."""
+    """Return the figures of one prompt; rounds and acceptance are medians of specq's runs."""
     stats = [result.stats for result in results[SPECQ]]
     return (
         name,
@@ -135,7 +139,7 @@ def _rated(speed: Speed) -> tuple[str, ...]:
 
 
 def _range(ratios: list[float]) -> str:
-    """Return the least and the most, as one number where they look the same."""
+    """Return the smallest and the largest ratio, as one number if they look the same."""
     low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
     return low if low == high else f"{low} to {high}"
 

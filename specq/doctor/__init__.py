@@ -1,22 +1,22 @@
-"""`specq doctor`: is this installation sound, does this pair of models fit, how fast is it here, and how should it be
-run?
+"""`specq doctor`: check the installation and a model pair, measure its speed here, and recommend a command.
 
-    checks        one thing looked at: ok, a note, or wrong, and what to do about it
+    checks        one check: ok, a note, or wrong, and what to do
     installation  packages, kernels, cores, memory, GPU, directories, ports
-    pair          the models: are they here and whole, do they fit each other and this machine
-    engines       the engine that is chosen: can it run this model here; and what vLLM would take
-    measuring     the pair in this process, without sockets: what steps and drafts take; watching: what becomes
-                  of drafts
-    neighbours    what else runs on this machine meanwhile
-    prediction    what follows from that for each method and number of sessions: computed, not measured
-    serving       a running deployment: are its texts the same with drafts, and how fast is it with them and without
-    advice        which command to use here, and why
-    examination   all of these in turn; report: its result as text
+    pair          the models: whether they are present and complete, and fit each other and this machine
+    engines       the chosen engine: whether it can run this model here; and the needs of vLLM
+    measuring     the pair in this process, without sockets: the times of steps and drafts
+    watching      the results of drafts
+    neighbours    the load from other processes
+    prediction    the effect of each method for each number of sessions: computed, not measured
+    serving       a running deployment: whether drafts change its texts, and its speed with and without them
+    advice        the recommended command, with the reason
+    examination   all checks in turn
+    report        the result as text
 
-In: a configuration and numbers of sessions. Out: an `Examination`. To check something more: a function that returns a
-`Check`, and its place in `installation.look` or `pair.look`. checks, prediction and advice are pure.
+Input: a configuration and numbers of sessions. Output: an `Examination`. To add a check, add a function that returns a
+`Check`. Call it in `installation.look` or `pair.look`. checks, prediction and advice are pure.
 
-Rule: a prediction is never called a measurement, and where the machine is not quiet, no way of drafting is advised.
+Rule: a prediction is never called a measurement. If the machine is busy, no way of drafting is recommended.
 """
 
 from specq.doctor.examination import Examination, Question, examine

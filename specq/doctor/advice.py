@@ -1,4 +1,4 @@
-"""Which command to use here, and why, in plain sentences. Pure."""
+"""The recommended command for this machine, and the reason, in plain sentences. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from specq.doctor.prediction import NAMES, PLAIN, WORKER, Prediction
 from specq.protocol import EAGLE, LOOKAHEAD, SUFFIX
 from specq.protocol import MEDUSA as HEADS
 
-PAYS = 1.25  # times plain decoding: less is within what a prediction is off
-LARGE_BYTES = 8e9  # weights from which a CPU is slow company
+PAYS = 1.25  # times plain decoding; a smaller gain is within the error of a prediction
+LARGE_BYTES = 8e9  # weights from which a CPU is slow
 MANY = 16  # sessions
 OF_HEADS = (HEADS, EAGLE)
 TORCH = "torch"
@@ -18,8 +18,11 @@ TORCH = "torch"
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What advice depends on: the options of `specq up` that name the models and the heads, the bytes of the target's
-    weights, the machine, the engine, and what of specq runs there already."""
+    """The input of the advice.
+
+    It has the options of `specq up` for models and heads, and the size of the target's weights. It also has the
+    machine, the engine, and the processes of specq that run there already.
+    """
 
     models: str
     has_draft: bool
@@ -35,10 +38,10 @@ class Situation:
 def advise(
     at: Situation, predictions: Sequence[Prediction], disturbed: str = "", *, is_hindered: bool = False
 ) -> list[str]:
-    """Return what to do, the command line first.
+    """Return the advice, the command line first.
 
-    disturbed    what disturbed the measurement, "" for nothing; then no way of drafting is advised
-    is_hindered  something is wrong that keeps it from starting
+    disturbed    the cause of a disturbed measurement, or "". With a cause no way of drafting is recommended.
+    is_hindered  whether an error keeps specq from starting.
     """
     if is_hindered:
         said = [f"Fix the problems above, then start it: {command(at, '')}"]
@@ -61,7 +64,7 @@ def _undecided(at: Situation, disturbed: str) -> str:
 
 
 def command(at: Situation, method: str) -> str:
-    """Return the command that serves with a method; "": with all that there is."""
+    """Return the command that serves with a method; "" means with all methods."""
     further = {WORKER: " --drafters 1", LOOKAHEAD: " --config FILE"}.get(method, "")
     if method in (PLAIN, SUFFIX, *OF_HEADS) and at.has_draft:
         further = " --drafters 0"
@@ -70,7 +73,7 @@ def command(at: Situation, method: str) -> str:
 
 
 def _by_load(at: Situation, predictions: Sequence[Prediction]) -> Iterator[str]:
-    """Yield for each best method from which number of sessions on it is, in order."""
+    """Yield, for each best method, the number of sessions from which it is best, in order."""
     before = None
     for num_sessions in sorted({one.num_sessions for one in predictions}):
         best = max((one for one in predictions if one.num_sessions == num_sessions), key=lambda one: one.ratio)

@@ -1,4 +1,4 @@
-"""One thing that the doctor looked at."""
+"""One check of the doctor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OK, NOTE, WRONG = "ok", "note", "wrong"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, how it is (OK, NOTE or WRONG), what was found, and what to do about it, if anything."""
+    """The subject of a check, its state (OK, NOTE or WRONG), the finding, and any action."""
 
     name: str
     status: str
@@ -19,10 +19,10 @@ class Check:
 
 
 def is_sound(checks: Iterable[Check]) -> bool:
-    """Return whether nothing is wrong."""
+    """Return whether no check is WRONG."""
     return all(check.status != WRONG for check in checks)
 
 
 def megabytes(num_bytes: float) -> str:
-    """Return a number of bytes in words."""
+    """Return a number of bytes as text."""
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"

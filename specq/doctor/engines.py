@@ -1,6 +1,6 @@
-"""The engines: can the one that is chosen run this model here, and what would vLLM need where another is chosen?
+"""The engines: whether the chosen one can run this model, and the needs of vLLM.
 
-Rule: what keeps an engine from starting comes from `specq.processes.deployment`, so `specq up` says the same.
+Rule: reasons against an engine come from `specq.processes.deployment`, so `specq up` reports the same.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from specq.processes.deployment import missing, placed
 from specq.protocol import ConfigError
 
 VLLM = "vllm"
-FOR_CPUS = "+cpu"  # in the version of a build
+FOR_CPUS = "+cpu"  # in the version of a CPU build
 TESTED_ONES = f"{TESTED[0]} to {TESTED[-1]}"
 
 
 @dataclass(frozen=True, slots=True)
 class VllmReport:
-    """What is known of vLLM on this machine.
+    """The facts about vLLM on this machine.
 
-    version             "" where it is not installed; with +cpu for a CPU build
-    architecture        of the target, as its config.json names it
-    lacks_architecture  whether vLLM's table of models does not have it
-    num_gpus            GPUs on this machine
-    num_wanted          GPUs that each layer shall be divided among
+    version             "" if it is not installed; with +cpu for a CPU build.
+    architecture        of the target, from its config.json.
+    lacks_architecture  whether vLLM's table of models lacks it.
+    num_gpus            GPUs on this machine.
+    num_wanted          GPUs over which each layer is divided.
     """
 
     version: str
@@ -42,7 +42,9 @@ class VllmReport:
 def look(config: Config, target: Path | None, versions: Mapping[str, str | None], num_gpus: int) -> Iterator[Check]:
     """Yield a check of the chosen engine and, if that is another one, of vLLM.
 
-    `config` names its models; `target`: where the target is; `versions`: of packages, by name.
+    config    names the models.
+    target    the path of the target.
+    versions  versions of packages, by name.
     """
     chosen, vllm = config.target.engine, _vllm(config, target, num_gpus)
     if chosen == VLLM:
@@ -56,7 +58,7 @@ def look(config: Config, target: Path | None, versions: Mapping[str, str | None]
 def _problems(config: Config) -> list[str]:
     try:
         return missing(placed(config))
-    except ConfigError as error:  # an unknown engine or proposer
+    except ConfigError as error:  # the engine or proposer is unknown
         return [str(error)]
 
 
@@ -68,13 +70,13 @@ def _vllm(config: Config, target: Path | None, num_gpus: int) -> VllmReport:
 
 
 def num_devices(config: Config) -> int:
-    """Return how many devices the target's weights are divided among."""
+    """Return the number of devices over which the target's weights are divided."""
     wanted = options_of(config.target).get("tensor_parallel_size", 1) if config.target.engine == VLLM else 1
     return wanted if isinstance(wanted, int) and wanted > 1 else 1
 
 
 def engine(name: str, problems: Sequence[str], version: str = "") -> Check:
-    """Check that nothing keeps the chosen engine from starting."""
+    """Check that the chosen engine can start."""
     found = f"{name} {version}".strip()
     if problems:
         return Check("engine", WRONG, f"{found} cannot start", numbered(problems))
@@ -82,7 +84,7 @@ def engine(name: str, problems: Sequence[str], version: str = "") -> Check:
 
 
 def chosen_vllm(problems: Sequence[str], vllm: VllmReport) -> Check:
-    """Check that vLLM, which is chosen, can start here, and that this vLLM was tested with specq."""
+    """Check that vLLM, the chosen engine, can start, and that its version was tested."""
     wrong, doubts = [*problems, *_too_few(vllm)], [*_doubts(vllm)]
     if wrong:
         return Check("engine", WRONG, f"{about(vllm)}; it cannot start", numbered([*wrong, *doubts]))
@@ -90,14 +92,14 @@ def chosen_vllm(problems: Sequence[str], vllm: VllmReport) -> Check:
 
 
 def beside(problems: Sequence[str], vllm: VllmReport) -> Check:
-    """Say what vLLM would need to run this model here. It is not chosen, so nothing is wrong with that."""
+    """Report what vLLM would need to run this model here. It is not chosen, so this is never an error."""
     wanted = [*problems, *_doubts(vllm)]
     further = f"it would need: {numbered(wanted)}" if wanted else "--engine vllm starts it"
     return Check("vllm engine", OK, f"not chosen; {about(vllm)}; {further}")
 
 
 def about(vllm: VllmReport) -> str:
-    """Return which vLLM is here, and whether it was tested."""
+    """Return the version of vLLM, and whether it was tested."""
     if not vllm.version:
         return "vllm is not installed"
     tested = "tested" if is_tested(vllm.version) else "not tested"
@@ -110,7 +112,7 @@ def _too_few(vllm: VllmReport) -> Iterator[str]:
 
 
 def _doubts(vllm: VllmReport) -> Iterator[str]:
-    """Yield what may keep it from running well, in the order in which a user acts on it."""
+    """Yield possible problems of vLLM here, in the order in which a user solves them."""
     if vllm.lacks_architecture:
         yield f"this vLLM does not list {vllm.architecture} among its models: choose another model, or the torch engine"
     if not vllm.num_gpus and FOR_CPUS not in vllm.version:
@@ -123,7 +125,7 @@ def _doubts(vllm: VllmReport) -> Iterator[str]:
 
 
 def numbered(lines: Sequence[str]) -> str:
-    """Return several things to do in one line, in order; one as it is."""
+    """Return several actions in one line, numbered; a single one unchanged."""
     if len(lines) < 2:
         return "".join(lines)
     return "; ".join(f"({number}) {line}" for number, line in enumerate(lines, 1))

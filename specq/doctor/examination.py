@@ -1,5 +1,4 @@
-"""The whole examination: the machine, the pair, and, where nothing is wrong with them, what they do here and what
-follows from it."""
+"""The whole examination: the machine, the pair, and, if both are sound, measurements and predictions."""
 
 from __future__ import annotations
 
@@ -24,16 +23,19 @@ from specq.runtime.machine import describe, gpu_free_bytes, gpus
 if TYPE_CHECKING:
     from specq.doctor.measuring import MeasuredPair
 
-# times as long as those timed before, or the reverse: beyond that drafts and steps were not timed on the same machine
+# Largest ratio of the runs' step times to the earlier ones, or the reverse. Beyond it, drafts and steps ran under
+# different conditions.
 BUSY = 1.5
-MOST_USED = 0.2  # of the processors, by other processes: beyond that the machine is not quiet
+MOST_USED = 0.2  # of the processors, by other processes: beyond that the machine is busy
 COLUMNS = ("method", "num_sessions", "tokens_per_second", "ratio", "depth")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked: the models that a configuration names, as `specq up` would take them; sessions at a time;
-    is_quick: measure nothing."""
+    """The request: the models of a configuration, as for `specq up`, and numbers of sessions.
+
+    is_quick  whether to skip the measurements.
+    """
 
     config: Config
     sessions: tuple[int, ...]
@@ -42,7 +44,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found; `measured` is None where nothing was."""
+    """The findings; `measured` is None without a measurement."""
 
     checks: tuple[Check, ...]
     measured: MeasuredPair | None
@@ -54,7 +56,7 @@ class Examination:
         return is_sound(self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON-able values."""
+        """Return all findings as JSON-able values."""
         return {
             "about": describe("specq doctor"),
             "checks": [asdict(check) for check in self.checks],
@@ -69,7 +71,7 @@ def _rounded(value: str | float) -> str | float:
 
 
 def measured_figures(measured: MeasuredPair) -> dict[str, Any]:
-    """Return what was measured, by name."""
+    """Return the measured figures by name."""
     plain = measured.runs[0]
     runs = [
         {
@@ -89,7 +91,7 @@ def measured_figures(measured: MeasuredPair) -> dict[str, Any]:
 
 
 def examine(question: Question, tell: Tell) -> Examination:
-    """Look at everything; ConfigError for a model that is named and is not there."""
+    """Run all checks; raise ConfigError for a named model that is missing."""
     config = _with_models(question.config)
     checks = list(installation.look(config))
     memory = installation.available_memory()
@@ -114,13 +116,15 @@ def examine(question: Question, tell: Tell) -> Examination:
 
 
 def _gpu_bytes() -> int:
-    """Return the free memory of the GPU that computes; 0 where the CPU does."""
+    """Return the free memory of the GPU that computes; 0 if the CPU computes."""
     return gpu_free_bytes() if installation.has_cuda(describe("specq doctor")["versions"]) else 0
 
 
 def _with_models(config: Config) -> Config:
-    """Return the configuration with the models named that `specq up` would take; ConfigError for one that was named and
-    is not there."""
+    """Return the configuration with the models that `specq up` would use.
+
+    Raises ConfigError for a named model that is missing.
+    """
     for name, role in ((config.target.model, "target"), (config.draft.model, "draft"), (config.target.heads, HEADS)):
         if name:
             find_model(name, role)
@@ -130,13 +134,12 @@ def _with_models(config: Config) -> Config:
 
 
 def _hinders(checks: Sequence[Check]) -> bool:
-    """Return whether something is wrong that keeps the pair from being measured; the portable path is slow, but it
-    works."""
+    """Return whether an error prevents the measurement; the portable path is slow, but it works."""
     return any(check.status == WRONG and check.name not in ("kernels", "broker", "state") for check in checks)
 
 
 def _measured(config: Config, found: pair.ModelPair, sessions: Sequence[int], tell: Tell) -> MeasuredPair:
-    from specq.doctor.measuring import measure  # brings torch
+    from specq.doctor.measuring import measure  # imports torch
 
     assert found.target is not None, "no measurements without a target"
     model, draft = str(found.target.path), str(found.draft.path) if found.draft else ""
@@ -147,7 +150,7 @@ def _measured(config: Config, found: pair.ModelPair, sessions: Sequence[int], te
 
 
 def _attempt(measure: Callable[[], MeasuredPair], checks: list[Check], engine: str) -> MeasuredPair | None:
-    """Measure, and note what that raises as what is wrong with the pair."""
+    """Measure; an exception becomes an error of the pair."""
     try:
         return measure()
     except SpecqError as error:
@@ -161,9 +164,14 @@ def _attempt(measure: Callable[[], MeasuredPair], checks: list[Check], engine: s
 
 
 def quiet(factor: float, used: float | None, num_cores: int, here: str = "") -> Check:
-    """Check that nothing disturbed the measurement: that steps of the runs took about as long as those that were timed
-    before (`factor` times as long: below 1 where these were the disturbed ones), and that other processes used few of
-    the processors (`used`, None: not known). `here`: what of specq runs on this machine."""
+    """Check that the measurement was not disturbed.
+
+    factor  the time of the runs' steps divided by that of the earlier ones. Below 1, the earlier ones were disturbed.
+    used    processors that other processes used; None: unknown.
+    here    the processes of specq on this machine.
+
+    The check is OK if the factor is near 1 and other processes used few processors.
+    """
     found = f"steps took {factor:.1f} times as long in the runs as alone before"
     if used is not None:
         found += f", other processes used {used:.1f} of {num_cores} processor{'s' * (num_cores != 1)}"
@@ -178,7 +186,10 @@ def quiet(factor: float, used: float | None, num_cores: int, here: str = "") -> 
 
 
 def _same_text(measured: MeasuredPair) -> Check:
-    """Check that drafts change no text; with rounding that depends on the batch, as on a GPU, near ties may."""
+    """Check that drafts do not change the text.
+
+    If rounding depends on the batch, as on a GPU, near ties may change it.
+    """
     plain, *others = measured.runs
     differ = [run.method for run in others if not run.agrees_with(plain)]
     if not differ:

@@ -1,11 +1,9 @@
-"""The models by themselves, in this process: how long a forward pass takes, and what the drafter thinks of the
-texts.
+"""The models alone, in this process: times of forward passes, and the drafter's predictions.
 
-What a step takes by its rows, with help from other cores and without, measured in turn.
+The module also measures steps by their rows, with helper cores and without, in turn.
 
-Rule: the two are compared with each other, so they are measured in the same minute, step by step. The curves of a
-verifier's start are not: they may be recalled from an earlier start, one from a quiet hour and the other from a busy
-one.
+Rule: the two curves are compared with each other. So they are measured in the same minute, step by step. The curves at
+a verifier's start are different. They may come from earlier starts, in a quiet and a busy hour.
 """
 
 from __future__ import annotations
@@ -25,15 +23,15 @@ from specq.models import resolve_model
 from specq.protocol import SamplingParams, SessionStep, Tree
 from specq.verifier import StepCurve
 
-TIMED_ROWS = (1, 2, 4, 8, 16, 32)  # of one session: its prompt is computed once
+TIMED_ROWS = (1, 2, 4, 8, 16, 32)  # of one session, whose prompt is computed once
 TURNS = 4
-MOST_ROWS = 512  # up to which they are compared
+MOST_ROWS = 512  # limit of the comparison
 
 Times = Mapping[int, Sequence[float]]  # rows -> seconds
 
 
 def curves_in_turn(engine: Engine) -> tuple[StepCurve, StepCurve]:
-    """Return the curves of steps without help and with it, of an engine that has help."""
+    """Return the step curves without and with helper cores, of an engine that has them."""
     times: dict[bool, dict[int, list[float]]] = {mode: {rows: [] for rows in TIMED_ROWS} for mode in (False, True)}
     for _ in range(TURNS):
         for rows in TIMED_ROWS:
@@ -44,8 +42,10 @@ def curves_in_turn(engine: Engine) -> tuple[StepCurve, StepCurve]:
 
 
 def comparable(unhelped: Times, with_help: Times) -> tuple[StepCurve, StepCurve]:
-    """Return the curves of what was timed without help and with it. Fewer cores do not compute faster: where it looks
-    so, somebody kept the helpers waiting, and both count as long as the slower one."""
+    """Return the curves from the times without and with help.
+
+    Fewer cores cannot compute faster. If they seem to, the helpers were disturbed, and both curves get the slower time.
+    """
     alone, together = (
         StepCurve(list(found), [typical(times) for times in found.values()]) for found in (unhelped, with_help)
     )
@@ -56,21 +56,24 @@ def comparable(unhelped: Times, with_help: Times) -> tuple[StepCurve, StepCurve]
 STEP_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
 CONTEXT = 192  # tokens
-SESSIONS = 8  # at least, of which one row each is compared with as many rows of one session
-MOST_OF_A_STEP = 0.5  # that is taken for its session's own
-# Before each: what has waited for a message is slower at first (caches, branches, the core's clock). A drafter sleeps
-# meanwhile, a verifier with work to do never does.
+SESSIONS = 8  # at least; one row each is compared with as many rows of one session
+MOST_OF_A_STEP = 0.5  # largest part that counts as the cost of a separate session
+# Pause before each pass. A process that waited for a message is slower at first (caches, branch prediction, clock
+# frequency). A drafter sleeps between messages; a verifier with work never does.
 PAUSE_S = 0.001
 HOST_S = 0.0004
-SOME_ROWS, SOME = 4, 20  # of steps and passes that are compared alone and beside others
-NUM_CHOICES = 8  # of the drafter, among which the target's token is looked for
+SOME_ROWS, SOME = 4, 20  # of steps and passes, compared alone and with others
+NUM_CHOICES = 8  # of the drafter, searched for the target's token
 
 Points = list[list[float]]
 
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Stay on these cores meanwhile, as the process that is measured for will; where the system can pin."""
+    """Pin this thread to these cores meanwhile, if the system allows it.
+
+    The measured process is pinned in the same way.
+    """
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -83,21 +86,24 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 
 
 def load_engine(model: str, threads: int, helper_cores: Sequence[int] = ()) -> Engine:
-    """Load the target as a verifier would, with help on the cores of others if they are named."""
+    """Load the target as a verifier does, with help on `helper_cores` if given."""
     path = resolve_model(model, "target")
     engine: Engine = ENGINES.resolve("torch").make(path, name=model, threads=threads, helper_cores=tuple(helper_cores))
     return engine
 
 
 def load_proposer(model: str) -> Drafter:
-    """Load the draft model as a drafter would."""
+    """Load the draft model as a drafter does."""
     proposer: Drafter = DRAFTERS.resolve("draft-model").make(resolve_model(model, "draft"), name=model)
     return proposer
 
 
 class Models:
-    """The pair, each on the cores that it will serve on, and all times taken so far, in milliseconds: by whether it is
-    helped and (sessions, rows of each) of the target's steps, by rows of the drafter's passes."""
+    """The pair, each on its cores in service, with all measured times in milliseconds.
+
+    Times of the target's steps are stored by help and by (sessions, rows of each). Times of the drafter's passes are
+    stored by rows.
+    """
 
     def __init__(
         self,
@@ -107,7 +113,10 @@ class Models:
         draft_cores: Sequence[int],
         num_sessions: int = 1,
     ) -> None:
-        """`num_sessions`: among which the rows of steps are divided, where there are as many rows."""
+        """Take the models and their cores.
+
+        num_sessions  most sessions over which the rows of a step are divided.
+        """
         self._engine, self._proposer = engine, proposer
         self._target_cores, self._draft_cores = target_cores, draft_cores
         self._shapes = {rows: shape_of(rows, num_sessions) for rows in STEP_ROWS if not rows % min(rows, num_sessions)}
@@ -119,7 +128,7 @@ class Models:
         self._passes: dict[int, list[float]] = {rows: [] for rows in PASS_ROWS}
 
     def sweep(self, repeats: int) -> None:
-        """Time every size so many times, in turns."""
+        """Time every size `repeats` times, in turns."""
         with pinned(self._target_cores):
             for is_helped, steps in [*self._steps.items()] * repeats:
                 with helped(self._engine, is_helped):
@@ -130,25 +139,29 @@ class Models:
                 times.extend(pass_times(self._proposer, rows, 1))
 
     def step_ms(self, *, is_helped: bool = False) -> Points:
-        """Return [rows, milliseconds]: of decoding steps with so many rows, each session's a star of nodes; without
-        the `session_us` of each. Nothing where nobody helps, and steps that are helped are asked for."""
+        """Return [rows, milliseconds] of decoding steps, in which each session's nodes are a star.
+
+        The `session_us` of each session is subtracted. The list is empty for helped steps without helpers.
+        """
         one_ms, steps = self.session_us() / 1e3, self._steps.get(is_helped, {})
         return [[rows, typical(steps[shape]) - shape[0] * one_ms] for rows, shape in self._shapes.items() if steps]
 
     def session_us(self) -> float:
-        """Return what a row of a session of its own takes more than a further row of one session; never all that a step
-        takes."""
+        """Return the extra time of a row if it belongs to a separate session.
+
+        It is never the whole time of a step.
+        """
         steps = self._steps[False]
         many, one = (typical(steps[shape]) for shape in ((SESSIONS, 1), (1, SESSIONS)))
         least = min(typical(of[shape]) / shape[0] for of in self._steps.values() for shape in self._shapes.values())
         return 1e3 * min(max(0.0, (many - one) / (SESSIONS - 1)), MOST_OF_A_STEP * least)
 
     def pass_ms(self) -> Points:
-        """Return [rows, milliseconds]: of passes that expand so many nodes, three children each."""
+        """Return [rows, milliseconds] of passes that expand this number of nodes, three children each."""
         return [[rows, typical(times)] for rows, times in self._passes.items()]
 
     def some_steps(self, *, is_helped: bool = False) -> list[float]:
-        """Return the milliseconds of some steps, all alike."""
+        """Return the milliseconds of some equal steps."""
         with helped(self._engine, is_helped):
             return step_times(self._engine, 1, SOME_ROWS, SOME)
 
@@ -157,7 +170,7 @@ class Models:
         return True in self._steps
 
     def some_passes(self) -> list[float]:
-        """Return the milliseconds of some passes, all alike."""
+        """Return the milliseconds of some equal passes."""
         return pass_times(self._proposer, SOME_ROWS, SOME)
 
     def choices(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Points:
@@ -167,19 +180,19 @@ class Models:
 
 
 def typical(times: Sequence[float]) -> float:
-    """Return the lower quartile of times: what disturbs a measurement only ever adds to it."""
+    """Return the lower quartile of times, because disturbances only add time."""
     return float(np.quantile(times, 0.25))
 
 
 def shape_of(rows: int, num_sessions: int) -> tuple[int, int]:
-    """Return (sessions, rows of each): as many of the sessions as there are rows for."""
+    """Return (sessions, rows of each): as many sessions as there are rows."""
     sessions = min(rows, num_sessions)
     return sessions, rows // sessions
 
 
 @contextmanager
 def helped(engine: Engine, is_helped: bool) -> Iterator[None]:
-    """Let threads on the cores of others take part in steps meanwhile, or not."""
+    """Let threads on other cores take part in steps meanwhile, or not."""
     before, engine.is_helped = engine.is_helped, is_helped
     try:
         yield
@@ -191,8 +204,10 @@ def helped(engine: Engine, is_helped: bool) -> Iterator[None]:
 
 
 def step_times(engine: Engine, num_sessions: int, rows: int, repeats: int, busy_s: float | None = None) -> list[float]:
-    """Return milliseconds of so many decoding steps, `rows` of each session, after one that is not counted; between
-    them the core is busy with something else."""
+    """Return the milliseconds of `repeats` decoding steps, with `rows` of each session.
+
+    An uncounted step comes first. Between the steps the core does other work.
+    """
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     starts = dict.fromkeys(range(num_sessions), CONTEXT - 1)
     for session_id in starts:
@@ -222,8 +237,10 @@ def _star(num_nodes: int) -> Tree:
 
 
 def pass_times(proposer: Drafter, rows: int, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
-    """Return milliseconds of so many passes that expand `rows` nodes, three children each, after one that is not
-    counted."""
+    """Return the milliseconds of `repeats` passes that expand `rows` nodes, three children each.
+
+    An uncounted pass comes first.
+    """
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     proposer.open(0, context, SamplingParams())
     ids = count()
@@ -234,8 +251,10 @@ def pass_times(proposer: Drafter, rows: int, repeats: int, pause_s: float = PAUS
 
 
 def foresight_times(proposer: Drafter, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
-    """Return milliseconds of so many passes of a parallel draft model, each for a context that has got a token more,
-    after one that is not counted. `pass_times` would ask for nodes that an earlier pass foresaw."""
+    """Return the milliseconds of `repeats` passes of a parallel draft model, after an uncounted one.
+
+    The context of each pass is one token longer. `pass_times` would request nodes that an earlier pass predicted.
+    """
     proposer.open(0, (1 + np.arange(CONTEXT) % 1000).astype(np.int32), SamplingParams())
 
     def passes() -> Iterator[list[Expansion]]:
@@ -247,7 +266,7 @@ def foresight_times(proposer: Drafter, repeats: int, pause_s: float = PAUSE_S) -
 
 
 def _timed(proposer: Drafter, passes: Iterable[list[Expansion]], pause_s: float) -> list[float]:
-    """Return milliseconds of each pass but the first, and close their session."""
+    """Return the milliseconds of each pass except the first, and close their session."""
     times = []
     for requests in passes:
         time.sleep(pause_s)
@@ -259,7 +278,7 @@ def _timed(proposer: Drafter, passes: Iterable[list[Expansion]], pause_s: float)
 
 
 def choices(proposer: Drafter, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Points:
-    """Return [claim, rank] along the target's texts, given as (prompt, what the target said), position by position."""
+    """Return [claim, rank] for each position of the target's texts, given as (prompt, the target's answer)."""
     found: Points = []
     for prompt, tokens in texts:
         proposer.open(0, np.array(prompt, np.int32), SamplingParams())

@@ -1,6 +1,6 @@
 """The installation and the machine: packages, kernels, cores, memory, GPU, directories, ports.
 
-Rule: whatever is missing here is a line of the answer, and never an exception.
+Rule: a missing part is a line of the answer, never an exception.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from specq.runtime import available_cores, find_compiler, library_or_reason
 from specq.runtime.machine import cpu_model, describe, gpus
 from specq.transport import listens
 
-ENGINES = ("torch", "vllm")  # packages, of which one runs the target
+ENGINES = ("torch", "vllm")  # packages that run the target; one is enough
 ANSWER_S = 1.0
 COMFORTABLE_CORES = 2
 
 
 def look(config: Config) -> Iterator[Check]:
-    """Yield what is found of this machine, for processes of this configuration."""
+    """Yield the checks of this machine, for processes of this configuration."""
     versions = describe("specq doctor")["versions"]
     yield packages(versions)
     yield compiled_kernels()
@@ -40,7 +40,7 @@ def look(config: Config) -> Iterator[Check]:
 
 
 def packages(versions: Mapping[str, str | None]) -> Check:
-    """Check that something is there to run models with."""
+    """Check that a package that can run models is installed."""
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if any(versions.get(name) for name in ENGINES):
         return Check("packages", OK, found)
@@ -48,7 +48,7 @@ def packages(versions: Mapping[str, str | None]) -> Check:
 
 
 def compiled_kernels() -> Check:
-    """Check that all C kernels are built, or can be, and loaded."""
+    """Check that all C kernels are built, or can be built, and can be loaded."""
     sources = sorted(Path(specq.__file__).parent.rglob("kernels/*.c"))
     reasons = [(source.name, found) for source in sources if isinstance(found := library_or_reason(source), str)]
     if not reasons:
@@ -63,7 +63,7 @@ def compiled_kernels() -> Check:
 
 
 def cores(number: int, processor: str) -> Check:
-    """Check that target and draft workers need not share a core."""
+    """Check that the target and draft workers can have separate cores."""
     found = f"{number}, {processor}"
     if number >= COMFORTABLE_CORES:
         return Check("cores", OK, found)
@@ -71,7 +71,10 @@ def cores(number: int, processor: str) -> Check:
 
 
 def available_memory() -> int | None:
-    """Return the bytes of memory that processes may still take; None where the system does not tell."""
+    """Return the bytes of memory that are available.
+
+    Returns None if the system does not report it.
+    """
     try:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -80,14 +83,14 @@ def available_memory() -> int | None:
 
 
 def memory(num_bytes: int | None) -> Check:
-    """Say how much memory is free."""
+    """Report the free memory."""
     if num_bytes is None:
         return Check("memory", NOTE, "the free memory is unknown on this system")
     return Check("memory", OK, f"{megabytes(num_bytes)} free")
 
 
 def has_cuda(versions: Mapping[str, str | None]) -> bool:
-    """Return whether torch would compute on a GPU of NVIDIA's."""
+    """Return whether torch would compute on an NVIDIA GPU."""
     if not versions.get("torch"):
         return False
     from specq.engines.torch import pick_device
@@ -96,7 +99,7 @@ def has_cuda(versions: Mapping[str, str | None]) -> bool:
 
 
 def accelerator(names: list[str], *, has_cuda: bool) -> Check:
-    """Check that a GPU that is there can be used."""
+    """Check that an existing GPU can be used."""
     if not names:
         return Check("GPU", OK, "none; the CPU computes")
     found = ", ".join(names)
@@ -125,7 +128,7 @@ def _is_taken(bind: str) -> bool:
 
 
 def broker_port(config: Config) -> Check:
-    """Check that a broker can listen at its address, or that one does already."""
+    """Check that a broker can listen at its address, or that a broker does already."""
     bind = config.broker.bind
     if not _is_taken(bind):
         return Check("broker", OK, f"{bind} is free")
@@ -139,7 +142,7 @@ def broker_port(config: Config) -> Check:
 
 
 def _workers_of(config: Config) -> int | None:
-    """Return how many workers the broker has that is there; None if none answers."""
+    """Return the number of workers of the running broker; None if no broker answers."""
     try:
         with Client(
             connect_address(config.broker.bind), timeout_s=ANSWER_S, keys=keys_of_broker(config.broker)
@@ -162,7 +165,7 @@ def http_port(bind: str, *, is_taken: bool) -> Check:
 
 
 def models_here() -> Check:
-    """Say which models with a name are here."""
+    """Report which named models are on this machine."""
     known = known_models()
     found = ", ".join(f"{model.name} {model.role}" for model in known if model.path)
     if any(model.name == PREFERRED and model.role == "target" and model.path for model in known):

@@ -1,10 +1,9 @@
-"""The pair in this process, without sockets: a verifier as `specq worker --role target` has it, with its sources of
-drafts one at a time.
+"""The pair in this process, without sockets: a verifier with one source of drafts at a time.
 
-What a step takes by its rows is measured in turn with help from other cores and without (`hardware`), a level of drafts
-by its sessions as at each start of a verifier. Then a few bundled prompts are completed greedily: plainly, plainly for
-all of them at a time, and with each source of drafts. Each method has a verifier of its own over the one engine, and
-all complete a prompt before the next one, since machines drift.
+Steps are timed by their rows, in turn with help from other cores and without (`hardware`). Levels of drafts are timed
+by their sessions, as at each start of a verifier. Then a few bundled prompts are completed greedily: plainly, plainly
+all at a time, and with each source of drafts. Each method has its own verifier over the one engine. All methods
+complete a prompt before the next one, because a machine's speed drifts.
 """
 
 from __future__ import annotations
@@ -29,14 +28,17 @@ from specq.runtime import Tell
 from specq.samples import codec_of, load_prompts
 from specq.verifier import Choice, DraftSource, StepCurve, Verifier
 
-PROMPTS = (("gsm8k", 2), ("humaneval", 2))  # data sets, and how many of each
-STEP_ROWS = (1, 2, 4, 8, 16, 32)  # that are shown
+PROMPTS = (("gsm8k", 2), ("humaneval", 2))  # data sets, and the number of prompts of each
+STEP_ROWS = (1, 2, 4, 8, 16, 32)  # shown in the report
 PASSES, PASS_ROWS = 20, 4
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """What the pair did here; `runs` begin with plain decoding, of one prompt at a time and of all."""
+    """The results of the pair.
+
+    `runs` begin with plain decoding, of one prompt at a time and of all.
+    """
 
     costs: Costs
     runs: tuple[WatchedRun, ...]
@@ -44,8 +46,10 @@ class MeasuredPair:
     device: str
 
     def figures(self) -> dict[str, Any]:
-        """Return the times that were measured, in milliseconds. Of steps it is the curve of the start, times what steps
-        of the runs took of it."""
+        """Return the measured times, in milliseconds.
+
+        For steps it is the curve of the start, multiplied by the runs' slowness.
+        """
         costs, level = self.costs, self.costs.level
         return {
             "steps_took_times_the_curve": significant(slowness(self.runs)),
@@ -63,9 +67,11 @@ def _ms(seconds: float) -> float:
 
 
 def measure(config: Config, most_sessions: int, tell: Tell, num_places: int = 1) -> MeasuredPair:
-    """Measure the pair of a placed configuration on the cores that its verifier would have. `most_sessions`: that are
-    of interest;
-    `num_places`: tokens that a pass of its draft model foresees."""
+    """Measure the pair of a placed configuration on the cores that its verifier would have.
+
+    most_sessions  largest number of sessions of interest.
+    num_places     tokens that a pass of its draft model predicts.
+    """
     here = this_machine()
     shares = divide_cores(len(here.cores), 1, 1)
     target_cores, other_cores = ([here.cores[i] for i in part] for part in (shares.targets[0], shares.broker))
@@ -97,7 +103,7 @@ def measure(config: Config, most_sessions: int, tell: Tell, num_places: int = 1)
 
 
 class _Pair:
-    """One engine, the sources of drafts, and the curves as they were measured."""
+    """One engine, the sources of drafts, and the measured curves."""
 
     def __init__(self, verifier: Verifier, prompts: Sequence[Prompt]) -> None:
         self.engine, self.prompts = verifier.engine, prompts
@@ -112,7 +118,7 @@ class _Pair:
         return next((one.levels for one in self.sources if isinstance(one, ColocatedSource)), None)
 
     def watched(self, source: DraftSource | None = None) -> Watched:
-        """Return a verifier with a source of drafts, or none."""
+        """Return a verifier with one source of drafts, or with none."""
         verifier = Verifier(
             self.engine,
             deepcopy(self.curve),
@@ -125,13 +131,15 @@ class _Pair:
         return Watched(verifier, self.curve, 1 + scratch_rows(source, self.curve, 1), self.watch)
 
     def opened(self, prompts: Sequence[Prompt]) -> list[Open]:
-        """Return what opens sessions with these prompts."""
+        """Return the messages that open sessions with these prompts."""
         return [opened(next(self._ids), prompt) for prompt in prompts]
 
 
 def _runs(pair: _Pair, tell: Tell) -> tuple[tuple[WatchedRun, ...], list[tuple[DraftSource, Watched, WatchedRun]]]:
-    """Let all methods complete each prompt in turn, since machines drift; return all runs, two without drafts first,
-    and those with each source."""
+    """Let all methods complete each prompt in turn, because a machine's speed drifts.
+
+    Returns all runs, two without drafts first, and the runs with each source.
+    """
     plain, at_once = pair.watched(), pair.watched()
     drafted = [(source, pair.watched(source)) for source in pair.sources]
     for number, prompt in enumerate(pair.prompts, 1):
@@ -157,28 +165,32 @@ def _levels(source: ColocatedSource, verifier: Verifier, num_sessions: int) -> i
 
 
 def slowness(runs: Sequence[WatchedRun]) -> float:
-    """Return how many times longer steps took than the curve says: contexts are longer than when it was measured, and
-    the machine may be slower than then."""
+    """Return the factor by which steps took longer than the curve predicts.
+
+    Contexts are longer than for the curve, and the machine may have become slower.
+    """
     curve_s = sum(run.curve_s for run in runs)
     return sum(run.engine_s for run in runs) / curve_s if curve_s else 1.0
 
 
 def scaled(curve: StepCurve, factor: float) -> StepCurve:
-    """Return the curve of steps that take so many times longer."""
+    """Return the curve of steps that take `factor` times as long."""
     sizes = range(1, MOST_ROWS + 1)
     return StepCurve(sizes, [factor * curve(rows) for rows in sizes])
 
 
 def scratch_rows(source: DraftSource | None, curve: StepCurve, num_sessions: int) -> int:
-    """Return how many scratch rows a source gives each of so many sessions."""
+    """Return the number of scratch rows that a source gives each of `num_sessions` sessions."""
     if not isinstance(source, LookaheadDecoder):
         return 0
     return source.free_columns(num_sessions, curve) * (source.ngram - 1)
 
 
 def host_times(one: WatchedRun, several: WatchedRun) -> tuple[float, float]:
-    """Return the seconds that the host takes for a round of plain decoding: with one session, and more with each
-    further one."""
+    """Return the host's seconds for a round of plain decoding.
+
+    The first number is for one session, the second for each further one.
+    """
     more_s = (several.own_s - one.own_s) / max(several.num_sessions - 1, 1)
     return max(one.own_s, 0.0), max(more_s, 0.0)
 

@@ -1,8 +1,7 @@
-"""What else this machine does while the doctor measures: how many processors other processes use, and whether specq
-runs here already.
+"""The load from other processes while the doctor measures, and whether specq runs here already.
 
-Rule: unknown is None, never a guess; where the system does not count seconds by processor, the load average of the last
-minute stands for them.
+Rule: an unknown value is None, never a guess. If the system has no counts by processor, the last minute's load average
+is used.
 """
 
 from __future__ import annotations
@@ -20,27 +19,36 @@ ROLES = ("broker", "worker", "serve")
 def used_by_others(
     before: Usage | None, after: Usage | None, num_cores: int, load: float | None = None
 ) -> float | None:
-    """Return how many of the processors other processes used between two moments, as a mean, or the `load`; None where
-    nothing says it."""
+    """Return the mean number of processors that other processes used between two moments, or the `load`.
+
+    Returns None if neither is known.
+    """
     used = others_cores(before, after)
     used = load if used is None else used
     return None if used is None else min(used, float(num_cores))
 
 
 def usage(cores: Sequence[int], proc: Path = PROC) -> Usage | None:
-    """Return what this process, with the children that it had, and all others have taken of the processors; None where
-    that is not known."""
+    """Return the processor time of this process with its ended children, and of all others.
+
+    Returns None if unknown.
+    """
     return Usage.known({}, cores, with_ended=True, proc=proc)
 
 
 def load_average() -> float | None:
-    """Return how many processes computed in the last minute, as a mean; None where the system does not say it."""
+    """Return the mean number of computing processes in the last minute.
+
+    Returns None if the system does not report it.
+    """
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def running(proc: Path = PROC) -> str:
-    """Return which processes of specq run here already, in words; "" for none, or where the system does not list
-    processes."""
+    """Return the running processes of specq here, in words.
+
+    Returns "" for none, or if the system does not list processes.
+    """
     found = Counter(role for arguments in _others(proc) if (role := role_of(arguments)))
     return ", ".join(f"{count} {role}{'s' * (count > 1)}" for role, count in sorted(found.items()))
 
@@ -55,7 +63,7 @@ def _others(proc: Path) -> Iterator[list[str]]:
 
 
 def role_of(arguments: Sequence[str]) -> str:
-    """Return which part of specq a command line runs, one of ROLES, or ""."""
+    """Return the part of specq that a command line runs, one of ROLES, or ""."""
     at = next((i for i, word in enumerate(arguments[:4]) if Path(word).name == "specq"), None)
     follows = arguments[at + 1] if at is not None and at + 1 < len(arguments) else ""
     return follows if follows in ROLES else ""

@@ -1,8 +1,7 @@
-"""The models: are they here and whole, do draft model and heads fit the target, and do the models fit this machine's
-memory?
+"""The models: whether they are present and complete, fit each other, and fit this machine's memory.
 
-Files are read, weights are not: what a model's files say is checked as a verifier and the broker check it. Heads, which
-are small, are loaded as a verifier loads them, since only their tensors say for which target they are.
+Files are read, weights are not. The contents of a model's files are checked as a verifier and the broker check them.
+Heads are small, and only their tensors show their target. So they are loaded as a verifier loads them.
 """
 
 from __future__ import annotations
@@ -21,19 +20,21 @@ from specq.protocol import ConfigError, ModelInfo, fits, mismatch
 
 FLOAT_BYTES, HALF_BYTES = 4, 2
 ITEM_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2}
-KV_BYTES = 1 << 30  # that an engine on a CPU takes at most where it chooses
-KV_SLOTS = 64 * 1024  # tokens, likewise
-ROOM = 1.2  # times what is needed: less is tight
-SMALLER = 0.5  # of the target's bytes: a draft model beyond that costs too much of a step
+KV_BYTES = 1 << 30  # most KV that an engine on a CPU takes by default
+KV_SLOTS = 64 * 1024  # tokens, by the same rule
+ROOM = 1.2  # times the needed memory; less is tight
+SMALLER = 0.5  # of the target's bytes: a larger draft model costs too much of a step
 
 
 @dataclass(frozen=True, slots=True)
 class PairModel:
-    """A model on this machine: `name` as it was asked for, where it is, what its files say, and how large it is.
+    """A model on this machine.
 
-    num_bytes    of its weights in the files; num_params: numbers in them, 0 where the files do not tell
-    slot_bytes   of a token's KV in float32
-    num_places   tokens that a pass of a draft model foresees; more than one: of a parallel draft model
+    name         the name that the user gave.
+    num_bytes    of its weights in the files.
+    num_params   numbers in them; 0 if the files do not have it.
+    slot_bytes   of a token's KV in float32.
+    num_places   tokens that a pass of a draft model predicts; more than one for a parallel draft model.
     """
 
     name: str
@@ -47,23 +48,28 @@ class PairModel:
 
     @property
     def kv_bytes(self) -> int:
-        """The KV memory that an engine on a CPU takes, where it is left to choose."""
+        """The KV memory that an engine on a CPU takes by default."""
         return min(KV_SLOTS * self.slot_bytes, max(KV_BYTES, 1024 * self.slot_bytes))
 
     @property
     def peak_bytes(self) -> int:
-        """What loading it takes on a CPU: all numbers as float32, and the files' own where they are kept."""
+        """The memory for loading it on a CPU.
+
+        It has all numbers as float32, and the files' own if they are kept.
+        """
         return FLOAT_BYTES * self.num_params + self.num_bytes + self.kv_bytes
 
     @property
     def device_bytes(self) -> int:
-        """What its weights take on a GPU, in the files' format or in bfloat16."""
+        """The memory of its weights on a GPU, in the files' format or in bfloat16."""
         return max(self.num_bytes, HALF_BYTES * self.num_params)
 
 
 def find(name: str, role: str) -> PairModel:
-    """Return a model that is on this machine; ConfigError, which says what is wrong, for one that is not, or is of no
-    use."""
+    """Return a model on this machine.
+
+    Raises ConfigError with the reason if it is missing or unusable.
+    """
     resolved = resolve_model(name, role)
     path = local_checkpoint(resolved) or _cached(resolved)
     if is_gguf(path):
@@ -82,7 +88,7 @@ def find(name: str, role: str) -> PairModel:
 
 
 def _cached(name: str) -> Path:
-    """Return where the hub's cache has a model; nothing is fetched."""
+    """Return the path of a model in the hub's cache, without a download."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -102,8 +108,10 @@ def _kind(said: dict[str, Any]) -> str:
 
 
 def slot_bytes(said: dict[str, Any]) -> int:
-    """Return the bytes of a token's keys and values in float32, of a model with this config.json; 0 where it does not
-    say."""
+    """Return the bytes of a token's keys and values in float32, from a config.json.
+
+    Returns 0 if it does not have the needed fields.
+    """
     heads = int(said.get("num_attention_heads") or 0)
     kv_heads = int(said.get("num_key_value_heads") or heads)
     head_dim = int(said.get("head_dim") or (int(said.get("hidden_size") or 0) // heads if heads else 0))
@@ -112,7 +120,7 @@ def slot_bytes(said: dict[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelPair:
-    """What was found of a target and its draft model: None for one that is not there, or of no use."""
+    """A target and its draft model: None for a model that is missing or unusable."""
 
     target: PairModel | None
     draft: PairModel | None
@@ -120,8 +128,11 @@ class ModelPair:
 
 
 def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, heads: str = "") -> ModelPair:
-    """Look at a target, a draft model and heads, "" for none; `free_bytes` of memory, None where that is not known;
-    `gpu_bytes` are free on the GPU that computes, 0: the CPU does."""
+    """Check a target, a draft model and heads; "" means none.
+
+    free_bytes  free memory; None if unknown.
+    gpu_bytes   free memory of the GPU that computes; 0 if the CPU computes.
+    """
     checks: list[Check] = []
     found = _looked_up(lambda: find(target, "target"), "target", checks)
     drafter = _looked_up(lambda: find(draft, "draft"), "draft model", checks) if draft else None
@@ -153,7 +164,7 @@ def _looked_up(find_it: Callable[[], PairModel], name: str, checks: list[Check])
 
 
 def ends(target: PairModel) -> Check:
-    """Say which tokens end a text of the target, and what names each."""
+    """Report the tokens that end a text of the target, and where each is named."""
     if told := ends_told(target.path):
         return Check("ends", OK, ", ".join(told))
     advice = "set eos_token_id in generation_config.json, or give jobs max_tokens, stop or stop_token_ids"
@@ -161,7 +172,7 @@ def ends(target: PairModel) -> Check:
 
 
 def fitting(target: PairModel, draft: PairModel) -> Iterator[Check]:
-    """Yield whether drafts of one can be hints for the other, and whether it is small enough for that."""
+    """Yield whether drafts can be hints for the target, and whether the draft model is small enough."""
     if not fits(draft.info, target.info):
         advice = "choose a draft model of the same family, or train one: specq train draft"
         yield Check("tokenizer", WRONG, mismatch(draft.info, [target.info]), advice)
@@ -178,10 +189,12 @@ def fitting(target: PairModel, draft: PairModel) -> Iterator[Check]:
 
 
 def heads_fit(heads: str, target: PairModel) -> Check:
-    """Check that heads are whole and fit the target: their hidden size, vocabulary, tokenizer, number formats and
-    layers."""
-    from specq.drafting.eagle3.loading import is_eagle, load_eagle  # brings torch
-    from specq.drafting.medusa.network import load_heads  # brings torch
+    """Check that heads are complete and fit the target.
+
+    The check covers hidden size, vocabulary, tokenizer, number formats and layers.
+    """
+    from specq.drafting.eagle3.loading import is_eagle, load_eagle  # imports torch
+    from specq.drafting.medusa.network import load_heads  # imports torch
 
     try:
         directory = resolve_model(heads, HEADS)
@@ -196,7 +209,7 @@ def heads_fit(heads: str, target: PairModel) -> Check:
 
 
 def room(models: Sequence[PairModel], free_bytes: int | None) -> Check:
-    """Check that weights and KV fit into the memory that is free, while they are loaded on a CPU."""
+    """Check that weights and KV fit into the free memory while they are loaded on a CPU."""
     needed = sum(model.peak_bytes for model in models)
     found = f"weights and KV take up to {megabytes(needed)} while they are loaded on a CPU"
     if free_bytes is None:
@@ -205,7 +218,7 @@ def room(models: Sequence[PairModel], free_bytes: int | None) -> Check:
 
 
 def room_on_gpu(models: Sequence[PairModel], free_bytes: int) -> Check:
-    """Check that the weights fit into the memory of a GPU; KV takes what is left."""
+    """Check that the weights fit into the memory of a GPU; KV takes the rest."""
     needed = sum(model.device_bytes for model in models)
     found = f"weights take {megabytes(needed)} on a GPU, and the KV cache the rest"
     return _room(needed, free_bytes, found, "choose a smaller model, or several GPUs with configs/vllm.toml")

@@ -1,5 +1,4 @@
-"""An examination as text. What was measured and what was computed stand in tables of their own, and each says which it
-is."""
+"""An examination as text. Measured and computed figures are in separate tables, and each names its kind."""
 
 from __future__ import annotations
 
@@ -73,6 +72,6 @@ def _cell(one: Prediction | None) -> str:
 
 
 def _shown(value: float) -> str:
-    """Return a figure with the digits that mean something."""
+    """Return a figure with its significant digits."""
     found = significant(value, SHOWN_DIGITS)
     return f"{found:.0f}" if found >= 10 else f"{found:g}"

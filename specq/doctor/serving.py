@@ -1,7 +1,7 @@
-"""A running deployment: do drafts leave its texts as they are, and how fast is it with them and without?
+"""A running deployment: whether drafts leave its texts unchanged, and its speed with and without them.
 
-Each bundled prompt is completed plainly and with drafts, greedy and with a seed, seconds apart and in changing order,
-when the deployment has computed it once; a ratio is of two such turns.
+Each bundled prompt is completed plainly and with drafts, greedily and with a seed. The runs are seconds apart, in
+changing order, and follow an uncounted run. A ratio compares two such turns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDEST_TIE = 0.25  # of log-probabilities: two steps of bfloat16 at a logit betw
 
 
 class Generates(Protocol):
-    """What is asked of a client."""
+    """The needed part of a client."""
 
     def generate(self, **arguments: Any) -> Result:
         """Complete a prompt."""
@@ -34,8 +34,11 @@ class Generates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedRates:
-    """What a deployment did: how many texts, which are not equal (with the gap of plain decoding's two best tokens
-    where they part, in log-probability; None for sampled texts), and tokens a second of each turn."""
+    """The results of a deployment.
+
+    They are the number of texts, the different texts, and each turn's tokens a second. A different text has the gap
+    between plain decoding's two best tokens there, in log-probability. The gap is None for sampled texts.
+    """
 
     texts: int
     differing: dict[str, float | None]
@@ -43,8 +46,10 @@ class ServedRates:
 
     @property
     def check(self) -> Check:
-        """Whether drafts left the texts as they are; with rounding that depends on the batch, near ties may fall
-        either way."""
+        """Whether drafts left the texts unchanged.
+
+        If rounding depends on the batch, near ties may change them.
+        """
         said = f"{self.texts - len(self.differing)} of {self.texts} texts with drafts equal those of plain decoding"
         if not self.differing:
             return Check("same text", OK, said)
@@ -59,7 +64,7 @@ class ServedRates:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON-able values."""
+        """Return all results as JSON-able values."""
         about = {"texts": self.texts, "differing": self.differing, "status": self.check.status}
         return about | {"tokens_per_second": self.rates, "ratio": self.ratio}
 
@@ -69,7 +74,7 @@ class ServedRates:
 
     @property
     def ratio(self) -> float:
-        """The median ratio of a turn with drafts to the same one without."""
+        """The median ratio of a turn with drafts to the same turn without."""
         return round(median(ours / plain for ours, plain in zip(self.rates[DRAFTS], self.rates[PLAIN], strict=True)), 3)
 
     def lines(self) -> list[str]:
@@ -89,10 +94,10 @@ class ServedRates:
 
 
 def examine_service(client: Generates, num_each: int, tell: Tell) -> ServedRates:
-    """Complete so many prompts of each bundled data set in both ways."""
+    """Complete `num_each` prompts of each bundled data set in both ways."""
     rates: dict[str, list[float]] = {name: [] for name in MODES}
     differing, prompts = dict[str, float | None](), shipped_messages(num_each)
-    for _, messages in prompts:  # so that whoever comes first does not compute the prompt for the other one
+    for _, messages in prompts:  # so that the first way does not compute the prompt for the other
         client.generate(messages=messages, max_tokens=1)
     for temperature in TEMPERATURES:
         for number, (name, messages) in enumerate(prompts):
@@ -117,7 +122,7 @@ def _turn(
 
 
 def _gap(client: Generates, messages: Sequence[dict[str, str]], plain: Sequence[int], drafted: Sequence[int]) -> float:
-    """Return by how much plain decoding prefers its token where the two texts part to the next best one."""
+    """Return the gap between plain decoding's two best tokens where the texts differ."""
     both = zip(plain, drafted, strict=False)
     at = next((i for i, (ours, theirs) in enumerate(both) if ours != theirs), min(len(plain), len(drafted)))
     again = client.generate(messages=messages, max_tokens=MAX_TOKENS, temperature=0.0, logprobs=2, **MODES[PLAIN])

@@ -1,6 +1,6 @@
-"""A verifier at work in this process, and what its verdicts and the clock say of each round.
+"""A verifier at work in this process, with the verdict and the time of each round.
 
-Rule: bounded. A verifier's prompts end after MOST_S, however far they are.
+Rule: the time is bounded. The prompts of a verifier end after MOST_S, complete or not.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ Prompt = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class WatchedRun:
-    """What was measured of some prompts, so many at a time.
+    """The measurements of some prompts, run together.
 
-    texts       token ids of each prompt that was begun
-    own_s       what a turn takes beside the engine's step, see `usual`
-    engine_s, curve_s   what all steps took, and what the step curve says of their rows
+    texts       token ids of each prompt that was begun.
+    own_s       time of a turn besides the engine's step, see `usual`.
+    engine_s    time of all steps.
+    curve_s     time that the step curve predicts for their rows.
     """
 
     method: str
@@ -52,13 +53,13 @@ class WatchedRun:
         return sum(1 + one.accepted for one in self.rounds.rounds)
 
     def agrees_with(self, other: WatchedRun) -> bool:
-        """Return whether the texts are the same, as far as both go."""
+        """Return whether the texts are the same, up to the shorter one's end."""
         pairs = [(a[: len(b)], b[: len(a)]) for a, b in zip(self.texts, other.texts, strict=False)]
         return all(ours == theirs for ours, theirs in pairs)
 
 
 class StepWatch:
-    """An engine, and what its last step took."""
+    """An engine, with the time of its last step."""
 
     def __init__(self, engine: Engine) -> None:
         self._step, self.last_s = engine.step, 0.0
@@ -73,21 +74,28 @@ class StepWatch:
 
 
 class Watched:
-    """A verifier at work, and what its verdicts say."""
+    """A verifier at work, and the contents of its verdicts."""
 
     def __init__(self, verifier: Verifier, curve: StepCurve, rows_each: int, watch: StepWatch | None) -> None:
-        """`rows_each`: of each session besides its nodes; `watch`: None where steps overlap with what the host does."""
+        """Take the verifier and its step watch.
+
+        rows_each  rows of each session besides its nodes.
+        watch      None if steps overlap with the host's work.
+        """
         self.verifier, self.curve, self._rows_each, self.watch = verifier, curve, rows_each, watch
         self.left_s = MOST_S
         self.rounds: list[PredictedRound] = []
         self.texts: dict[int, list[int]] = {}
-        self.seconds: list[float] = []  # of each turn that counts
+        self.seconds: list[float] = []  # of each counted turn
         self.own_s: list[float] = []
         self.engine_s = self.curve_s = 0.0
 
     def complete(self, sessions: Sequence[Open]) -> None:
-        """Complete these prompts at a time, until all have ended or the time is over. A turn counts where all sessions
-        decode, from their second verdict to the last but one: the first has the prompt in it, the last is cut short."""
+        """Complete these prompts together, until all have ended or the time is over.
+
+        A turn counts while all sessions decode, from their second verdict to the last but one. The first verdict
+        includes the prompt, and the last one is cut short.
+        """
         for message in sessions:
             self.texts[message.session_id] = []
             self.verifier.handle(message, time.monotonic())
@@ -123,7 +131,7 @@ class Watched:
         self.curve_s += self.curve(rows)
 
     def run(self, method: str, num_sessions: int) -> WatchedRun:
-        """Return what was seen."""
+        """Return the measurements."""
         texts = tuple(tuple(text) for text in self.texts.values())
         rounds = PredictedRounds(tuple(self.rounds))
         return WatchedRun(
@@ -132,8 +140,10 @@ class Watched:
 
 
 def usual(seconds: Sequence[float]) -> float:
-    """Return the mean without the largest: a session's first draft has its prompt in it, and other processes
-    disturb."""
+    """Return the mean without the largest value.
+
+    A session's first draft includes its prompt, and other processes disturb.
+    """
     kept = sorted(seconds)[: ceil(USUAL * len(seconds))]
     return sum(kept) / max(len(kept), 1)
 
@@ -158,7 +168,7 @@ def _verdict(message: Message) -> Verdict:
 
 
 def round_of(verdict: Verdict) -> PredictedRound:
-    """Return what a verdict says of its nodes: parents stand before their children."""
+    """Return a round from the nodes of a verdict, in which parents come before their children."""
     depths: list[int] = []
     for parent in verdict.node_parents.tolist():
         depths.append(depths[parent] + 1 if parent >= 0 else 1)

@@ -1,17 +1,18 @@
-"""The gateway: OpenAI's HTTP API in front of a broker. JSON in, JSON or server-sent events out.
+"""The gateway: OpenAI's HTTP API in front of a broker. It takes JSON and returns JSON or server-sent events.
 
     fields, *_call        bodies of requests, checked; pure
-    idempotency, sse      requests that may be repeated, streams that may be taken up again; pure
+    idempotency, sse      requests that may be repeated, streams that may be resumed; pure
     shapes, answers, responses_answer   results and pieces as JSON; pure
     errors                every refusal, in OpenAI's format
-    serving               what is asked of the client, and of which
-    api_keys, guard, connection   who gets in, and how much of it
-    metrics               what is counted, for Prometheus
-    routes/               the endpoints, one file a group; endpoint, replies: what they share
-    app                   all of it as an ASGI application
+    serving               requests to the clients of the broker
+    api_keys, guard, connection   access and limits
+    metrics               counts and times, for Prometheus
+    routes/               the endpoints, one file per group
+    endpoint, replies     the common parts of endpoints
+    app                   the ASGI application
 
-To add a field: a line in a table of `fields` (or of the call that has it), and one in docs/http-api.md. To add an
-endpoint: its route in a file of `routes/`.
+To add a field, add a line in a table of `fields` or of its call. Add one in docs/http-api.md too. To add an endpoint,
+add its route in a file of `routes/`.
 """
 
 from specq.gateway.api_keys import ApiKeys, make_key

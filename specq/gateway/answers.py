@@ -1,4 +1,4 @@
-"""Answers of a request: in one, or as a stream of events; pure."""
+"""Answers to a request, whole or as a stream of events; pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _SUMMED = ("rounds", "draft_tokens", "accepted_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all parts of an answer share; `prompt_tokens`: of each prompt."""
+    """The common part of all parts of an answer.
+
+    `prompt_tokens` has the number for each prompt.
+    """
 
     answer_id: str
     created: int
@@ -38,7 +41,7 @@ class Head:
 
 
 class EventSource(Protocol):
-    """The events of one stream; `results`: those that have come, in order."""
+    """The events of one stream; `results` are the results so far, in order."""
 
     @property
     def results(self) -> list[Result]: ...
@@ -49,13 +52,13 @@ class EventSource(Protocol):
 
 
 class Answering(Protocol):
-    """How a request is answered; `prefix`: of the answer's id."""
+    """The form of an answer; `prefix` is that of the answer's id."""
 
     @property
     def prefix(self) -> str: ...
 
     def whole(self, head: Head, results: Sequence[Result]) -> Json:
-        """Return the answer in one, of the results of all prompts in order."""
+        """Return the whole answer, from the results of all prompts in order."""
         ...
 
     def events(self, head: Head, position: sse.Position, *, with_ids: bool) -> EventSource:
@@ -78,7 +81,10 @@ class Choices:
 
 
 class Events:
-    """The events of a stream, from a position on; `with_ids`: each says where the stream can be taken up again."""
+    """The events of a stream, from a position on.
+
+    With `with_ids`, each event has the id for resuming after it.
+    """
 
     def __init__(
         self,
@@ -107,7 +113,7 @@ class Events:
         return self._event(choice, index)
 
     def take(self, piece: Piece) -> bytes:
-        """Return the event of a piece; none for tokens whose text is not certain yet."""
+        """Return the event of a piece; empty for tokens whose text is still uncertain."""
         index = piece.place * self._call.n + piece.index
         if piece.result is not None:
             self._results[index] = piece.result
@@ -130,11 +136,14 @@ class Events:
 
     @property
     def results(self) -> list[Result]:
-        """Return the results that have come, in order."""
+        """Return the results so far, in order."""
         return [self._results[index] for index in sorted(self._results)]
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event that says why a stream ends early; it moves no position."""
+        """Return the event with the error that ends a stream early.
+
+        It does not change the position.
+        """
         return sse.event(error.body)
 
     def _event(self, choice: Json, index: int, details: Json | None = None) -> bytes:
@@ -146,7 +155,7 @@ class Events:
         return sse.event(data, self._id)
 
     def _usage_so_far(self, index: int) -> Json:
-        """Return the tokens of one choice up to this chunk, as vLLM does."""
+        """Return the numbers of tokens of one choice up to this chunk, as vLLM does."""
         return _tokens(self._head.prompt_tokens[index // self._call.n], self.position.choices[index].num_tokens)
 
     @property
@@ -154,12 +163,15 @@ class Events:
         return str(self.position) if self._with_ids else ""
 
 
-# --- the numbers at the end -------------------------------------------------------------------------------------------
+# --- usage and speculation --------------------------------------------------------------------------------------------
 
 
 def usage(call: Call, results: Sequence[Result]) -> Json:
-    """Return the tokens of a request, each prompt counted once, and what speculation did for it. Of several completions
-    of a prompt those share KV that came later: what was there before is what the first one found, the least."""
+    """Return the token counts of a request, each prompt counted once, and the figures of speculation.
+
+    Later completions of a prompt share the KV of the first one. So the cached tokens of a prompt are the smallest count
+    among its completions.
+    """
     prompts = sum(result.usage["prompt_tokens"] for result in results[:: call.n])
     cached = [result.usage["cached_tokens"] for result in results]
     completions = sum(result.usage["completion_tokens"] for result in results)
@@ -175,8 +187,10 @@ def _tokens(prompts: int, completions: int) -> Json:
 
 
 def speculation(stats: Iterable[dict[str, Any]]) -> Json:
-    """Return the sums over all completions, the rates that follow, and the statistics of each (docs/reference/jobs.md,
-    "Results")."""
+    """Return the sums over all completions, the resulting rates, and the statistics of each.
+
+    See docs/reference/jobs.md, "Results".
+    """
     each = list(stats)
     rounds, drafted, accepted = (sum(one[name] for one in each) for name in _SUMMED)
     return {

@@ -1,11 +1,11 @@
-"""API keys: who may ask. A file holds a name and a hash for each key, never the key itself.
+"""API keys: which callers may send requests. A file holds a name and a hash for each key, never the key itself.
 
     [alice]
     sha256 = "..."          # of the key
     max_priority = 0        # the highest priority of her jobs
 
-A key has 256 random bits, so a plain hash of it tells nothing. The file is read again when it changes: a key that is
-taken out is refused from the next request on.
+A key has 256 random bits, so its plain hash does not reveal it. A changed file is read again. So a removed key is
+refused from the next request on.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is; the broker gives each name its own share. `max_priority` None: any."""
+    """The sender of a request; the broker gives each name its own share. `max_priority` None means no limit."""
 
     name: str = ""
     max_priority: int | None = None
 
 
-NOBODY = Caller()  # where there are no keys
+NOBODY = Caller()  # the caller without keys
 
 
 class ApiKeys:
-    """The keys in a file. Raises ConfigError if it cannot be read; later, a file that cannot be read changes
-    nothing."""
+    """The keys in a file.
+
+    Raises ConfigError if the file cannot be read. If it cannot be read later, the known keys stay valid.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -59,23 +61,26 @@ class ApiKeys:
             about.st_ctime_ns,
             about.st_size,
             about.st_ino,
-        )  # compared for equality: no clock orders them
+        )  # compared for equality only, so no clock orders them
         if stamp != self._stamp:
             self._callers = read_file(self._path)
             self._stamp = stamp
 
     def caller(self, key: str) -> Caller | None:
-        """Return whose key this is, or None."""
+        """Return the caller of this key, or None."""
         return self._callers.get(digest(key))
 
 
 def digest(key: str) -> str:
-    """Return what the file holds of a key."""
+    """Return the form in which the file holds a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read_file(path: Path) -> dict[str, Caller]:
-    """Return the callers by the digest of their key; raises ConfigError that names what is wrong, and no digest."""
+    """Return the callers by the digest of their key.
+
+    Raises ConfigError that names the error, but no digest.
+    """
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o022:
             raise ConfigError(f"other users can write {path}; run chmod 600 on it")
@@ -92,7 +97,7 @@ def read_file(path: Path) -> dict[str, Caller]:
 
 
 def _check(path: Path, name: str, table: Any) -> str:
-    """Return a key's digest; raises ConfigError for a table that is not one of a key."""
+    """Return a key's digest; raise ConfigError if the table does not describe a key."""
     known = {"sha256", "max_priority"}
     priority = table.get("max_priority", 0) if isinstance(table, dict) else 0
     right = isinstance(table, dict) and set(table) <= known and type(priority) is int and PRIORITY.admits(priority)
@@ -105,8 +110,10 @@ def _check(path: Path, name: str, table: Any) -> str:
 
 
 def make_key(path: Path, name: str, *, max_priority: int = 0) -> str:
-    """Add a new key to a file, which is made if there is none; return the key. Raises ConfigError for a name that it
-    has."""
+    """Add a new key to a file, and return the key. The file is created if it does not exist.
+
+    Raises ConfigError if the name is already in the file.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not a valid name for a key: up to 64 letters, digits, and _ - (not first)")
     if not PRIORITY.admits(max_priority):

@@ -27,14 +27,14 @@ def make_app(
     most_in_all: int = 4096,
     origins: Collection[str] = (),
 ) -> ASGIApp:
-    """Return the gateway as an ASGI application; when it is shut down, the clients of its broker are closed.
+    """Return the gateway as an ASGI application; its shutdown closes the clients of its broker.
 
-    hosts  names by which clients may call it, besides localhost and addresses
-    keys   who may ask; None: everyone
-    most   requests of one key that may be under way at a time
-    header_bytes   that all headers of a request may have
-    most_in_all    requests that may be under way at a time, whoever asks
-    origins        of which pages a browser lets through to it; `*`: of all
+    hosts         names that clients may use for it, besides localhost and addresses.
+    keys          the allowed callers; None: all.
+    most          most requests of one key in progress at a time.
+    header_bytes  most bytes of all headers of a request.
+    most_in_all   most requests in progress at a time, of all callers.
+    origins       the pages that a browser lets through to it; `*`: all.
     """
 
     @asynccontextmanager

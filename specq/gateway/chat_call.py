@@ -33,7 +33,7 @@ from specq.gateway.fields import (
 )
 
 MAX_LENGTH = 2**31 - 1
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of a message, as at OpenAI
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of a message, as in OpenAI's API
 _TEMPLATE = ("tools", "documents", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort")
 _OWN = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "explain")
 KNOWN = (*_OWN, "top_logprobs", "tool_choice", "response_format", *_TEMPLATE, *SAMPLING, *SPECULATION)
@@ -59,7 +59,7 @@ _REFUSED = {
 
 
 def read(body: Any) -> Call:
-    """Return the call; raises ApiError that names the field at fault."""
+    """Return the call; raise ApiError that names the wrong field."""
     fields = given(body)
     check_known(fields, KNOWN, IGNORED, _ONLY, _REFUSED)
     _check_format(fields)
@@ -69,7 +69,7 @@ def read(body: Any) -> Call:
     arguments = job_arguments(fields) | {"messages": read_messages(fields), "n": n}
     arguments["chat_template_kwargs"] = read_variables(fields)
     limit = _read_limit(fields)
-    arguments["max_tokens"] = limit or MAX_LENGTH  # the client cuts it to what the model has room for
+    arguments["max_tokens"] = limit or MAX_LENGTH  # the client reduces it to the room in the model
     explain = arguments["explain"] = read_explain(fields)
     if num_top >= 0:
         arguments["logprobs"] = num_top
@@ -77,7 +77,7 @@ def read(body: Any) -> Call:
 
 
 def _read_limit(fields: dict[str, Any]) -> int:
-    """Return the most tokens to generate; 0: as many as there is room for. The newer name wins."""
+    """Return the most tokens to generate; 0 means as many as there is room for. The newer name has priority."""
     for name in ("max_completion_tokens", "max_tokens"):
         if name in fields:
             return read_count(name, fields[name], MAX_LENGTH)
@@ -100,7 +100,7 @@ def _read_top(fields: dict[str, Any]) -> int:
     return num_top if wanted else -1
 
 
-# --- what the chat template receives ----------------------------------------------------------------------------------
+# --- input of the chat template ---------------------------------------------------------------------------------------
 
 
 def read_variables(fields: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def read_variables(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages; content that comes in parts becomes one text."""
+    """Return the messages; content in several parts becomes one text."""
     if "messages" not in fields:
         raise ApiError("messages is missing", param="messages", code="missing_parameter")
     messages = check("messages", fields["messages"], is_list)

@@ -1,6 +1,6 @@
 """The body of `/v1/completions` as a `Call`; pure.
 
-A request for text, read: what is asked of the client, and how the answer shall look.
+A `Call` is a checked request for text: the client's arguments, and the form of the answer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from specq.gateway.fields import (
     is_object,
 )
 
-MOST_CHOICES = 128  # completions of a request, over all its prompts
-MAX_TOP = 20  # likeliest tokens that are listed for each
+MOST_CHOICES = 128  # completions in one request, over all its prompts
+MAX_TOP = 20  # most likely tokens listed for each token
 _STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
 
 
@@ -33,15 +33,17 @@ _STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_sta
 class Call:
     """A checked request.
 
-    arguments      of the client, but for what belongs to the connection (keys, tenants)
-    model          the model's name, "" where none is given
-    stream         whether the text comes piece by piece
-    include_usage  whether the numbers come at the end; continuous_usage: and those so far in each chunk
-    num_top        how many likeliest tokens the answer lists for each; -1: no log-probabilities
-    num_prompts    how many prompts there are; n: completions of each
-    explain        chunks say where tokens come from, and which drafts were rejected (`specq.gateway.shapes`)
-    repeated       what of the request the answer repeats
-    names          what the endpoint calls arguments of the client, where its name is another
+    arguments      of the client, without the fields of the connection (keys, tenants).
+    model          the model's name, "" if none is given.
+    stream         whether the text is sent piece by piece.
+    include_usage  whether the stream ends with the usage.
+    continuous_usage  whether each chunk has the usage so far.
+    num_top        number of most likely tokens listed for each token; -1: no log-probabilities.
+    num_prompts    number of prompts.
+    n              completions of each prompt.
+    explain        whether chunks have the origins of tokens and the rejected drafts (`specq.gateway.shapes`).
+    repeated       the part of the request that the answer repeats.
+    names          the endpoint's names for arguments of the client, if they differ.
     """
 
     arguments: Mapping[str, Any]
@@ -58,17 +60,17 @@ class Call:
 
 
 def job_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are specq's own, as the client takes them."""
+    """Return specq's own fields in the form that the client expects."""
     found = {name: fields[name] for name in (*SAMPLING, *SPECULATION) if name in fields}
-    if found.get("top_k") == -1:  # vLLM's word for all
+    if found.get("top_k") == -1:  # means all in vLLM
         del found["top_k"]
     return {"temperature": 1.0, **found}
 
 
 def read_stream(fields: Mapping[str, Any]) -> tuple[bool, bool, bool]:
-    """Return whether to stream, whether with usage at the end, and whether with that so far in each chunk, too.
+    """Return whether to stream, to add usage at the end, and to add usage to each chunk.
 
-    As in vLLM, the latter is given only together with the former.
+    As in vLLM, the last is possible only together with the usage at the end.
     """
     stream = check("stream", fields.get("stream", False), is_flag)
     options = check("stream_options", fields.get("stream_options", {}), is_object)
@@ -86,7 +88,7 @@ def read_stream(fields: Mapping[str, Any]) -> tuple[bool, bool, bool]:
 
 
 def read_explain(fields: Mapping[str, Any]) -> bool:
-    """Return whether a stream says what became of drafts."""
+    """Return whether a stream reports what became of drafts."""
     explain = bool(check("explain", fields.get("explain", False), is_flag))
     if explain and not fields.get("stream"):
         raise ApiError("explain is given without stream; it describes a text while it is generated", param="explain")
@@ -101,7 +103,7 @@ def read_count(name: str, value: Any, most: int) -> int:
 
 
 def read_top(name: str, fields: Mapping[str, Any]) -> int:
-    """Return how many likeliest tokens a field asks for, 0 if it is not there."""
+    """Return the number of most likely tokens that a field requests, 0 without the field."""
     num_top = check(name, fields.get(name, 0), is_count)
     if num_top > MAX_TOP:
         raise ApiError(f"{name} is {num_top}, but must be at most {MAX_TOP}", param=name)
@@ -109,7 +111,7 @@ def read_top(name: str, fields: Mapping[str, Any]) -> int:
 
 
 def read_choices(fields: Mapping[str, Any], num_prompts: int) -> int:
-    """Return how many completions of each prompt are wanted."""
+    """Return the number of completions of each prompt."""
     n = read_count("n", fields.get("n", 1), MOST_CHOICES)
     if n * num_prompts > MOST_CHOICES:
         raise ApiError(f"{num_prompts} prompts with n = {n} are more than {MOST_CHOICES} completions", param="n")
@@ -124,7 +126,7 @@ def read_model(fields: Mapping[str, Any]) -> str:
     return model
 
 
-MAX_TOKENS = 16  # where the request names none, as at OpenAI
+MAX_TOKENS = 16  # if the request has no limit, as in OpenAI's API
 KNOWN = (
     "model",
     "prompt",
@@ -138,13 +140,13 @@ KNOWN = (
     *SPECULATION,
 )
 _NAMES = {"token_ids": "prompt"}
-_EMPTY: tuple[Any, ...] = ("", [])  # prompts that nothing follows from
+_EMPTY: tuple[Any, ...] = ("", [])  # prompts without content
 _ONLY = {**ONLY, "echo": (False,), "suffix": ("",)}
 _REFUSED = {**REFUSED, "prompt_embeds": "send a prompt", "response_format": "specq has no grammars yet"}
 
 
 def read(body: Any) -> Call:
-    """Return the call; raises ApiError that names the field at fault."""
+    """Return the call; raise ApiError that names the wrong field."""
     fields = _without_text_format(given(body))
     check_known(fields, KNOWN, IGNORED, _ONLY, _REFUSED)
     source, num_prompts = _read_prompt(fields)
@@ -167,7 +169,10 @@ def _without_text_format(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_prompt(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return the prompt as a source of the client, and how many there are: text, token ids, or a list of either."""
+    """Return the prompt as a source of the client, and the number of prompts.
+
+    A prompt is text, token ids, or a list of either.
+    """
     if "prompt" not in fields:
         raise ApiError("prompt is missing", param="prompt", code="missing_parameter")
     prompt = fields["prompt"]
@@ -177,7 +182,7 @@ def _read_prompt(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:
         return {"prompt": [prompt]}, 1
     if not isinstance(prompt, list):
         raise _wrong_prompt()
-    if len(prompt) > MOST_CHOICES and isinstance(prompt[0], (str, list)):  # before each of them is looked at
+    if len(prompt) > MOST_CHOICES and isinstance(prompt[0], (str, list)):  # checked before each prompt is read
         raise ApiError(f"{len(prompt)} prompts are more than {MOST_CHOICES} completions", param="prompt")
     if all(type(one) is int for one in prompt):
         return {"token_ids": [prompt]}, 1

@@ -1,9 +1,10 @@
-"""Connections: how many there may be, and how long a client may take: for its headers, for the rest of a body that was
-refused, and to read what it is sent.
+"""Connections: their number, and time limits for clients.
 
-uvicorn bounds the size of headers and the idle time between requests, and has no limit on these. Rule: where there are
-too many connections, the one goes that has waited longest without a request, so that nobody keeps others out by
-connecting; one to which an answer is still on its way goes only where there is no other.
+They limit the time for headers, for the rest of a refused body, and for reading. uvicorn bounds only the size of
+headers and the idle time between requests.
+
+Rule: with too many connections, the gateway closes the connection idle for longest. So no client can block others by
+connecting. A connection with an unfinished answer is closed only if all others have one too.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specq.gateway.errors import ApiError
 
-DEAD_MS = 60_000  # after which a peer that acknowledges nothing is given up
-SEND_BYTES = 1 << 17  # that the system keeps for a slow reader (Linux: twice as many)
-LINGER_S = 2.0  # for a client to see why its body was refused
+DEAD_MS = 60_000  # time after which a peer without acknowledgements is closed
+SEND_BYTES = 1 << 17  # buffer of the system for a slow reader (Linux: twice as many)
+LINGER_S = 2.0  # time for a client to read why its body was refused
 
 
 class Limited(H11Protocol):
-    """uvicorn's protocol with limits, which a subclass has (`limited_protocol`)."""
+    """uvicorn's protocol with limits; a subclass sets them (`limited_protocol`)."""
 
     header_s: float
     most: int
@@ -45,7 +46,10 @@ class Limited(H11Protocol):
         self._watch()
 
     def _longest_waiting(self) -> Limited:
-        """Return the connection that has waited longest for a request, if possible one that has all of its answers."""
+        """Return the connection that has waited longest for a request.
+
+        Connections that have all of their answers come first.
+        """
         answered = (one for one in self.waiting if not one.transport.get_write_buffer_size())
         return next(answered, next(iter(self.waiting), self))
 
@@ -62,7 +66,7 @@ class Limited(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self.waiting[self] = None  # uvicorn's own time for idle connections runs
+            self.waiting[self] = None  # uvicorn's own limit for idle connections applies
         else:
             self._watch()
 
@@ -71,8 +75,10 @@ class Limited(H11Protocol):
         self._await_reader()
 
     def _await_reader(self, before: int | None = None) -> None:
-        """Give the connection up if its reader has taken nothing for so long; `before`: bytes that waited for it
-        then."""
+        """Close the connection if its reader has taken no bytes for too long.
+
+        before  bytes that waited for the reader at the last check.
+        """
         size = self.transport.get_write_buffer_size()
         if before is not None and size >= before:
             self.transport.abort()
@@ -86,7 +92,7 @@ class Limited(H11Protocol):
             self._stall = None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP; where an answer has begun, end it."""
+        """Refuse a request that is not HTTP; if an answer has begun, end it."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
@@ -98,7 +104,10 @@ class Limited(H11Protocol):
         self.transport.close()
 
     def _watch(self) -> None:
-        """Let the time run while a request has begun to arrive, or the first one has not, or a refused body goes on."""
+        """Run the timer while data is due.
+
+        It is due while a request is incomplete, the first one is missing, or a refused body continues.
+        """
         theirs, ours = self.conn.their_state, self.conn.our_state
         is_refused = theirs is h11.SEND_BODY and ours is h11.DONE
         if self.transport.is_closing() or not (theirs is h11.IDLE or is_refused):
@@ -118,19 +127,22 @@ class Limited(H11Protocol):
 
 
 def limited_protocol(header_s: float, most: int, stall_s: float = 60.0) -> type[Limited]:
-    """Return the protocol of a server: seconds for headers, connections, and seconds in which a reader may take
-    nothing."""
+    """Return the protocol of a server.
+
+    header_s  seconds for headers.
+    most      most connections.
+    stall_s   seconds in which a reader may take no bytes.
+    """
     limits = {"header_s": header_s, "most": most, "stall_s": stall_s, "waiting": {}}
     return type("LimitedHere", (Limited,), limits)
 
 
 def _bound(connection: socket.socket | None) -> None:
-    """Bound what the system keeps for a reader, and how long for one that is gone; and let it send at once what it is
-    given.
+    """Bound the system's buffer and the time for a lost reader; send data at once.
 
-    An answer is its head and its body, a stream an event after the other: a system that may wait sends the second one
-    only when the reader's system has acknowledged the first, which takes that 40 ms. asyncio turns this off only for
-    sockets that were made with a protocol number.
+    An answer is a head and a body, and a stream is a series of events. A system that may wait sends the second part
+    only after an acknowledgement of the first. This takes 40 ms. asyncio turns this off only for sockets created with a
+    protocol number.
     """
     if connection is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""What every endpoint shares: its parts, and that whatever goes wrong becomes an error in OpenAI's format."""
+"""The common part of all endpoints: shared objects, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from specq.runtime import traced
 
 log = structlog.get_logger(__name__)
 
-CLIENT_GONE = 499  # nobody sees it; logs of web servers call it so
-_NOT_SERVED = {  # what OpenAI's API has at these paths, and at those below; here is no route
+CLIENT_GONE = 499  # no client sees it; logs of web servers use this status
+_NOT_SERVED = {  # paths of OpenAI's API, and below, that have no route here
     "/v1/embeddings": "embeddings",
     "/v1/moderations": "moderations",
     "/v1/images": "images",
@@ -35,7 +35,7 @@ _NOT_SERVED = {  # what OpenAI's API has at these paths, and at those below; her
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the endpoints work with."""
+    """The objects that the endpoints use."""
 
     upstream: Upstream
     limits: BodyLimits
@@ -46,7 +46,7 @@ Handler = Callable[[Parts, Request], Awaitable[Response]]
 
 
 def endpoint(parts: Parts, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Return a handler as Starlette calls it."""
+    """Return a handler in Starlette's form."""
 
     async def call(request: Request) -> Response:
         try:
@@ -67,7 +67,7 @@ def endpoint(parts: Parts, handler: Handler) -> Callable[[Request], Awaitable[Re
 
 
 def of_http(request: Request, error: Any) -> Response:
-    """Return Starlette's own refusals (no such path, wrong method) in OpenAI's format."""
+    """Return Starlette's own refusals (unknown path, wrong method) in OpenAI's format."""
     path = request.url.path
     what = _NOT_SERVED.get("/".join(path.split("/")[:3]))
     said = f"specq has no {what}" if what else error.detail

@@ -1,7 +1,7 @@
-"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}, with the HTTP status that belongs to
-each.
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}, each with its HTTP status.
 
-Rule: every refusal is an `ApiError`. What client and broker say of a job becomes one by its code and field (`of_job`).
+Rule: every refusal is an `ApiError`. Errors of the client and the broker are converted by their code and field
+(`of_job`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _STATUS = {  # of the codes of JobError
 }
 OUR_FAULT = "an error inside the gateway; its log says where"
 RETRY_AFTER_S = 2
-MAX_PARAM = 64  # characters of a field's name that an error repeats
-_NO_RETRY = {"x-should-retry": "false"}  # what OpenAI's client asks before it repeats a 409
+MAX_PARAM = 64  # longest field name in an error
+_NO_RETRY = {"x-should-retry": "false"}  # read by OpenAI's client before it repeats a 409
 
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """A refusal; `param` names the field at fault, `code` is for programs."""
+    """A refusal; `param` names the wrong field, `code` is for programs."""
 
     message: str
     status: int = 400
@@ -52,9 +52,9 @@ class ApiError(Exception):
 
 
 def of_job(error: JobError, names: Mapping[str, str] | None = None) -> ApiError:
-    """Return what a client of the gateway is told of an error of its job.
+    """Return the error for a gateway's client from the error of its job.
 
-    `names`: see `specq.gateway.completion_call.Call`.
+    names  see `specq.gateway.completion_call.Call`.
     """
     status, message = _STATUS.get(error.code, 500), str(error)
     if error.code == "conflict":

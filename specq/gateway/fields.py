@@ -1,12 +1,12 @@
-"""The fields of requests: which ones there are, and what becomes of each.
+"""The fields of requests, and how each is handled.
 
-    SAMPLING   go to the job as they are, under specq's names; the client checks them
-    RENAMED    likewise, under another name
-    IGNORED    accepted, and change nothing; only their type is checked
-    ONLY       accepted with these values, which ask for nothing; any other is refused by name
-    REFUSED    refused by name, with the reason; null is like not given
+    SAMPLING   passed to the job unchanged, under specq's names; the client checks them
+    RENAMED    the same, under another name
+    IGNORED    accepted without effect; only their type is checked
+    ONLY       accepted with these values, which have no effect; other values are refused by name
+    REFUSED    refused by name, with the reason; null counts as not given
 
-Rule: a field that is in none of the tables of its endpoint is refused. To add one: a line in its table, and in
+Rule: a field that is not in a table of its endpoint is refused. To add a field, add a line in its table and in
 docs/http-api.md.
 """
 
@@ -56,7 +56,7 @@ _NAMES: dict[Check, str] = {
     is_list: "a list",
 }
 
-# --- what both completions take ---------------------------------------------------------------------------------------
+# --- fields of both completion endpoints ------------------------------------------------------------------------------
 
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "n"),
@@ -126,7 +126,10 @@ REFUSED: dict[str, str] = {
 
 
 def given(body: Any) -> dict[str, Any]:
-    """Return the fields of a request that are not null; raises ApiError for a body that is not an object."""
+    """Return the fields of a request that are not null.
+
+    Raises ApiError if the body is not an object.
+    """
     if not isinstance(body, dict):
         raise ApiError(f"the body is not a JSON object but {_kind(body)}")
     return {name: value for name, value in body.items() if value is not None}
@@ -139,8 +142,7 @@ def check_known(
     only: Mapping[str, tuple[Any, ...]],
     refused: Mapping[str, str],
 ) -> None:
-    """Raise ApiError for a field that is unknown, refused, of the wrong type, or not one of the values that ask for
-    nothing."""
+    """Raise ApiError for an unknown or refused field, a wrong type or a value that is not allowed."""
     names = [*known, *ignored, *only]
     for name, value in fields.items():
         if name in refused:
@@ -154,15 +156,18 @@ def check_known(
 
 
 def check(name: str, value: Any, kind: Check) -> Any:
-    """Return a value of the right type; raises ApiError that names the field."""
+    """Return a value of the right type; raise ApiError that names the field."""
     if not kind(value):
         raise ApiError(f"{name} is {_kind(value)}, but must be {_NAMES[kind]}", param=name, code="invalid_type")
     return value
 
 
 def check_role(field: str, name: str, role: str, roles: Sequence[str]) -> str:
-    """Return the role of a message; raises ApiError for one that is not among `roles`. `name` is what the message is
-    called there, `field` the field that it stands in."""
+    """Return the role of a message; raise ApiError if it is not among `roles`.
+
+    field  the field that contains the message.
+    name   the name of the message in errors.
+    """
     if role not in roles:
         known = ", ".join(roles)
         raise ApiError(f"{name}.role is {role!r:.40}, but must be one of {known}", param=field, code="invalid_value")
@@ -170,9 +175,10 @@ def check_role(field: str, name: str, role: str, roles: Sequence[str]) -> str:
 
 
 def read_content(field: str, name: str, message: dict[str, Any], kinds: tuple[str, ...] = ("text",)) -> str:
-    """Return what a message says as one text; see `specq.text.read_content`. `field` and `name` as of `check_role`.
+    """Return the content of a message as one text; see `specq.text.read_content`.
 
-    Raises ApiError for what is not text, and where there is no content; an assistant may have said nothing.
+    `field` and `name` are those of `check_role`. Raises ApiError if the content is not text, or is missing. The content
+    of an assistant may be missing.
     """
     try:
         return content_of(name, message, kinds)

@@ -1,14 +1,15 @@
-"""Who gets in, and how much of it: the host's name, the API key, and how many requests of a key are under way.
+"""Access and limits: host name, API key, and number of requests of a key in progress.
 
-CORS: which foreign pages may ask from a browser (https://fetch.spec.whatwg.org/#http-cors-protocol).
+CORS decides which foreign pages may send requests from a browser (https://fetch.spec.whatwg.org/#http-cors-protocol).
 
-Rule: it stands before the guard, since a browser asks without a key whether it may send one, and a page must be able to
-read why it was refused. It opens nothing to those who are no browser: keys, names of hosts and limits are the guard's.
+Rule: CORS stands before the guard. A browser asks without a key whether it may send one. A page must be able to read
+why it was refused. CORS gives no access to clients other than browsers. The guard checks keys, names of hosts and
+limits.
 
-The `Host` header: by which names clients may call the gateway; pure.
+The `Host` header has the name that a client uses for the gateway. Its check is pure.
 
-A page of a foreign site can make a browser send requests here under that site's name (DNS rebinding). So names must be
-known; addresses are safe, since no name stands behind them.
+With DNS rebinding, a foreign page makes a browser send requests here under its site's name. So names must be known.
+Addresses are safe, since they need no name.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from specq.protocol import ConfigError, split_host
 
 METHODS = ("GET", "POST")
 EXPOSED = ("retry-after", "www-authenticate")
-PREFLIGHT_S = 600  # for which a browser need not ask again
+PREFLIGHT_S = 600  # time in which a browser need not ask again
 
 
 def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Return the application for pages of these origins (`*`: all); as it is where there are none."""
+    """Return the application for pages of the `origins` (`*`: all); unchanged without origins."""
     if not origins:
         return app
     return CORSMiddleware(
@@ -50,7 +51,7 @@ LOCAL = ("localhost",)
 
 
 def is_known(host: str, names: Collection[str]) -> bool:
-    """Return whether a `Host` header (a name or an address, perhaps with a port) is one of ours."""
+    """Return whether a `Host` header (a name or an address, perhaps with a port) is allowed."""
     name, _ = split_host(host.strip().lower())
     return name in names or name in LOCAL or _is_address(name)
 
@@ -66,14 +67,18 @@ def _is_address(name: str) -> bool:
 log = structlog.get_logger(__name__)
 
 OPEN = ("/", "/health", "/ready", "/version")  # need no key
-OPEN_UNDER = "/page/"  # nor do the files of the page, which asks for one
-KEY_HEADERS = ("X-Api-Key", "api-key")  # as Anthropic's and Azure's clients send it
+OPEN_UNDER = "/page/"  # the files of the page need no key; the page asks the user for it
+KEY_HEADERS = ("X-Api-Key", "api-key")  # as sent by clients of Anthropic and Azure
 CALLER = "specq.caller"
 
 
 class Guard:
-    """ASGI around the app. `keys` None: everyone may ask; `most`: requests of one key at a time, `most_in_all` of
-    all."""
+    """ASGI middleware around the app.
+
+    keys         None: all callers are allowed.
+    most         most requests of one key at a time.
+    most_in_all  most requests of all keys at a time.
+    """
 
     def __init__(
         self,
@@ -110,7 +115,7 @@ class Guard:
                 del self._under_way[caller.name]
 
     def _admit(self, headers: Headers, path: str) -> Caller:
-        """Return whose request it is; raises ApiError for one that may not come in."""
+        """Return the caller of a request; raise ApiError if it has no access."""
         if sum(len(name) + len(value) for name, value in headers.raw) > self._header_bytes:
             raise ApiError(f"the headers are larger than {self._header_bytes} bytes", 431)
         hosts = headers.getlist("host")
@@ -142,7 +147,7 @@ class Guard:
 
 
 def _keys_in(headers: Headers) -> Iterator[str]:
-    """Yield the keys of a request. Several, since a client may send a placeholder beside the valid one."""
+    """Yield the keys of a request. A client may send a placeholder beside the valid one."""
     for given in headers.getlist("authorization"):
         scheme, _, key = given.partition(" ")
         if scheme.lower() == "bearer":

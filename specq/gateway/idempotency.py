@@ -1,11 +1,10 @@
-"""Exactly once over HTTP: an `Idempotency-Key` names the jobs of a request, so that repeating it finds them again;
-pure.
+"""Exactly once over HTTP: a repeated request with the same `Idempotency-Key` finds its jobs again; pure.
 
-    Idempotency-Key   with the name of the API key, it becomes the job key, from which job ids and seeds follow
-    Last-Event-ID     where to take up a stream again
+    Idempotency-Key   together with the name of the API key, it is the job key. Job ids and seeds follow from it
+    Last-Event-ID     the position from which to resume a stream
 
-The broker keeps the jobs, and under their label a digest of what was asked for: the same key with another request is
-refused there (`conflict`). Nothing is kept in the gateway.
+The broker keeps the jobs, with a digest of the request in their label. It refuses the same key with another request
+(`conflict`). The gateway keeps no state.
 """
 
 from __future__ import annotations
@@ -27,14 +26,17 @@ MAX_KEY = 255
 
 @dataclass(frozen=True, slots=True)
 class Repeatable:
-    """What makes a request repeatable; `key` "": it is not, and its jobs end with it."""
+    """The keys of a repeatable request; `key` "": it cannot be repeated, and its jobs end with it."""
 
     key: str = ""
     digest: str = ""
     event_id: str = ""
 
     def options(self, caller: str, *, num_prompts: int = 0) -> dict[str, Any]:
-        """Return the job options for this caller; `num_prompts`: of a list of prompts."""
+        """Return the job options for this caller.
+
+        `num_prompts` is the length of a list of prompts.
+        """
         if not self.key:
             return {}
         label = f"http {self.digest}"
@@ -42,13 +44,15 @@ class Repeatable:
         return {"job_key": f"http {caller} {self.key}", "keep_running": True, "id": ids}
 
     def position(self, num_choices: int) -> sse.Position:
-        """Return where the stream begins."""
+        """Return the position at which the stream begins."""
         return sse.read_position(self.event_id, num_choices) if self.event_id else sse.start(num_choices)
 
 
 def read(headers: Mapping[str, str], path: str, body: Any, call: Call) -> Repeatable:
-    """Return what the headers say; raises ApiError for a key that cannot be used, or a position without a key or
-    stream."""
+    """Read the headers.
+
+    Raises ApiError for an unusable key, or for a position without a key or stream.
+    """
     key, event_id = headers.get(KEY_HEADER), headers.get(POSITION_HEADER, "")
     if key is not None and not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
         message = f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters"
@@ -62,6 +66,6 @@ def read(headers: Mapping[str, str], path: str, body: Any, call: Call) -> Repeat
 
 
 def digest(path: str, body: Any) -> str:
-    """Return a digest of a request, whatever the order of its fields."""
+    """Return a digest of a request that does not depend on the order of its fields."""
     content = path.encode() + b"\n" + orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(content).hexdigest()

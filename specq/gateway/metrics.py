@@ -1,11 +1,10 @@
-"""What the gateway counts, for Prometheus: requests and their times; and beside it what its broker reports of the
-pipeline.
+"""The gateway's metrics for Prometheus: requests and their times, and the broker's report of the pipeline.
 
-To add a metric: of the pipeline a line in `TABLE`, of the gateway one beside its other counters; and one in
-docs/observability.md. What is read of a report is in `specq.gateway.report_series`.
+To add a metric of the pipeline, add a line in `TABLE`. To add one of the gateway, add it beside the other counters. Add
+a line in docs/observability.md in both cases. `specq.gateway.report_series` reads the report.
 
-Names follow Prometheus' conventions; a label has few values, so paths that are not ours are one. Those that begin with
-`vllm:` are what vLLM has, for tools that read it, as far as they mean the same here.
+Names follow Prometheus' conventions. A label has few values, so all unknown paths share one. Names that begin with
+`vllm:` have the same meaning as in vLLM, for tools that read them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Family = type[CounterMetricFamily] | type[GaugeMetricFamily] | type[HistogramMet
 
 MODEL, WORKER = ("model",), ("worker",)
 SOURCE, DEPTH, CHOICE = (*WORKER, "source"), (*WORKER, "depth"), (*WORKER, "sources")
-VLLM = ("model_name", "engine")  # of a model's verifiers together, whom vLLM would number
+VLLM = ("model_name", "engine")  # all verifiers of a model together; vLLM would number them
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 DROPPED = (
     *("dropped_front", "dropped_back", "limited_requests", "limited_drafts", "late_drafts", "late_verdicts"),
@@ -37,7 +36,7 @@ DROPPED = (
 
 
 class MetricLine(NamedTuple):
-    """One metric; a counter's name ends in `_total` where it is shown."""
+    """One metric; the exported name of a counter ends in `_total`."""
 
     family: Family
     name: str
@@ -50,7 +49,7 @@ C, G, H, S = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Summ
 
 TABLE = (
     MetricLine(G, "specq_broker_up", "Whether the broker answers.", (), series.is_up),
-    # rounds of all sessions of a model, by the verdicts that the broker took
+    # rounds of all sessions of a model, from the verdicts that the broker received
     MetricLine(
         C, "specq_rounds", "Rounds: steps of one session, plain ones included.", MODEL, series.of_rounds("rounds")
     ),
@@ -112,14 +111,14 @@ TABLE = (
     MetricLine(C, "specq_drafts_dropped", "Drafts without time or room.", WORKER, series.of_metrics("drafts_dropped")),
     MetricLine(C, "specq_round_hits", "Rounds that began with drafts.", WORKER, series.of_metrics("hits")),
     MetricLine(C, "specq_round_misses", "Rounds that began without.", WORKER, series.of_metrics("misses")),
-    # verifiers: which sources pay
+    # verifiers: gains of sources
     MetricLine(G, "specq_choice_used", "Whether these sources are in use.", CHOICE, series.by_label("choices", 0)),
     MetricLine(G, "specq_choice_tokens_per_second", "Expected with them.", CHOICE, series.by_label("choices", 1)),
     MetricLine(C, "specq_decisions", "Decided, by why.", (*WORKER, "reason"), series.by_label("decisions")),
     # drafters
     MetricLine(C, "specq_drafter_drafts", "Drafts that it sent.", WORKER, series.of_metrics("drafts")),
     MetricLine(C, "specq_drafter_tokens", "Draft tokens that it sent.", WORKER, series.of_metrics("draft_nodes")),
-    # as vLLM names them
+    # vLLM's names
     MetricLine(G, "vllm:num_requests_running", "Jobs that a verifier has.", VLLM, series.of_loads("running")),
     MetricLine(G, "vllm:num_requests_waiting", "Jobs that no verifier has.", VLLM, series.of_loads("waiting")),
     MetricLine(G, "vllm:kv_cache_usage_perc", "KV slots in use; 1 is all.", VLLM, series.kv_use),
@@ -133,7 +132,7 @@ TABLE = (
 
 
 class PipelineMetrics(Collector):
-    """The metrics of the report that was set last; of none, their names alone."""
+    """The metrics of the last report; without a report, only their names."""
 
     def __init__(self) -> None:
         self.report: Report = {}
@@ -149,8 +148,10 @@ class PipelineMetrics(Collector):
 
 
 def _labelled(line: MetricLine, samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Yield the samples with a value for each label, each series once; what has another number of labels is left
-    out."""
+    """Yield the samples with a value for each label, each series once.
+
+    A sample with another number of labels is left out.
+    """
     seen = set[Labels]()
     for labels, value in samples:
         full = (labels[0], "0", *labels[1:]) if line.labels[:2] == VLLM else labels
@@ -164,7 +165,7 @@ PATHS = (
     *("/health", "/ready", "/version", "/metrics", "/", "/specq/status"),
 )
 OTHER = "other"
-GONE = "gone"  # instead of a status: the client left before the answer began
+GONE = "gone"  # no status: the client left before the answer began
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _SHORT_SECONDS = (0.0005, *_SECONDS[:-4])
 
@@ -186,7 +187,7 @@ class HttpMetrics:
 
 
 class AnswerMetrics:
-    """Completions that this gateway has answered, as vLLM names them."""
+    """Completions that this gateway has answered, under vLLM's names."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
@@ -203,7 +204,7 @@ class AnswerMetrics:
         )
 
     def note(self, model: str, result: Result, seconds: float) -> None:
-        """Note a completion that took so long."""
+        """Count a completion and its time in seconds."""
         labels, num_tokens = (model, "0"), result.usage["completion_tokens"]
         first_s = result.stats["time_to_first_token_ms"] / 1e3
         self.first.labels(*labels).observe(first_s)
@@ -223,25 +224,28 @@ class Metrics:
         self._registry.register(self._pipeline)
 
     def note_results(self, model: str, results: Sequence[Result], seconds: float) -> None:
-        """Note the completions of a request, which took so long."""
+        """Count the completions of a request and its time in seconds."""
         for result in results:
             self._answers.note(model, result, seconds)
 
     def note_first_token(self, seconds: float) -> None:
-        """Note when a stream's first tokens came."""
+        """Record the time of a stream's first tokens, in seconds."""
         self._http.first.observe(seconds)
 
     def note_event(self, model: str, seconds: float) -> None:
-        """Note the time between two events of a stream that carry tokens."""
+        """Record the time between two events of a stream that carry tokens, in seconds."""
         self._answers.between.labels(model, "0").observe(seconds)
 
     def text(self, report: Report) -> bytes:
-        """Return everything in Prometheus' text format; `report`: of the broker, empty where it does not answer."""
+        """Return all metrics in Prometheus' text format.
+
+        report  of the broker; empty if it does not answer.
+        """
         self._pipeline.report = report
         return generate_latest(self._registry)
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """Return the app, whose requests are counted."""
+        """Return the app with its requests counted."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":

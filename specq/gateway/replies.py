@@ -1,4 +1,4 @@
-"""Requests in, replies out: bodies within their limits, and replies that end when the client goes."""
+"""Requests and replies: bodies within their limits, and replies that end when the client leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specq.gateway.errors import ApiError
 from specq.protocol import MOST_LEVELS, is_too_deep
 
 T = TypeVar("T")
-GRACE_S = 5.0  # beyond the total time, for a reader that takes nothing
+GRACE_S = 5.0  # added to the total time, for a reader that takes no bytes
 
 
 class ClientGoneError(Exception):
@@ -27,7 +27,7 @@ class ClientGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What one request may take: bytes and seconds of its body, seconds in all."""
+    """The limits of one request: bytes and seconds of its body, seconds in all."""
 
     body_bytes: int
     body_s: float
@@ -47,7 +47,10 @@ def error_response(error: ApiError) -> Response:
 
 
 async def read_json(request: Request, limits: BodyLimits) -> tuple[Any, int]:
-    """Return the body as JSON, and its size; raises ApiError for one that is too large, too slow, or not JSON."""
+    """Return the body as JSON, and its size.
+
+    Raises ApiError if it is too large, too slow, or not JSON.
+    """
     _check_form(request.headers)
     try:
         async with asyncio.timeout(limits.body_s):
@@ -66,9 +69,9 @@ async def read_json(request: Request, limits: BodyLimits) -> tuple[Any, int]:
 
 
 def _check_form(headers: Headers) -> None:
-    """Raise ApiError for a body that is not said to be plain JSON."""
+    """Raise ApiError if the headers do not declare the body as plain JSON."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # what a form of a foreign page cannot send
+    if kind != "application/json":  # a form of a foreign page cannot send this
         raise ApiError("Content-Type must be application/json", 415, "Content-Type")
     coding = ", ".join(headers.getlist("content-encoding")).strip().lower()
     if coding not in ("", "identity"):
@@ -86,7 +89,10 @@ async def _read(request: Request, most: int) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return what the work returns; it is cancelled when the client goes, and ClientGoneError raised."""
+    """Return the result of the work.
+
+    Raises ClientGoneError, and cancels the work, if the client leaves.
+    """
     working, going = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait({working, going}, return_when=asyncio.FIRST_COMPLETED)
@@ -105,7 +111,7 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A stream of events; `close` is called in any case, also if the client goes before the first."""
+    """A stream of events. `close` is always called, even if the client leaves before the first event."""
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None], total_s: float) -> None:
         super().__init__(

@@ -1,7 +1,7 @@
-"""What a broker's report says, as series: functions that each read one thing of it.
+"""A broker's report as series: each function reads one thing.
 
-Rule: a report comes from outside, perhaps from a broker of another version, and what workers counted from workers of
-any version. What is not there, or not of the expected form, gives no series, and harms no other.
+Rule: a report comes from outside. The broker and its workers may have other versions. A missing or malformed value
+gives no series, and does not affect others.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ Labels = tuple[str, ...]
 
 
 class Buckets(NamedTuple):
-    """A histogram's value: (limit, how many were at most that) ascending, the last for all; and the sum of what was
-    observed."""
+    """A histogram's value: (limit, number of values up to it) ascending, and the sum.
+
+    The last number counts all values.
+    """
 
     counts: list[tuple[str, float]]
     sum: float
 
 
 class Total(NamedTuple):
-    """A summary's value: how many, and their sum."""
+    """A summary's value: the number and the sum."""
 
     num: float
     sum: float
@@ -46,13 +48,13 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _list(value: Any) -> list[float]:
-    """Return a list of numbers; empty for whatever else it is."""
+    """Return a list of numbers; empty for any other value."""
     is_good = isinstance(value, list) and all(_number(one) is not None for one in value)
     return list(value) if is_good else []
 
 
 def _buckets(value: Any, limits: Sequence[float]) -> Buckets | None:
-    """Return a histogram as heartbeats carry it; None for one that has more places than there are limits."""
+    """Return a histogram from a heartbeat; None if it has more places than limits."""
     found = _list(value)
     if not isinstance(value, list) or len(found) > len(limits) + 2:
         return None
@@ -69,7 +71,7 @@ def _cumulative(counts: Sequence[float], limits: Sequence[float]) -> list[tuple[
 
 
 def of_rounds(name: str) -> Read:
-    """Return what was counted of each model's rounds under this name."""
+    """Return a reader of the count with this name, of each model's rounds."""
 
     def read(report: Report) -> Iterator[Sample]:
         for model, counts in _object(report.get("rounds")).items():
@@ -88,7 +90,7 @@ def accepted_lengths(report: Report) -> Iterator[Sample]:
 
 
 def accepted_by_position(report: Report) -> Iterator[Sample]:
-    """Yield for each model and position how many drafted rounds accepted a node there."""
+    """Yield for each model and position the number of drafted rounds that accepted a node there."""
     for model, counts in _object(report.get("rounds")).items():
         lengths = _list(_object(counts).get("accepted_lengths"))
         at_least = list(accumulate(reversed(lengths)))[::-1]  # [i]: rounds that accepted i or more
@@ -98,7 +100,10 @@ def accepted_by_position(report: Report) -> Iterator[Sample]:
 
 
 def of_loads(name: str) -> Read:
-    """Return how many of each model's jobs are in this state; 0 for models that are served and have none."""
+    """Return a reader of the number of each model's jobs in this state.
+
+    Returns 0 for served models without such jobs.
+    """
 
     def read(report: Report) -> Iterator[Sample]:
         loads = _object(report.get("loads"))
@@ -113,7 +118,7 @@ def _names(value: Any) -> list[str]:
 
 
 def kv_use(report: Report) -> Iterator[Sample]:
-    """Yield the share of each model's KV slots that is in use, over its verifiers."""
+    """Yield the share of each model's KV slots in use, over its verifiers."""
     slots, free = Counter[str](), Counter[str]()
     for _, worker in workers(report, "target"):
         model, room = worker.get("model"), _number(worker.get("kv_slots"))
@@ -128,8 +133,11 @@ def kv_use(report: Report) -> Iterator[Sample]:
 
 
 def workers(report: Report, role: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the workers of a role ("": of any) by names of which no two are equal: where several have one name, each is
-    called by its incarnation, too, whatever their order; an old broker does not say that, and they are numbered."""
+    """Yield the workers of a role ("": any) with unique names.
+
+    If several workers have one name, their incarnation is added, in any order. An old broker does not report it; then
+    they are numbered.
+    """
     said = report.get("workers")
     found = [_object(worker) for worker in (said if isinstance(said, list) else ())]
     names, seen = Counter(_named(worker) for worker in found), Counter[str]()
@@ -157,7 +165,7 @@ def worker_ready(report: Report) -> Iterator[Sample]:
 
 
 def of_workers(name: str, role: str = "") -> Read:
-    """Return what the broker says of each worker under this name."""
+    """Return a reader of the broker's value with this name for each worker."""
 
     def read(report: Report) -> Iterator[Sample]:
         for worker, said in workers(report, role):
@@ -168,7 +176,7 @@ def of_workers(name: str, role: str = "") -> Read:
 
 
 def _counted(report: Report, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield what each worker has counted under this name; those that do not know it are left out."""
+    """Yield each worker's count with this name; workers without it are left out."""
     for worker, said in workers(report):
         metrics = _object(said.get("metrics"))
         if name in metrics:
@@ -176,7 +184,7 @@ def _counted(report: Report, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def of_metrics(name: str) -> Read:
-    """Return the number that workers have counted under this name."""
+    """Return a reader of the workers' number with this name."""
 
     def read(report: Report) -> Iterator[Sample]:
         for worker, value in _counted(report, name):
@@ -187,8 +195,10 @@ def of_metrics(name: str) -> Read:
 
 
 def by_label(name: str, place: int = -1) -> Read:
-    """Return the numbers that workers have counted under this name by a label's values; with `place`, one of the
-    numbers of each."""
+    """Return a reader of the workers' numbers with this name, by a label's values.
+
+    place  which of several numbers to take.
+    """
 
     def read(report: Report) -> Iterator[Sample]:
         for worker, values in _counted(report, name):
@@ -201,7 +211,7 @@ def by_label(name: str, place: int = -1) -> Read:
 
 
 def by_depth(name: str) -> Read:
-    """Return the numbers that workers have counted under this name by depth, from 1 on."""
+    """Return a reader of the workers' numbers with this name by depth, from 1 on."""
 
     def read(report: Report) -> Iterator[Sample]:
         for worker, values in _counted(report, name):
@@ -212,7 +222,7 @@ def by_depth(name: str) -> Read:
 
 
 def histogram(name: str, limits: Sequence[int]) -> Read:
-    """Return the histograms that workers have under this name."""
+    """Return a reader of the workers' histograms with this name."""
 
     def read(report: Report) -> Iterator[Sample]:
         for worker, value in _counted(report, name):
@@ -223,7 +233,7 @@ def histogram(name: str, limits: Sequence[int]) -> Read:
 
 
 def step_seconds(limits_us: Sequence[int]) -> Read:
-    """Return the histograms of the phases of steps."""
+    """Return a reader of the histograms of the phases of steps."""
     limits = [limit / 1e6 for limit in limits_us]
 
     def read(report: Report) -> Iterator[Sample]:
@@ -239,7 +249,7 @@ def step_seconds(limits_us: Sequence[int]) -> Read:
 
 
 def of_counts(*names: str) -> Read:
-    """Return how often this happened; several names are the values of a label."""
+    """Return a reader of event counts; several names are the values of a label."""
 
     def read(report: Report) -> Iterator[Sample]:
         counts = report.get("counts")
@@ -257,7 +267,7 @@ def jobs_ended(report: Report) -> Iterator[Sample]:
 
 
 def of_journal(name: str) -> Read:
-    """Return what the broker says of its journal under this name."""
+    """Return a reader of the broker's value for its journal with this name."""
 
     def read(report: Report) -> Iterator[Sample]:
         if (value := _number(_object(report.get("journal")).get(name))) is not None:

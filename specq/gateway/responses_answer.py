@@ -26,7 +26,7 @@ _FIXED: Json = {
 
 
 class Responses:
-    """How a call of `/v1/responses` is answered."""
+    """The form of an answer of `/v1/responses`."""
 
     prefix = "resp_"
 
@@ -91,7 +91,7 @@ class ResponseEvents:
         )
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event that says why a stream ends early."""
+        """Return the event with the error that ends a stream early."""
         return self._event("error", message=error.message, code=error.code, param=error.param)
 
     def _at_part(self, kind: str, **values: Any) -> bytes:

@@ -1,8 +1,8 @@
-"""The body of `/v1/responses` as a `Call`; pure. Text only, and nothing is stored.
+"""The body of `/v1/responses` as a `Call`; pure. It takes text only and stores no data.
 
-Items of `/v1/responses` that are calls of tools and their results, as messages of a chat; pure.
+The module also turns tool calls and their results into messages of a chat; pure.
 
-Rule: a conversation reaches the chat template in the form of `/v1/chat/completions`, whichever endpoint it came by.
+Rule: a conversation reaches the chat template in the form of `/v1/chat/completions`, from every endpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _CALL_PARTS = ("input_text", "text")
 
 
 def read_call_item(name: str, item: Any) -> dict[str, Any] | None:
-    """Return a call or a result as a message, None for any other item; `name` is what errors call it."""
+    """Return a call or a result as a message, None for any other item.
+
+    Errors use `name` for the item.
+    """
     kind = item.get("type") if isinstance(item, dict) else None
     if kind == "function_call":
         call_id, function, arguments = (_text(name, item, field) for field in ("call_id", "name", "arguments"))
@@ -53,7 +56,7 @@ def _text(name: str, item: dict[str, Any], field: str) -> str:
 
 
 def join_calls(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages, each call in the assistant's message that it follows: parallel calls are one message."""
+    """Return the messages, each call in the preceding assistant's message. Parallel calls are one message."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         calls = message.get("tool_calls")
@@ -108,7 +111,7 @@ _REFUSED = {
     "image": "specq writes text only",
 }
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDABLE = (  # all but the first are of items that no answer of specq has
+_INCLUDABLE = (  # all but the first belong to items that specq never answers with
     _LOGPROBS,
     "reasoning.encrypted_content",
     "message.input_image.image_url",
@@ -124,7 +127,7 @@ _PARTS = ("input_text", "output_text", "text")
 
 
 def read(body: Any) -> Call:
-    """Return the call; raises ApiError that names the field at fault."""
+    """Return the call; raise ApiError that names the wrong field."""
     fields = given(body)
     check_known(fields, KNOWN, IGNORED, _ONLY, _REFUSED)
     _check_format(fields)
@@ -143,7 +146,10 @@ def read(body: Any) -> Call:
 
 
 def _read_logprobs(fields: dict[str, Any]) -> int:
-    """Return how many likeliest tokens to list for each, -1 where `include` asks for no log-probabilities."""
+    """Return the number of most likely tokens to list for each token.
+
+    The number is -1 if `include` requests no log-probabilities.
+    """
     include = check("include", fields.get("include", []), is_list)
     unknown = [one for one in include if one not in _INCLUDABLE]
     if unknown:
@@ -206,7 +212,10 @@ def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_reasoning(item: Any) -> bool:
-    """Whether an item is what a model thought, which clients send back, and which no template of ours receives."""
+    """Whether an item is a model's reasoning.
+
+    Clients send such items back, and no chat template receives them.
+    """
     return isinstance(item, dict) and item.get("type") == "reasoning"
 
 

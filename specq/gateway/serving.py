@@ -1,8 +1,8 @@
-"""A request's way: read calls become requests of the client, and its results or pieces become answers.
+"""The path of a request: calls become client requests, and results or pieces become answers.
 
-Rule: whoever leaves takes the jobs along, unless they are repeatable (`specq.gateway.idempotency`).
+Rule: if a caller leaves, its jobs stop, unless they are repeatable (`specq.gateway.idempotency`).
 
-The broker behind the gateway: a client for each model, and what the broker reports.
+`Upstream` is the broker behind the gateway: a client for each model, and the broker's report.
 """
 
 from __future__ import annotations
@@ -29,28 +29,30 @@ from specq.protocol import JobError
 from specq.runtime import traced
 from specq.text import TextCodec
 
-REPORT_S = 1.0  # for so long a report counts as new
-READY_S = 2.0  # for the broker to answer, before it counts as gone
+REPORT_S = 1.0  # a report counts as new for this time
+READY_S = 2.0  # a broker that does not answer for this time counts as gone
 
 
 class Upstream:
-    """Clients of one broker. A model's client is made when the broker is known to serve it."""
+    """Clients of one broker. A model's client is created when the broker is known to serve it."""
 
     def __init__(self, broker: str, keys: str | Path = "", timeout_s: float = 10.0) -> None:
         self._options: dict[str, Any] = {"broker": broker, "keys": keys, "timeout_s": timeout_s, "wait_s": 0.0}
         self._clients: dict[str, PreparedClient] = {"": PreparedClient(**self._options)}
-        self._retired: list[PreparedClient] = []  # of models that were replaced; their jobs may still run
+        self._retired: list[PreparedClient] = []  # of replaced models; their jobs may still run
         self._first_served: dict[str, int] = {}  # model -> when, in seconds since 1970
         self._report: tuple[float, dict[str, Any]] = (0.0, {})
         self._asking: asyncio.Task[dict[str, Any]] | None = None
 
     async def report(self, timeout_s: float | None = None, fresh_s: float = REPORT_S) -> dict[str, Any]:
-        """Return the broker's report, not older than `fresh_s`; raises JobError (or TimeoutError after `timeout_s`) if
-        it does not answer."""
+        """Return the broker's report, not older than `fresh_s`.
+
+        Raises JobError, or TimeoutError after `timeout_s`, if the broker does not answer.
+        """
         at, report = self._report
         if at and time.monotonic() - at < fresh_s:
             return report
-        if self._asking is None:  # one question for all who wait
+        if self._asking is None:  # one request for all waiting callers
             self._asking = asyncio.create_task(self._ask())
             self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         async with asyncio.timeout(timeout_s):
@@ -67,15 +69,18 @@ class Upstream:
             self._asking = None
 
     async def models(self) -> list[str]:
-        """Return the names of the models that are served."""
+        """Return the names of the served models."""
         return list((await self.report())["models"])
 
     def first_served(self, model: str) -> int:
-        """Return when this gateway first saw a model served, in seconds since 1970; 0: never."""
+        """Return when this gateway first saw a model served, in seconds since 1970; 0 means never."""
         return self._first_served.get(model, 0)
 
     async def get(self, model: str) -> tuple[PreparedClient, ServedModel]:
-        """Return a model's client, and the model ("": the only one); raises ApiError if it is not served."""
+        """Return a model's client and the model; "" means the only one.
+
+        Raises ApiError if it is not served.
+        """
         client = self._clients.get(model)
         if client is None:
             await self._check(model)
@@ -92,7 +97,10 @@ class Upstream:
         return client, served
 
     def _replace(self, model: str) -> PreparedClient:
-        """Make another client for a name behind which there is another model now: it fetches that one's tokenizer."""
+        """Create a new client for a name that now belongs to another model.
+
+        The new client fetches that model's tokenizer.
+        """
         self._retired.append(self._clients[model])
         self._clients[model] = PreparedClient(model=model, **self._options)
         return self._clients[model]
@@ -106,12 +114,15 @@ class Upstream:
             raise JobError("no verifier is registered", "no_verifier")
 
     async def close(self) -> None:
-        """Close the clients: jobs that nobody may ask for again are stopped."""
+        """Close the clients, and stop the jobs that cannot be requested again."""
         await asyncio.gather(*(client.close() for client in (*self._clients.values(), *self._retired)))
 
 
 def _is_served(served: ServedModel, report: dict[str, Any]) -> bool:
-    """Return whether a verifier still has this model with this tokenizer; so it is where there is none just now."""
+    """Return whether a verifier still has this model with this tokenizer.
+
+    Without any verifier at the moment, the answer is True.
+    """
     targets = [worker for worker in report["workers"] if worker["role"] == "target" and "tokenizer" in worker]
     found = [(worker["model"], worker["tokenizer"]) for worker in targets]
     if served.asked:
@@ -124,14 +135,14 @@ log = structlog.get_logger(__name__)
 MakeAnswering = Callable[[TextCodec, Call], Answering]
 KEEP_ALIVE_S = 15.0
 THREAD_CHARACTERS = (
-    4096  # longer requests, and chats, are read in a thread: the others need not wait for tokens and templates
+    4096  # longer requests, and chats, are read in a thread, so that tokens and templates do not block others
 )
 _SOURCES = ("prompt", "messages", "token_ids", "chat_template_kwargs")
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that is ready to be sent, and how its answer looks."""
+    """A request that is ready to be sent, and the form of its answer."""
 
     call: Call
     client: PreparedClient
@@ -149,19 +160,22 @@ class Prepared:
 async def prepare(
     upstream: Upstream, call: Call, make_answering: MakeAnswering, caller: Caller, repeatable: Repeatable, size: int
 ) -> Prepared:
-    """Check a call of so many bytes against the model; raises ApiError or JobError."""
+    """Check a call against the model; raise ApiError or JobError.
+
+    size  number of bytes of the call.
+    """
     arguments = {**call.arguments, "tenant": caller.name}
     _check_priority(arguments.get("priority"), caller)
     try:
         client, served = await upstream.get(call.model)
-    except JobError:  # what is wrong in any case is said first
+    except JobError:  # errors that hold for every model come first
         check_values({name: value for name, value in arguments.items() if name not in _SOURCES})
         raise
     is_list = any(_is_list_of_prompts(arguments.get(name)) for name in ("prompt", "token_ids"))
     arguments |= repeatable.options(caller.name, num_prompts=call.num_prompts if is_list else 0)
     at_once = size < THREAD_CHARACTERS and "messages" not in arguments
     read = read_requests(arguments, served) if at_once else await _in_thread(arguments, served)
-    requests = tuple(replace(request, listed=False, in_batch=False) for request in read)  # a failure ends it all
+    requests = tuple(replace(request, listed=False, in_batch=False) for request in read)  # a failure ends all
     answering = make_answering(served.codec, call)
     head = _head(requests, served, answering.prefix)
     return Prepared(call, client, served, requests, answering, head, repeatable)
@@ -188,7 +202,7 @@ def _head(requests: tuple[Request, ...], served: ServedModel, prefix: str) -> He
 
 
 async def complete(prepared: Prepared, total_s: float, metrics: Metrics) -> Json:
-    """Return the answer in one."""
+    """Return the whole answer."""
     started = time.monotonic()
     try:
         async with asyncio.timeout(total_s):
@@ -201,27 +215,30 @@ async def complete(prepared: Prepared, total_s: float, metrics: Metrics) -> Json
 
 
 class AnswerStream:
-    """The answer as events. What fails before the first one is raised by `begin`, for a status of its own."""
+    """The answer as events. `begin` raises failures before the first event, so that they have a status."""
 
     def __init__(self, prepared: Prepared, total_s: float, metrics: Metrics) -> None:
         position = prepared.repeatable.position(prepared.num_choices)
         with_ids = bool(prepared.repeatable.key)
         self._events = prepared.answering.events(prepared.head, position, with_ids=with_ids)
         self._total_s, self._started = total_s, time.monotonic()
-        self._last = 0.0  # when the last piece came
+        self._last = 0.0  # time of the last piece
         self._metrics, self._model = metrics, prepared.served.info.name
         self._pieces: PieceStream = prepared.client.open_stream(prepared.requests, prepared.served, position.known)
         self._first = b""
 
     async def begin(self) -> None:
-        """Wait for the first piece, for a while; raises JobError if the jobs are refused."""
+        """Wait for the first piece, for a limited time.
+
+        Raises JobError if the jobs are refused.
+        """
         self._first = self._events.opening()
         if not self._pieces.ended:
             self._first += await self._next()
             self._metrics.note_first_token(time.monotonic() - self._started)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the events; an error becomes one."""
+        """Yield the events; an error becomes an event."""
         yield self._first
         try:
             while not self._pieces.ended:
@@ -237,7 +254,7 @@ class AnswerStream:
             yield self._events.failed(ApiError(OUR_FAULT, 500))
 
     async def _next(self) -> bytes:
-        """Return the events of the next piece; a comment if there is none for long."""
+        """Return the events of the next piece, or a comment after a long pause."""
         left = self._started + self._total_s - time.monotonic()
         if left <= 0:
             raise _late(self._total_s)
@@ -253,7 +270,7 @@ class AnswerStream:
         return self._events.take(piece)
 
     def close(self) -> None:
-        """Leave the jobs, which end unless they are repeatable."""
+        """Leave the jobs; they stop unless they are repeatable."""
         self._pieces.close()
 
 

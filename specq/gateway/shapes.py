@@ -1,8 +1,8 @@
-"""What answers look like: the JSON of a choice, whole or in pieces, for each endpoint; pure.
+"""The JSON of answers: a choice, whole or in pieces, for each endpoint; pure.
 
-To add an endpoint of the same kind: a class that fulfils `AnswerShape`.
+To add an endpoint of the same kind, add a class that implements `AnswerShape`.
 
-What a chunk of a stream says of speculation, for requests with `explain`: its field `specq`.
+`Details` is a chunk's report of speculation, for requests with `explain`: the field `specq`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from specq.text import TextCodec
 
 
 class Details:
-    """The field of each piece; texts of tokens are the codec's."""
+    """The field `specq` of each piece; the codec gives the texts of tokens."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
 
     def of(self, place: int, piece: Piece) -> Json:
-        """Return where each token comes from, which drafts were rejected beside them, and what their rounds took.
+        """Return each token's origin, the drafts rejected beside the tokens, and the times of their rounds.
 
-        `place` of the first token; what was held back to the end is a text without a token.
+        `place` is that of the first token. Text that was held back to the end has no token.
         """
         tokens = zip(piece.token_ids, piece.texts, piece.origins, strict=True)
         told = [{"id": token, "text": text, "origin": origin} for token, text, origin in tokens]
@@ -48,28 +48,32 @@ class Details:
         }
 
 
-LEAST_LOGPROB = -9999.0  # what JSON has for minus infinity, as at OpenAI
+LEAST_LOGPROB = -9999.0  # JSON for minus infinity, as in OpenAI's API
 Json = dict[str, Any]
 Logprobs = Sequence[dict[str, Any]]
 
 
 class AnswerShape(Protocol):
-    """How one request's answer looks; `prefix` of its id, `whole_kind` and `chunk_kind`: its names of objects."""
+    """The form of a request's answer.
+
+    prefix      the prefix of the answer's id.
+    whole_kind, chunk_kind  its object names.
+    """
 
     prefix: str
     whole_kind: str
     chunk_kind: str
 
     def opening(self, index: int) -> Json | None:
-        """Return the choice with which a stream begins, or None."""
+        """Return the choice at the start of a stream, or None."""
         ...
 
     def chunk(self, index: int, piece: Piece) -> Json:
-        """Return the choice of a piece of the stream."""
+        """Return the choice for a piece of the stream."""
         ...
 
     def whole(self, index: int, result: Result) -> Json:
-        """Return the choice of an answer in one."""
+        """Return the choice for a whole answer."""
         ...
 
 
@@ -103,7 +107,7 @@ class ChatShape:
         }
 
     def logprobs(self, entries: Logprobs) -> Json:
-        """Return the log-probabilities of tokens, `content` a list of them, as `/v1/responses` has them too."""
+        """Return the log-probabilities of tokens; `content` is a list, as in `/v1/responses`."""
         return {
             "content": [
                 {
@@ -149,7 +153,10 @@ class CompletionShape:
         }
 
     def _top(self, entry: dict[str, Any]) -> dict[str, float]:
-        """Return the likeliest tokens and the token itself, by text; those with the text of another one by id."""
+        """Return the likeliest tokens and the token itself, by text.
+
+        A token with the text of another one is named by its id.
+        """
         sampled = entry["token_id"], entry["logprob"]
         names = {sampled[0]: self._codec.tokens[sampled[0]].text}
         for token_id, _ in entry["top"]:

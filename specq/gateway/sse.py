@@ -1,6 +1,6 @@
-"""Server-sent events: bytes of an event, and positions in a stream as event ids; pure.
+"""Server-sent events: the bytes of an event, and positions in a stream as event ids; pure.
 
-Rule: an event's id says what of the stream the reader has once it has this event, so that it can go on from there.
+Rule: an event's id is the reader's position after this event. The reader can resume there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def event(data: Any, event_id: str = "") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceProgress:
-    """What of one completion is sent: whether it was opened, how many tokens, whether its end."""
+    """The sent part of one completion: its opening, number of tokens, and end."""
 
     is_open: bool = False
     num_tokens: int = 0
@@ -40,7 +40,7 @@ class ChoiceProgress:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What of all completions of a stream is sent, and whether the numbers at the end are."""
+    """The sent part of a stream's completions, and of the usage at the end."""
 
     choices: tuple[ChoiceProgress, ...]
     has_usage: bool = False
@@ -50,11 +50,11 @@ class Position:
 
     @property
     def known(self) -> list[int]:
-        """Return of each completion how many tokens are sent."""
+        """Return the number of sent tokens of each completion."""
         return [choice.num_tokens for choice in self.choices]
 
     def moved(self, choice: int, num_tokens: int = 0, *, ended: bool = False) -> Position:
-        """Return the position after so many more tokens of a completion, or its end."""
+        """Return the position after `num_tokens` more tokens of a completion, or its end."""
         changed = list(self.choices)
         before = changed[choice]
         changed[choice] = replace(before, is_open=True, num_tokens=before.num_tokens + num_tokens, ended=ended)
@@ -67,7 +67,10 @@ def start(num_choices: int) -> Position:
 
 
 def read_position(event_id: str, num_choices: int) -> Position:
-    """Return the position that an event id names; raises ApiError for one that is not of such a stream."""
+    """Return the position of an event id.
+
+    Raises ApiError if it does not fit such a stream.
+    """
     body, _, tail = event_id.partition(";")
     parts = body.split(",")
     if len(parts) != num_choices or tail not in ("", "u") or not all(map(_CHOICE.fullmatch, parts)):
@@ -82,5 +85,5 @@ def _progress(part: str) -> ChoiceProgress:
 
 
 def all_ended(choices: Sequence[ChoiceProgress]) -> bool:
-    """Return whether the ends of all completions are sent."""
+    """Return whether the ends of all completions have been sent."""
     return all(choice.ended for choice in choices)

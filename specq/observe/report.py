@@ -1,8 +1,7 @@
-"""Two reports of a broker as one picture: what is there, and how much a second.
+"""Two reports of a broker as one snapshot: the state, and rates per second.
 
-Rule: a report holds counters that only grow. Rates are their difference by the broker's own clock, so that they are
-right however late an answer is. A counter that is smaller than before is of a worker, or of a broker, that was started
-again: it counts anew.
+Rule: a report holds counters that only grow. A rate is their difference by the broker's own clock. So a late answer
+does not change it. If a counter is smaller than before, its worker or the broker was restarted. Then it counts from 0.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from typing import Any
 from specq.protocol import DRAFT_WORKER, ORIGINS, REMOTE, trace_events
 
 Report = dict[str, Any]
-Labelled = dict[str, dict[str, list[float]]]  # what a worker counted: names, labels, numbers
+Labelled = dict[str, dict[str, list[float]]]  # counts of a worker: names, labels, numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A report, and the one before it (empty: there is none, and no rates)."""
+    """A report, and the one before it (empty without one; then rates are unknown)."""
 
     report: Report
     before: Report = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
-        """Return the time between the reports by the broker's clock; 0 where there is no rate."""
+        """Return the time between the reports by the broker's clock; 0 without a rate."""
         seconds: float = self.report.get("time_s", 0.0) - self.before.get("time_s", float("inf"))
         return max(seconds, 0.0)
 
@@ -47,30 +46,29 @@ class Snapshot:
         return [worker for worker in self.workers if worker.get("role") == role]
 
     def counted(self, name: str) -> list[dict[str, list[float]]]:
-        """Return what each verifier counted under a name, since the report before."""
+        """Return each verifier's counts under a name since the report before."""
         return [worker["metrics"].get(name, {}) for worker in self.of_role("target")]
 
     @property
     def sessions(self) -> list[Report]:
-        """Return the sessions that the report lists, each with `tokens_s` and the share of its drafts that was
-        accepted."""
+        """Return the sessions in the report, each with `tokens_s` and the accepted share of its drafts."""
         known = {session["job"]: session for session in _sessions(self.before)}
         return [self._session(one, known.get(one["job"])) for one in _sessions(self.report)]
 
     @property
     def num_sessions(self) -> int:
-        """Return how many sessions there are, of which a report lists the busiest."""
+        """Return the number of sessions; a report lists only the busiest."""
         number: int = self.report.get("sessions", {}).get("num", 0)
         return number
 
     @property
     def tokens_s(self) -> float | None:
-        """Return how many tokens all verifiers commit a second."""
+        """Return the tokens that all verifiers commit a second."""
         rates = [one["tokens_s"] for one in self.of_role("target") if one["tokens_s"] is not None]
         return sum(rates) if rates else None
 
     def to_dict(self) -> Report:
-        """Return the report with the rates in it."""
+        """Return the report with its rates."""
         listed = {"num": self.num_sessions, "busiest": self.sessions}
         return self.report | {
             "seconds": self.seconds,
@@ -85,26 +83,28 @@ class Snapshot:
         return session | {"tokens_s": self.rate(session, former, "tokens"), "acceptance": acceptance}
 
     def rate(self, now: Report, before: Report | None, name: str) -> float | None:
-        """Return how much a counter grew a second; None without two values of it."""
+        """Return the growth of a counter per second; None without two values."""
         if before is None or not self.seconds or name not in now or name not in before:
             return None
         grown = now[name] - before[name]
         return float(grown if grown >= 0 else now[name]) / self.seconds
 
     def _new_metrics(self, worker: Report, former: Report) -> Labelled:
-        """Return what a worker counted by labels since the report before; since its start where there is none."""
+        """Return a worker's counts by label since the report before, or since its start without one."""
         known = _labelled(former) if self.seconds else {}
         return {name: _grown(value, known.get(name, {})) for name, value in _labelled(worker).items()}
 
 
 def _identity(worker: Report) -> tuple[Any, ...]:
-    """Return what two workers of one name differ in; an old broker does not say the incarnation."""
+    """Return the fields that distinguish two workers of one name.
+
+    An old broker does not report the incarnation.
+    """
     return worker["name"], worker.get("incarnation")
 
 
 def _labelled(worker: Report) -> dict[str, dict[str, Any]]:
-    """Return what a worker says that it has counted by labels; a name may have labels in one report and none in
-    another."""
+    """Return a worker's counts by label. A name may have labels in one report and none in another."""
     return {name: value for name, value in worker.get("metrics", {}).items() if isinstance(value, dict)}
 
 
@@ -114,7 +114,10 @@ def _sessions(report: Report) -> list[Report]:
 
 
 def _grown(now: dict[str, Any], before: dict[str, Any]) -> dict[str, list[float]]:
-    """Return by how much the numbers of each label grew; all of them, if the worker was started again meanwhile."""
+    """Return the growth of each label's numbers.
+
+    If the worker was restarted meanwhile, these are the full numbers.
+    """
     numbers = {label: _numbers(value) for label, value in now.items()}
     earlier = {label: _numbers(value) for label, value in before.items()}
     grown = {
@@ -129,8 +132,7 @@ def _numbers(value: Any) -> list[float]:
 
 
 def unused_sources(report: Report) -> set[str]:
-    """Return the sources of drafts that no verifier uses at the load that it has, or had last: they are not expected to
-    pay."""
+    """Return the draft sources without gain: no verifier uses them at its present or last load."""
     known, used = set[str](), set[str]()
     for worker in report.get("workers", ()):
         found = choices(worker)
@@ -138,13 +140,15 @@ def unused_sources(report: Report) -> set[str]:
         in_use = [label for label, is_used, _ in found if is_used]
         used |= {source for label in in_use for source in sources_of(label)}
         if not in_use and worker.get("role") == "target":
-            return set()  # one that says nothing of this may use them all
+            return set()  # without this information, the verifier may use them all
     return known - used
 
 
 def choices(worker: Report) -> list[tuple[str, bool, float]]:
-    """Return what a verifier may draft by (`specq.verifier.control.choices`): its label, whether it is in use, and the
-    tokens a second that are expected of it."""
+    """Return the choices of a verifier (`specq.verifier.control.choices`).
+
+    Each has its label, whether it is in use, and the expected tokens a second.
+    """
     numbers = {label: _numbers(value) for label, value in _labelled(worker).get("choices", {}).items()}
     return [(label, bool(one[0]), one[1]) for label, one in numbers.items() if len(one) > 1]
 
@@ -155,13 +159,13 @@ def sources_of(label: str) -> list[str]:
 
 
 def choice_of(code: int) -> str:
-    """Return the label of a choice that is given as a number (`trace_events.DECIDED`)."""
+    """Return the label of a choice from its number (`trace_events.DECIDED`)."""
     names = {REMOTE if name == DRAFT_WORKER else name for place, name in enumerate(ORIGINS) if code >> place & 1}
     return ("+".join(sorted(names)) or "none") + " unread" * bool(code & trace_events.UNREAD)
 
 
 def decided(worker: Report) -> Report:
-    """Return what a verifier decided last, as an event of `trace_events.DECIDED`; empty: nothing that is known."""
+    """Return a verifier's last decision as an event of `trace_events.DECIDED`; empty without a known one."""
     values = worker.get("metrics", {}).get("decided")
     names = trace_events.DECIDED.values
     is_known = isinstance(values, list) and len(values) >= len(names) and all(type(one) is int for one in values)
@@ -169,7 +173,7 @@ def decided(worker: Report) -> Report:
 
 
 def total(counted: Iterable[dict[str, list[float]]], place: int = 0) -> dict[str, float]:
-    """Return the sums, over workers, of one number of each label."""
+    """Return the sums over workers of one number of each label."""
     sums: dict[str, float] = {}
     for one in counted:
         for label, numbers in one.items():

@@ -1,10 +1,11 @@
-"""`specq top` on a terminal: the sections of `specq.observe.sections`, fitted to its size, with keys to sort and
-filter.
+"""`specq top` on a terminal: the sections of `specq.observe.sections`, with keys to sort and filter.
 
-Rules: one thread asks the broker, so that keys are answered at once while it is silent. What is shown is readable
-without colours. The terminal is given back as it was: at the end, on Ctrl-C, on SIGTERM and on an error.
+The sections fit the size of the terminal.
 
-Keys as they are typed, without Enter. The terminal is put back as it was, whatever happens meanwhile.
+Rules: one thread queries the broker, so that keys work while the broker is silent. The text is readable without
+colours. The terminal is restored at the end, on Ctrl-C, on SIGTERM and on an error.
+
+`Keyboard` reads keys without Enter. It restores the terminal in all cases.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ _NAMES = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\b": "backspace", 
 
 
 class Keyboard:
-    """The terminal that standard input is."""
+    """The terminal at standard input."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def keys(self, timeout_s: float) -> list[str]:
-        """Wait for keys at most so long; return what was typed: characters, or the names of other keys."""
+        """Wait for keys at most `timeout_s`.
+
+        Returns the typed characters, or the names of other keys.
+        """
         if not select.select([self._fd], [], [], timeout_s)[0]:
             return []
         typed = os.read(self._fd, 1024)
@@ -68,13 +72,13 @@ def keyboard() -> Iterator[Keyboard]:
 
 KEY_S = 0.1
 KEYS = "q quit  s sort  r reverse  f filter  p pause"
-SCROLLED = "sessions"  # the section that takes what room is left, and scrolls
-MOST_LINES = 6  # of each other section, where there is not room for all
+SCROLLED = "sessions"  # the section that takes the remaining room, and scrolls
+MOST_LINES = 6  # of each other section, if room is short
 
 
 @dataclass
 class Screen:
-    """What is shown, and what was typed."""
+    """The shown content and the typed keys."""
 
     address: str
     snapshot: Snapshot
@@ -83,10 +87,10 @@ class Screen:
     heard: float = field(default_factory=time.monotonic)
     offset: int = 0
     is_paused: bool = False
-    typed: str | None = None  # a filter that is being typed
+    typed: str | None = None  # a filter that the user is typing
 
     def take(self, answer: Report | JobError) -> None:
-        """Take in what the broker answered, or that it did not."""
+        """Store the broker's answer, or its error."""
         if isinstance(answer, JobError):
             self.trouble = str(answer)
             return
@@ -95,7 +99,7 @@ class Screen:
             self.snapshot = Snapshot(answer, self.snapshot.report)
 
     def press(self, key: str) -> bool:
-        """Do what a key asks for; False: quit."""
+        """Handle a key; return False to quit."""
         if self.typed is not None:
             self._type(self.typed, key)
         elif key in "qQ":
@@ -197,7 +201,7 @@ _ACTIONS: dict[str, Callable[[Screen], None]] = {
 
 
 class _Asker:
-    """Asks the broker again and again, in a thread of its own; `answer` is the newest answer, taken once."""
+    """Queries the broker repeatedly in its own thread; `answer` returns the newest answer once."""
 
     def __init__(self, ask: Callable[[], Report], interval_s: float) -> None:
         self._ask, self._interval_s = ask, interval_s
@@ -213,7 +217,7 @@ class _Asker:
                 self._answers[:] = [error]
 
     def answer(self) -> Report | JobError | None:
-        """Return what came since the last call."""
+        """Return the answer since the last call."""
         return self._answers.pop() if self._answers else None
 
     def end(self) -> None:
@@ -250,7 +254,7 @@ def _show(screen: Screen, asker: _Asker, typed: Keyboard) -> None:
 
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM unwind what was set up, so that the terminal is given back."""
+    """Let SIGTERM raise, so that the terminal is restored."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -1,7 +1,7 @@
-"""What `specq status` and `specq top` show, as rows of text: one function a section, from a snapshot.
+"""The sections of `specq status` and `specq top`, as rows of text: one function each, from a snapshot.
 
-Rule: a section is values, not layout: `plain` prints it without colours and control characters, `specq.observe.screen`
-on a terminal. Names of workers and labels come from outside; what is not printable is replaced.
+Rule: a section is values, not layout. `plain` prints it without colours and control characters. `specq.observe.screen`
+shows it on a terminal. Names of workers and labels come from outside, so unprintable characters are replaced.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from specq.runtime import columns
 
 UNKNOWN = "-"
 NOT_USED = "not used: no gain"  # fits into 80 columns
-_FINISHED = "finished in memory (specq jobs lists all)"  # a journal has those of before, too
+_FINISHED = "finished in memory (specq jobs lists all)"  # a journal also has earlier ones
 
 
 @dataclass(frozen=True, slots=True)
 class ViewSection:
-    """A title with a note, the names of the columns, and a row of texts or numbers for each thing; `optional`: the
-    columns that are left out where a line is short, the first one first."""
+    """A title with a note, the names of the columns, and rows of texts or numbers.
+
+    optional  the columns to leave out of a short line, the first one first.
+    """
 
     title: str
     header: tuple[str, ...]
@@ -37,8 +39,10 @@ class ViewSection:
         return f"{self.title} ({self.note})" if self.note else self.title
 
     def lines(self, width: int = 0) -> list[str]:
-        """Return the header and the rows in columns, each line at most `width` characters long (0: as long as it
-        is)."""
+        """Return the header and the rows in columns.
+
+        Each line has at most `width` characters; 0 means no limit.
+        """
         left_out: set[str] = set()
         for name in ("", *self.optional):
             left_out.add(name)
@@ -51,7 +55,7 @@ class ViewSection:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What somebody wants to see: rows that contain `filter_by`, sessions by the column `sort_by`."""
+    """The user's view: rows that contain `filter_by`, sessions sorted by the column `sort_by`."""
 
     sort_by: str = "TOK/S"
     reverse: bool = False
@@ -62,7 +66,7 @@ class View:
 
 
 def headline(snapshot: Snapshot) -> str:
-    """Return what matters most in one line."""
+    """Return the most important figures in one line."""
     counts = snapshot.report.get("jobs", {})
     jobs = ", ".join(f"{count} {_FINISHED if state == 'finished' else state}" for state, count in counts.items())
     rate = snapshot.tokens_s
@@ -87,7 +91,7 @@ def workers(snapshot: Snapshot, view: View) -> ViewSection:
 
 
 def sessions(snapshot: Snapshot, view: View) -> ViewSection:
-    """Return a row for each session that the report lists."""
+    """Return a row for each session in the report."""
     found = sorted(snapshot.sessions, key=SORTS[view.sort_by], reverse=not view.reverse)
     rows = [
         (
@@ -122,8 +126,11 @@ SORTS: dict[str, Callable[[Report], float]] = {
 
 
 def speculation(snapshot: Snapshot, view: View) -> ViewSection:
-    """Return a row for each source of drafts that has ever sent one: nodes that were verified and accepted since the
-    report before, by all verifiers, and whether it is out of use, since it does not pay."""
+    """Return a row for each source of drafts that has ever sent one.
+
+    A row has the verified and accepted nodes of all verifiers since the report before. It also shows whether the source
+    is out of use because it does not pay.
+    """
     judged = snapshot.counted("judged")
     verified, accepted = total(judged), total(judged, 1)
     ever, unused = total(Snapshot(snapshot.report).counted("judged")), unused_sources(snapshot.report)
@@ -141,7 +148,7 @@ def speculation(snapshot: Snapshot, view: View) -> ViewSection:
 
 
 def drafting(snapshot: Snapshot, view: View) -> ViewSection:
-    """Return what each verifier drafts by at the load that it has, or had last, and why."""
+    """Return the choice of each verifier at its present or last load, and the reason."""
     targets = [one for one in snapshot.report.get("workers", ()) if one.get("role") == "target"]
     said = [(clean(one["name"], 14), clean(text, 300)) for one in targets if (text := _used(one))]
     rows = [(name, line) for name, text in _filtered(said, view) for line in wrapped(str(text), 62)]  # of 80 columns
@@ -149,7 +156,7 @@ def drafting(snapshot: Snapshot, view: View) -> ViewSection:
 
 
 def steps(snapshot: Snapshot, view: View) -> ViewSection:
-    """Return a row for each verifier: what part of its steps' time went where since the report before."""
+    """Return a row for each verifier: how its steps' time is divided since the report before."""
     split = [(one["name"], total([one["metrics"].get("step_us", {})])) for one in snapshot.of_role("target")]
     phases = tuple(dict.fromkeys(phase for _, parts in split for phase in parts))
     rows = [
@@ -177,7 +184,7 @@ def faults(snapshot: Snapshot, view: View) -> ViewSection:
 
 
 def queues(snapshot: Snapshot) -> str:
-    """Return what waits, and the counters that are not 0, in one line."""
+    """Return the waiting jobs and the counters other than 0, in one line."""
     journal = snapshot.report.get("journal", {})
     waiting = f"journal records waiting: {journal.get('records_waiting', 0)}" if journal.get("kept") else "no journal"
     counts = ", ".join(f"{name} {count}" for name, count in sorted(snapshot.report.get("counts", {}).items()) if count)
@@ -189,13 +196,13 @@ SECTIONS = (workers, sessions, speculation, drafting, steps, faults)
 
 
 def sections(snapshot: Snapshot, view: View) -> list[ViewSection]:
-    """Return all sections that have a row, in their order."""
+    """Return all sections with rows, in order."""
     return [section for make in SECTIONS if (section := make(snapshot, view)).rows]
 
 
-# --- what a verifier drafts by ----------------------------------------------------------------------------------------
+# --- the choice of a verifier -----------------------------------------------------------------------------------------
 
-# By reason: what it is in words, and whether something else is used from then on.
+# By reason: its text, and whether the choice changes then.
 REASONS = {
     "probe": ("{other} is in a trial", False),
     "probe_won": ("a trial was faster", True),
@@ -205,7 +212,10 @@ REASONS = {
 
 
 def _used(worker: Report) -> str:
-    """Return what a verifier uses, what is next best, and what was decided last; "": it does not say what it uses."""
+    """Return a verifier's choice, the next best one, and the last decision.
+
+    Returns "" if it does not report its choice.
+    """
     *others, (used, is_used, rate) = sorted(choices(worker), key=lambda one: one[1:]) or [("", False, 0.0)]
     if not is_used:
         return ""
@@ -232,8 +242,10 @@ def decision(event: Report) -> str:
 
 
 def _reason(event: Report, named: str) -> tuple[str, bool]:
-    """Return why something was decided, and whether something else is used from then on; `named`: the choice that was
-    named just before."""
+    """Return the reason for a decision, and whether it changes the choice.
+
+    named  the choice that was named just before.
+    """
     reason = dict(enumerate(trace_events.DECISIONS)).get(event["reason"], "")
     words, changes = REASONS.get(reason, (f"reason {event['reason']}", False))
     other = drafts_by(choice_of(event["other"]))
@@ -250,13 +262,12 @@ def drafts_by(label: str) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return a line in as many as it takes, each at most `width` characters long (0: as long as it is), broken between
-    words."""
+    """Break a line between words into lines of at most `width` characters; 0 means no limit."""
     return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False) if width else [text]
 
 
 def plain(snapshot: Snapshot, view: View, width: int = 0) -> str:
-    """Return all as text without colours, each line at most `width` characters (0: as long as it is)."""
+    """Return all sections as text without colours, each line at most `width` characters; 0 means no limit."""
     lines = [*wrapped(headline(snapshot), width), *wrapped(queues(snapshot), width)]
     for section in sections(snapshot, view):
         lines += ["", section.headline, *section.lines(width)]
@@ -269,13 +280,13 @@ def plain(snapshot: Snapshot, view: View, width: int = 0) -> str:
 
 
 def clean(text: Any, most: int) -> str:
-    """Return text that a terminal shows as it is, cut to so many characters."""
+    """Return text with printable characters only, cut to `most` characters."""
     shown = "".join(one if one.isprintable() else "?" for one in str(text))
     return shown if len(shown) <= most else shown[: most - 1] + "~"
 
 
 def number(value: float | None) -> str:
-    """Return a rate with as many digits as say something."""
+    """Return a rate with its significant digits."""
     if value is None:
         return UNKNOWN
     return f"{value:.1f}" if value < 100 else short(value)

@@ -1,11 +1,10 @@
-"""The trace of a job as text: a line an event, in the order of the broker's clock.
+"""The trace of a job as text: one line per event, ordered by the broker's clock.
 
-Rule: what a line says was noted by the process that it names. Other processes' times are off by as much as the head
-says.
+Rule: each line names the process that recorded it. The head shows the possible error of other processes' times.
 
-The trace of a job in Chrome's trace event format, which Perfetto and chrome://tracing open.
+The module also writes Chrome's trace event format, which Perfetto and chrome://tracing open.
 
-A process is a process, steps are spans with their phases inside, all else is a mark; what is known of an event are its
+In this format, steps are spans with their phases inside, and other events are marks. The data of an event are its
 `args`.
 """
 
@@ -35,7 +34,7 @@ def timeline(trace: Trace) -> str:
 
 
 def head(trace: Trace) -> list[str]:
-    """Return what the job was, whose clocks the times are, and what is missing."""
+    """Return the description of the job, the clocks of the times, and the missing parts."""
     state = f"ended: {trace['finish']}" if trace["finish"] else "has not ended"
     lines = [
         f"job {trace['job']} {clean(trace['label'], 60)} on {clean(trace['model'], 40)}, {state}".replace("  ", " ")
@@ -63,7 +62,7 @@ def _missing(part: dict[str, Any]) -> str:
 
 
 def lane_names(trace: Trace) -> dict[int, str]:
-    """Return who drafts in each lane."""
+    """Return the drafter of each lane."""
     names = dict(SHOWN_OF_LANE)
     for event in trace["events"]:
         if event["process"] == "broker" and event["event"] == "assigned":
@@ -72,7 +71,7 @@ def lane_names(trace: Trace) -> dict[int, str]:
 
 
 def described(event: Event, lanes: dict[int, str]) -> str:
-    """Return what happened, in words; events that this version does not know with their values."""
+    """Return an event in words; an event that this version does not know with its values."""
     describe = _WORDS.get((event["process"] == "broker", event["event"]))
     if describe is not None:
         return describe(event, lanes)
@@ -107,7 +106,7 @@ def _finished(event: Event, _lanes: dict[int, str]) -> str:
 
 
 _Words = Callable[[Event, dict[int, str]], str]
-_WORDS: dict[tuple[bool, str], _Words] = {  # by whether the broker says it
+_WORDS: dict[tuple[bool, str], _Words] = {  # by whether the broker reports it
     (True, "submitted"): lambda e, _: f"submitted: {e['prompt_tokens']} prompt tokens",
     (True, _TAKEN_OVER): lambda e, _: f"taken over from the journal with {e['tokens']} tokens",
     (True, "journaled"): lambda _e, _: "in the journal, accepted",
@@ -144,7 +143,10 @@ _PHASES = ("wait", "plan", "forward", "commit")
 
 
 def chrome(trace: Trace) -> dict[str, Any]:
-    """Return a trace as an object of Chrome's format; times in microseconds from the first event on."""
+    """Return a trace as an object of Chrome's format.
+
+    Times are in microseconds from the first event on.
+    """
     names = list(dict.fromkeys(["broker", *(event["process"] for event in trace["events"])]))
     found: list[dict[str, Any]] = [
         {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}

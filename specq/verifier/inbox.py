@@ -1,4 +1,4 @@
-"""What a verifier does with each message: it opens and closes sessions, takes drafts in, and sends again."""
+"""The verifier's handling of messages: it opens and closes sessions, takes drafts, and sends tokens again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 
 class VerifierInbox:
-    """Handles the messages for one verifier; a message harms no session but its own."""
+    """Handles the messages for one verifier. A message can only harm its own session."""
 
     def __init__(
         self,
@@ -52,7 +52,10 @@ class VerifierInbox:
         trust_drafts: bool,
         tokenizer_files: dict[str, str],
     ) -> None:
-        """`forget` gives up a session, if it is there."""
+        """Take the parts of the verifier.
+
+        forget  removes a session, if it exists.
+        """
         self._model, self.sessions, self._sources = model, sessions, sources
         self._control, self._planner, self._tracer, self._forget = control, planner, tracer, forget
         self._trusts_drafts, self.tokenizer_files = trust_drafts, tokenizer_files
@@ -68,7 +71,10 @@ class VerifierInbox:
         }
 
     def handle(self, message: Message, now: float) -> list[Message]:
-        """Take one message from the broker and return the answers; ProtocolError if it is not for a verifier."""
+        """Handle one message from the broker and return the answers.
+
+        Raises ProtocolError if the message is not for a verifier.
+        """
         handler = self._handlers.get(type(message))
         if handler is None:
             raise ProtocolError(f"a verifier does not accept {message.TYPE}")

@@ -1,4 +1,4 @@
-"""What must hold of a verifier's sessions and steps between two calls; for tests and chaos."""
+"""The conditions of a verifier's sessions and steps between calls; for tests and chaos runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specq.verifier.sessions.session import HAVE_ENDED, IN_ENGINE, Session, Sess
 
 
 def validate(verifier: Verifier) -> None:
-    """Raise AssertionError with all that does not fit together."""
+    """Raise AssertionError with all violated conditions."""
     found = [*_flights(verifier)]
     for session in verifier.sessions.values():
         found += _state(session)
@@ -29,7 +29,7 @@ def _flights(verifier: Verifier) -> Iterator[str]:
 
 
 def _state(session: Session) -> Iterator[str]:
-    """What the arrays say of a session is what its state says."""
+    """Yield where the arrays of a session differ from its state."""
     name, trees, place = f"session {session.session_id}", session.trees, session.place
     if session.state is SessionState.CLOSED:
         yield f"{name} is closed, and among the others"
@@ -43,7 +43,10 @@ def _state(session: Session) -> Iterator[str]:
 
 
 def _counts(session: Session, num_steps: int) -> Iterator[str]:
-    """Each step in flight gives a session at least one token, of which the next one computes the KV."""
+    """Yield where a session's counts do not fit the steps in flight.
+
+    Each step in flight gives a session at least one token. The next step computes its KV.
+    """
     name, kv_len = f"session {session.session_id}", session.kv_len
     if session.state not in IN_ENGINE and kv_len:
         yield f"{name} is {session.state}, and {kv_len} of its tokens have KV"

@@ -23,7 +23,7 @@ export class Answer {
     }
   }
 
-  // Take a chunk in: its text, and what it says of each token.
+  // Add a chunk: its text, and the data of each token.
   take(chunk) {
     const content = chunk.choices?.[0]?.delta?.content ?? "";
     this.text += content;
@@ -35,7 +35,7 @@ export class Answer {
     for (const token of details.tokens) this.#add(token);
   }
 
-  // Say that the answer was cut, if it was.
+  // Show that the answer was cut, if it was.
   end() {
     if (this.finish !== "length") return;
     const said = `Cut here, after ${this.tokens.length} tokens. Raise “Maximum tokens” in Settings for longer answers.`;
@@ -54,7 +54,7 @@ export class Answer {
     this.body.append(element);
   }
 
-  // Drafts that stood at a place of the text; those that followed a rejected one are shown behind it.
+  // Drafts at a place of the text. Drafts below a rejected one are shown behind it.
   #reject(drafts) {
     const heads = drafts.map((draft) => ({ ...draft, chain: draft.text }));
     drafts.forEach((draft, i) => {
@@ -102,7 +102,7 @@ export class Answer {
     );
   }
 
-  // How many drafts each round accepted.
+  // The number of drafts that each round accepted.
   acceptedLengths() {
     const starts = this.rounds.map((round) => round.place);
     return starts.map((start, i) => {

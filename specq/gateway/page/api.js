@@ -1,4 +1,4 @@
-// The gateway's HTTP API: JSON in one, and chats as server-sent events.
+// The gateway's HTTP API: JSON, and chats as server-sent events.
 
 export class ApiError extends Error {
   constructor(message, status, code) {
@@ -23,7 +23,7 @@ export async function getJson(path, key) {
   return response.json();
 }
 
-// Yield the chunks of a chat as they come.
+// Yield the chunks of a chat as they arrive.
 export async function* chat(body, key, signal) {
   const response = await fetch("/v1/chat/completions", {
     method: "POST",

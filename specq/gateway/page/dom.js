@@ -1,4 +1,4 @@
-// Elements of the page. Rule: whatever a model or a server says becomes text nodes, never markup.
+// Elements of the page. Rule: text of a model or a server becomes text nodes, never markup.
 
 export const $ = (id) => document.getElementById(id);
 

@@ -23,7 +23,7 @@ export function showFigures(parent, answer, stats) {
 
 const number = (name, value) => [make("dt", {}, name), make("dd", {}, value)];
 
-// Which part of the tokens comes from where, as one bar.
+// The share of tokens of each origin, as one bar.
 function share(answer) {
   const counts = LEGEND.map((origin) => [origin, answer.tokens.filter((token) => token.origin === origin).length]);
   const there = counts.filter(([, count]) => count);

@@ -1,4 +1,4 @@
-// The page: a chat whose tokens say where they come from. What is shown is in the other modules; here they meet.
+// The page: a chat whose tokens show their origin. It connects the other modules, which draw the parts.
 
 import { Answer } from "./answer.js";
 import { chat, getJson } from "./api.js";
@@ -96,7 +96,7 @@ async function compare() {
   else $("comparison").replaceChildren();
 }
 
-// --- what is always there --------------------------------------------------------------------------------------------
+// --- always visible --------------------------------------------------------------------------------------------------
 
 async function watch() {
   if (!document.hidden) {
@@ -113,7 +113,7 @@ async function watch() {
   setTimeout(watch, STATUS_MS);
 }
 
-// Whether tokens of an origin are to be expected here: of sources, those that are in use, or have sent drafts before.
+// Whether tokens of an origin are expected. A source counts if it is in use, or has sent drafts before.
 function isThere(report, origin) {
   if (!isAccepted(origin)) return true;
   const verifiers = report.workers.filter((worker) => worker.role === "target").map((worker) => worker.metrics ?? {});

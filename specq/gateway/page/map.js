@@ -1,4 +1,4 @@
-// The live map: gateway, broker, verifiers, drafters, and what passes between them; the table below says the same in words.
+// The live map: gateway, broker, verifiers, drafters, and their messages. The table below has the same data as text.
 
 import { make, drawn, rounded } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// Where tokens come from: names as the API has them, and how they are shown.
+// Origins of tokens: their names in the API, and their look.
 // Names of sources are those of SHOWN in specq/protocol/origins.py. To add one: a line here, and its shape and colour in style.css.
 
 export const ORIGINS = { // name: [class, what users read, what it means]

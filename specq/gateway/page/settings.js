@@ -1,4 +1,4 @@
-// Settings: what the form has, kept in this browser; the API key is kept for this tab only.
+// Settings: the form's values, stored in this browser. The API key is stored for this tab only.
 
 import { $, make } from "./dom.js";
 
@@ -43,7 +43,7 @@ export class Settings {
   }
 
   #read() {
-    // As long as no models are known, the one that was chosen stays.
+    // While no models are known, the chosen one stays.
     for (const { name } of FIELDS) if ($(`set-${name}`).options?.length !== 0) this.values[name] = $(`set-${name}`).value;
     const { key, ...others } = this.values;
     write(localStorage, others);
@@ -65,7 +65,7 @@ export class Settings {
     $("set-key").focus();
   }
 
-  // The body of a chat's request. A seed is drawn here: one that the broker draws has more digits than a number of JavaScript.
+  // The body of a chat's request. The seed is drawn here, because the broker's have too many digits for JavaScript numbers.
   body(messages) {
     const { system, temperature, seed, max_tokens, mode, strategy, model } = this.values;
     const first = system.trim() ? [{ role: "system", content: system }] : [];
@@ -90,5 +90,5 @@ function read(storage) {
 function write(storage, values) {
   try {
     storage.setItem(PLACE, JSON.stringify(values));
-  } catch { /* a browser that keeps nothing */ }
+  } catch { /* a browser without storage */ }
 }

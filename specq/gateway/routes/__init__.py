@@ -1,1 +1,4 @@
-"""The endpoints, one file a group: each reads a request, asks, and answers; what is decided is decided elsewhere."""
+"""The endpoints, one file per group. Each reads a request, calls the client, and answers.
+
+Other modules make the decisions.
+"""

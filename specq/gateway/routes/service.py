@@ -1,13 +1,13 @@
-"""What operators and browsers ask: health, metrics, the page.
+"""Endpoints for operators and browsers: health, metrics, the page.
 
 `/health`: the gateway runs. `/ready`: it reaches a broker with a verifier. `/version`.
 
-`/metrics`, for Prometheus: the broker is asked at each scrape, so that what has ended is counted.
+`/metrics`, for Prometheus: each scrape fetches the broker's report, so that ended jobs are counted.
 
-The page at `/`, and `/specq/status`, which it draws its map from.
+The page at `/`, and `/specq/status` with the data for its map.
 
-Rule: the page is files of this package; it loads nothing from elsewhere, and its Content-Security-Policy says so to the
-browser.
+Rule: the page consists of files of this package. It loads no files from other places, and its Content-Security-Policy
+forbids that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def _version(parts: Parts, request: Request) -> Response:
     return json_response({"version": __version__})
 
 
-FRESH_S = 0.1  # for so long a report counts as new here
+FRESH_S = 0.1  # a report counts as new here for this time
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -111,8 +111,10 @@ def _reply(name: str) -> Response:
 
 
 async def _status(parts: Parts, request: Request) -> Response:
-    """Answer with the broker's report, as `specq status` shows it, and the version of this gateway; without the last
-    faults, which tell of other callers' jobs."""
+    """Answer with the broker's report, as `specq status` shows it, and the version of this gateway.
+
+    The last faults are left out, because they are about other callers' jobs.
+    """
     try:
         report = await parts.upstream.report(READY_S)
     except (TimeoutError, JobError):

@@ -1,9 +1,4 @@
-"""The endpoints that write text.
-
-`/v1/completions` and `/v1/chat/completions`.
-
-`/v1/responses`.
-"""
+"""The endpoints that generate text: `/v1/completions`, `/v1/chat/completions` and `/v1/responses`."""
 
 from __future__ import annotations
 
@@ -53,7 +48,7 @@ def _details(codec: TextCodec, call: Call) -> Details | None:
 
 
 async def answer(read: Read, make_answering: MakeAnswering, parts: Parts, request: Request) -> Response:
-    """Answer a request for text, in one or as a stream."""
+    """Answer a request for text, whole or as a stream."""
     body, size = await read_json(request, parts.limits)
     call = read(body)
     repeatable = idempotency.read(request.headers, request.url.path, body, call)

@@ -1,10 +1,7 @@
-"""Tokens of a text, and the models that there are.
+"""The endpoints for tokens of a text, and for the served models.
 
-`/tokenize` and `/detokenize`, as vLLM has them.
-
-The bodies of `/tokenize` and `/detokenize`; pure.
-
-`/v1/models` and `/v1/models/NAME`.
+`/tokenize` and `/detokenize` are as in vLLM; the checks of their bodies are pure. `/v1/models` and `/v1/models/NAME`
+describe models.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ _REFUSED = {"chat_template": "requests bring no code; the model's own template i
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """What is to be cut into tokens: a prompt, or a chat with the variables of its template."""
+    """The text to tokenize: a prompt, or a chat with the variables of its template."""
 
     model: str
     prompt: str | None = None
@@ -55,7 +52,7 @@ class Tokenize:
 
 
 def read_tokenize(body: Any) -> Tokenize:
-    """Return what is asked for; raises ApiError that names the field at fault."""
+    """Return the request; raise ApiError that names the wrong field."""
     fields = given(body)
     check_known(fields, (*_TEXT, *_CHAT), {}, _ONLY, _REFUSED)
     if ("prompt" in fields) == ("messages" in fields):
@@ -67,12 +64,15 @@ def read_tokenize(body: Any) -> Tokenize:
     if not is_chat:
         return Tokenize(model, check("prompt", fields["prompt"], is_text), [], {}, special, with_texts)
     if fields.get("tools"):
-        fields = {"tool_choice": "none", **fields}  # no tool is called here
+        fields = {"tool_choice": "none", **fields}  # tools are not called here
     return Tokenize(model, None, read_messages(fields), read_variables(fields), special, with_texts)
 
 
 def encode(call: Tokenize, codec: TextCodec) -> list[int]:
-    """Return the token ids; raises ApiError for what cannot be cut, as messages that the chat template refuses."""
+    """Return the token ids.
+
+    Raises ApiError for input that cannot be tokenized, such as messages that the chat template refuses.
+    """
     try:
         text = codec.render_chat(call.messages, **call.variables) if call.prompt is None else call.prompt
         return codec.encode(text) if call.with_special else codec.encode_part(text)
@@ -156,7 +156,10 @@ async def _describe(parts: Parts, model: str) -> dict[str, Any]:
 
 
 def describe(served: ServedModel, created: int) -> dict[str, Any]:
-    """Return a model as OpenAI and vLLM describe it; `created`: when it was first served."""
+    """Return a model as OpenAI and vLLM describe it.
+
+    `created` is the time when it was first served.
+    """
     info = served.info
     return {
         "id": info.name,

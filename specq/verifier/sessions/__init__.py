@@ -1,2 +1,5 @@
-"""The open sessions of a verifier: what is committed, who takes part in the next step, who has room in the engine, and
-how drafts come onto their trees."""
+"""The open sessions of a verifier.
+
+This package holds their committed tokens. It selects the sessions for the next step and for room in the engine. It also
+attaches drafts to their trees.
+"""

@@ -1,9 +1,9 @@
-"""How drafts become nodes on the trees of sessions: as one batch of arrays, aligned with the transcripts.
+"""Graft drafts onto the trees of sessions: one batch of arrays, aligned with the transcripts.
 
-Rules: drafts are hints. A well-formed draft never raises (the verifier refuses others when they arrive). It is aligned
-by content (`specq.verifier.trees.reference_graft`). It may speak of a position that has been passed (what the
-transcript agrees with survives), of parents that never arrived (orphans) or that were cut (stale); it may arrive twice.
-None of that is an error.
+Rules: drafts are hints. A well-formed draft never raises; the verifier refuses other drafts when they arrive. A draft
+is aligned by content (`specq.verifier.trees.reference_graft`). It may start at a position that has been passed. Then
+the part that agrees with the transcript survives. It may name parents that never arrived (orphans) or that were cut
+(stale). It may arrive twice. All of this is allowed.
 
 Which sampled nodes are dropped must never depend on their tokens (decision 0008).
 """
@@ -23,22 +23,24 @@ from specq.verification import DeviceTokens
 from specq.verifier.sessions.session import Session
 from specq.verifier.trees import NEXT_IDS, Grafted
 
-LEAST_SCORE = -1e9  # of a node that nothing was left to be drawn from
-CHAIN: Int32Array = np.arange(-1, 1024, dtype=np.int32)  # the parents of a chain's nodes, as places among them
+LEAST_SCORE = -1e9  # score of a node whose distribution had no probability left
+CHAIN: Int32Array = np.arange(-1, 1024, dtype=np.int32)  # the parents of a chain's nodes, as places in the chain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftBatch:
-    """Drafts for some sessions: d of them with n nodes, of one draft after the other, parents before children.
+    """Drafts for some sessions: d drafts with n nodes, in order, parents before children.
 
-    sessions, lanes, base_lens, first_ids, sizes   [d], or one number for all drafts: as in `Draft`, and how many nodes
-    each has. With
-                  NEXT_IDS as first id, parents are places in the draft
-    token_ids, parent_ids i32[n], scores f[n]: log-probabilities given the parent
-    is_whole      [d]: a draft is dropped as a whole if not all of it fits, as one with distributions must be
-    is_measured   scores of point masses are measured already, over all sessions
-    rows          i32[n]: which of `distributions` a node was drawn from; -1, or None for all: a point mass
-    drafted       for what handles among the tokens stand; their sessions have no other nodes
+    sessions, lanes, base_lens, first_ids  [d], or one number for all drafts: as in `Draft`.
+    sizes         [d], or one number for all drafts: the number of nodes. With NEXT_IDS as first id, parents are places
+                  in the draft.
+    token_ids, parent_ids  i32[n].
+    scores        f[n]: log-probabilities given the parent.
+    is_whole      [d]: whether the draft is dropped as a whole if a part does not fit. This is required for a draft with
+                  distributions.
+    is_measured   whether the scores of point masses are already measured, over all sessions.
+    rows          i32[n]: the row in `distributions` from which a node was drawn. -1, or None for all: a point mass.
+    drafted       the tokens behind the handles, if `token_ids` has handles; these sessions have no other nodes.
     """
 
     sessions: Sequence[Session]
@@ -57,8 +59,10 @@ class DraftBatch:
 
 
 def graft_batch(batch: DraftBatch, now: float) -> Grafted:
-    """Attach those nodes of well-formed drafts that the transcripts do not contradict, in this order, in one call. All
-    sessions are in the same draft trees; drafts for those that are closed have no effect."""
+    """Attach the nodes that agree with the transcripts, in this order, in one call.
+
+    All drafts are well-formed, and all sessions are in the same draft trees. Drafts for closed sessions have no effect.
+    """
     return batch.sessions[0].trees.graft(
         [session.place for session in batch.sessions],
         batch.lanes,
@@ -77,8 +81,10 @@ def graft_batch(batch: DraftBatch, now: float) -> Grafted:
 
 
 def batch_of(arrived: Sequence[tuple[Session, Draft]], *, is_measured: bool = False) -> DraftBatch:
-    """Return at least one well-formed draft as a batch; those with distributions are dropped as a whole if they do not
-    fit."""
+    """Return at least one well-formed draft as a batch.
+
+    Drafts with distributions are dropped as a whole if they do not fit.
+    """
     drafts = [draft for _, draft in arrived]
     drawn = _drawn(arrived)
     return DraftBatch(
@@ -106,9 +112,10 @@ def batch_of_chains(
     *,
     is_measured: bool,
 ) -> DraftBatch:
-    """Return chains of point masses below the committed contexts, one for each session, as a batch.
+    """Return a batch with one chain of point masses for each session.
 
-    token_ids i32[sessions, depth], of which the first counts[i] are session i's; scores f[sessions, depth]
+    token_ids  i32[sessions, depth]; the first counts[i] belong to session i.
+    scores     f[sessions, depth].
     """
     is_there = np.arange(token_ids.shape[1]) < counts[:, None]  # [sessions, depth]
     parents = np.broadcast_to(CHAIN[: token_ids.shape[1]], token_ids.shape)
@@ -117,13 +124,15 @@ def batch_of_chains(
     return DraftBatch(sessions, lane, base_lens, NEXT_IDS, counts, *nodes, is_measured=is_measured)
 
 
-# --- what a draft carries for its nodes
-# -----------------------------------------------------------------------------------
+# --- data of a draft's nodes
+# ----------------------------------------------------------------------------------------------
 
 
 class Drawn(NamedTuple):
-    """What some drafts, of which one has distributions at least, say of their nodes: scores f64[n]; rows i32[n]: which
-    of the distributions a node was drawn from, -1 for a point mass."""
+    """The data of the nodes of some drafts, at least one with distributions.
+
+    Scores f64[n], and rows i32[n]: the row of a node's distribution, -1 for a point mass.
+    """
 
     scores: Float64Array
     rows: Int32Array
@@ -131,7 +140,10 @@ class Drawn(NamedTuple):
 
 
 def _drawn(arrived: Sequence[tuple[Session, Draft]]) -> Drawn | None:
-    """Return what drafts say of their nodes; None if no session takes distributions that a draft for it has."""
+    """Return the data of the drafts' nodes.
+
+    Returns None if no draft with distributions is for a session that accepts them.
+    """
     if not any(draft.q_size and session.takes_distributions for session, draft in arrived):
         return None
     scores, rows, distributions = list[Float64Array](), list[Int32Array](), list[DraftDistribution]()
@@ -155,11 +167,13 @@ def distributions_of(draft: Draft) -> list[DraftDistribution]:
 
 
 def predicted_scores(draft: Draft) -> Float64Array:
-    """Return f64[n]: the predicted log-probability that each node of a well-formed draft is accepted, given its parent.
+    """Return f64[n]: the predicted log-probability of each node's acceptance, given its parent.
 
-    Of a point mass it is the drafter's score. Of a sampled node it is the probability that a second draw from its draft
-    distribution, without the earlier siblings' tokens, gives the same token. An honest drafter starts from that value,
-    too; but here it cannot depend on the node's own token.
+    The draft is well-formed.
+
+    For a point mass this is the drafter's score. For a sampled node it is the probability that a second draw gives the
+    same token. The tokens of earlier siblings are excluded from this draw. An honest drafter starts from the same
+    value. The value here cannot depend on the node's own token.
     """
     scores = draft.scores.astype(np.float64)
     if not draft.q_size:
@@ -169,7 +183,7 @@ def predicted_scores(draft: Draft) -> Float64Array:
     sampled = np.flatnonzero(draft.q_rows >= 0)
     rows = draft.q_rows[sampled]
     own = np.where(ids[rows] == draft.token_ids[sampled, None], weights[rows], 0.0).max(1)  # [num_sampled]
-    left, left_squared = weights.sum(1).tolist(), (weights**2).sum(1).tolist()  # of each group, less what was drawn
+    left, left_squared = weights.sum(1).tolist(), (weights**2).sum(1).tolist()  # of each group, without drawn tokens
     drawn = set[tuple[int, int]]()
     nodes = zip(sampled.tolist(), rows.tolist(), draft.token_ids[sampled].tolist(), own.tolist(), strict=True)
     for node, row, token, weight in nodes:

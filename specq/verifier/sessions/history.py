@@ -1,7 +1,9 @@
-"""A session's past as judging needs it, updated as the transcript grows: no step looks at the whole context again.
+"""A session's past, as judging needs it.
 
-Rule: what is kept follows from the transcript, the prompt's length and the parameters alone. So a session that is
-opened again, here or on another verifier, counts the same.
+It grows with the transcript, so that no step reads the whole context again.
+
+Rule: this state depends only on the transcript, the prompt's length and the parameters. So a session that is opened
+again, here or on another verifier, has the same counts.
 """
 
 from __future__ import annotations
@@ -12,12 +14,11 @@ import numpy as np
 
 from specq.protocol import NO_TOKENS, Bans, Float32Array, History, Int32Array, Int64Array, SamplingParams
 
-_ROOM = 64  # tokens that arrays have room for at first; it doubles where they are full
+_ROOM = 64  # initial room of the arrays, in tokens; it doubles when they are full
 
 
 class Past:
-    """The past of one session, whose transcript `history` is given each time; `end_ids` are the tokens that end its
-    text."""
+    """The past of one session; each call gets its transcript. `end_ids` are the tokens that end its text."""
 
     def __init__(self, params: SamplingParams, prompt_len: int, end_ids: tuple[int, ...] = ()) -> None:
         self._is_needed, self._prompt_len, self._end_ids = params.needs_history, prompt_len, end_ids
@@ -26,9 +27,9 @@ class Past:
         self._counts = TokenCounts(with_prompt=params.repetition_penalty != 1) if params.has_penalties else None
 
     def history(self, token_ids: Sequence[int]) -> History | None:
-        """Return what judging after the transcript `token_ids` needs; None if the parameters ask for nothing.
+        """Return what judging needs after the transcript `token_ids`; None if the parameters need no past.
 
-        The transcript may only have grown since the last call.
+        Since the last call the transcript may only have grown.
         """
         if not self._is_needed:
             return None
@@ -40,7 +41,7 @@ class Past:
 
 
 def bans_of(sequences: Iterable[Sequence[int]]) -> Bans | None:
-    """Return banned sequences of tokens as judging looks them up; None if there are none."""
+    """Return banned token sequences in a form for fast look-up; None if there are none."""
     by_beginning: dict[tuple[int, ...], list[int]] = {}
     for *beginning, last in sequences:
         by_beginning.setdefault(tuple(beginning), []).append(last)
@@ -54,23 +55,24 @@ def bans_of(sequences: Iterable[Sequence[int]]) -> Bans | None:
 
 
 class TokenCounts:
-    """How often each token was generated, of those that occur: tokens of the text, and `with_prompt` those of the
-    prompt."""
+    """How often each token was generated; with `with_prompt`, the prompt counts too.
+
+    Tokens that never occurred are left out.
+    """
 
     def __init__(self, *, with_prompt: bool) -> None:
         self._with_prompt = with_prompt
-        self._followed = 0  # tokens of the transcript that are counted
+        self._followed = 0  # number of counted tokens of the transcript
         self._size = 0
-        self._token_ids: Int32Array = NO_TOKENS  # i32[at least size], ascending
+        self._token_ids: Int32Array = NO_TOKENS  # i32[size or more], ascending
         self._counts: Float32Array = np.zeros(0, np.float32)
 
     def arrays(self) -> tuple[Int32Array, Float32Array]:
-        """Return the tokens that occur, i32[k] ascending, and how often each was generated, f32[k]; both as they are
-        now."""
+        """Return the occurring tokens, i32[k] ascending, and their present counts, f32[k]."""
         return self._token_ids[: self._size].copy(), self._counts[: self._size].copy()
 
     def follow(self, token_ids: Sequence[int], prompt_len: int) -> None:
-        """Count what was appended to the transcript since the last call."""
+        """Count the tokens appended to the transcript since the last call."""
         if not self._followed:
             self._count_all(np.array(token_ids, np.int32), prompt_len)
         else:
@@ -86,14 +88,14 @@ class TokenCounts:
         self._counts[occurring.searchsorted(generated)] = counts
 
     def _count(self, generated: Iterable[int]) -> None:
-        for token in map(np.int32, generated):  # of the array's own type: else the search converts the whole array
+        for token in map(np.int32, generated):  # in the array's own type; otherwise the search converts the whole array
             place = int(self._token_ids[: self._size].searchsorted(token))
             if place == self._size or self._token_ids[place] != token:
                 self._insert(place, token)
             self._counts[place] += 1
 
     def _insert(self, place: int, token: np.int32) -> None:
-        """Take in a token that has not occurred, with a count of 0."""
+        """Insert a token that has not occurred yet, with a count of 0."""
         if self._size == len(self._token_ids):
             self._token_ids = np.concatenate([self._token_ids, np.zeros_like(self._token_ids)])
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])

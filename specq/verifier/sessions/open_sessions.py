@@ -1,8 +1,9 @@
-"""The open sessions of a verifier in order of precedence, and which of them take part in the next step: read from the
-arrays, for all at once.
+"""The open sessions in order of precedence, and the sessions of the next step.
 
-Which sessions have room in the engine: sessions that wait are opened while their contexts fit, others are evicted if
-need be. A session that can never run is refused.
+The states of all sessions are read from the arrays at once.
+
+The module also decides which sessions have room in the engine. Waiting sessions are opened while their contexts fit. If
+needed, others are evicted. A session that can never run is refused.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from specq.verifier.trees import DraftTrees
 
 log = structlog.get_logger(__name__)
 
-SHARED_PREFIX = 16  # tokens in common, and without KV yet; with as many, a session waits for another's prefill
+SHARED_PREFIX = 16  # number of equal tokens without KV from which a session waits for another's prefill
 
 
 class Prefill(NamedTuple):
-    """A session of whose context a step computes a part; kv_len: tokens that had KV before."""
+    """A session for which a step computes a part of the context.
+
+    kv_len  the number of tokens that had KV before.
+    """
 
     session: Session
     kv_len: int
@@ -40,15 +44,20 @@ def admit(
     faults: Faults,
     prefilling: Collection[Prefill] | None = None,
 ) -> Sequence[Session]:
-    """Open the running sessions whose turn it is and whose contexts fit; return those that are open, at most so many.
+    """Open the running sessions whose turn it is and whose contexts fit.
 
-    `prefilling`: None, or, where a step is in flight, the prefills in it. Then nobody is evicted, since that step would
-    be lost for a session in it: where there is no room, nobody is returned, and it is decided when the step has ended.
+    Returns at most `most` open sessions.
 
-    If the open ones have no room for one row each, evict parked sessions (open, but not running: ahead of the journal,
-    or between rounds), then those with the highest id, whether it is their turn or not: the oldest one that is open
-    always comes to its end. `faults` gets the sessions that cannot be opened. Of each session it is noted whether more
-    decoded than waited when its turn came first.
+    prefilling  the prefills of the step in flight, or None without such a step. With a step in flight no session is
+                evicted, because that step would be lost for it. If room is short then, the result is empty. The
+                decision follows when the step has ended.
+    faults      gets the sessions that cannot be opened.
+
+    The open sessions may lack room for one row each. Then parked sessions are evicted first. A parked session is open
+    but not running. It is ahead of the journal, or between rounds. After these, the sessions with the highest ids are
+    evicted, in any turn. So the oldest open session always reaches its end.
+
+    When a session's turn comes first, it is noted whether more sessions decoded than waited.
     """
     turn = _turn(running, most, engine)
     if not turn:
@@ -63,7 +72,7 @@ def admit(
     prefixes = _Prefixes(prefilling or (), turn)
     is_alone = may_evict and not any(session.is_open for session in running)
     num_decoding = int(np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1)))
-    are_few = num_decoding > len(turn) - num_decoding  # those that wait for their first tokens
+    are_few = num_decoding > len(turn) - num_decoding  # compared with the sessions that wait for their first tokens
     for session in [s for s in turn if not s.is_open]:
         if session.yields_to_decode is None:
             session.yields_to_decode = are_few
@@ -80,24 +89,28 @@ def admit(
     opened = _with_room(turn, running, parked, engine, faults)
     if opened or not may_evict:
         return opened
-    # Nobody whose turn it is has room beside the others, which go on until there is some.
+    # No session of this turn has room beside the others. The others continue until there is room.
     return _with_room([session for session in running if session.is_open][:most], running, parked, engine, faults)
 
 
 def _with_room(
     turn: Sequence[Session], running: Sequence[Session], parked: list[Session], engine: Engine, faults: Faults
 ) -> list[Session]:
-    """Evict sessions until those of a turn that are open have room for a row each, and return these, but for those at
-    fault."""
+    """Evict sessions until the open ones of a turn have room for a row each.
+
+    Returns these, without those at fault.
+    """
     if engine.free_slots < _num_open(turn):
         _make_room(running, turn, parked, engine)
     return [session for session in turn if session.is_open and session not in faults]
 
 
 def _turn(running: Sequence[Session], most: int, engine: Engine) -> Sequence[Session]:
-    """Return at most so many sessions, those that have waited longest. Where there are more, one without KV waits until
-    its context fits: a turn that evicts those of other turns would undo what they computed, and none might ever come to
-    its end."""
+    """Return at most `most` sessions: the ones that have waited longest.
+
+    If there are more, a session without KV waits until its context fits. A turn that evicts the sessions of other turns
+    would undo their work. Then perhaps no session would ever end.
+    """
     if len(running) <= most:
         return running
     free_slots = engine.free_slots
@@ -105,7 +118,7 @@ def _turn(running: Sequence[Session], most: int, engine: Engine) -> Sequence[Ses
 
 
 def _make_room(running: Iterable[Session], turn: Sequence[Session], parked: list[Session], engine: Engine) -> None:
-    """Evict sessions until the others whose turn it is have room for a row each."""
+    """Evict sessions until the other sessions of this turn have room for a row each."""
     opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
     while engine.free_slots < _num_open(turn) and (parked or len(opened) > 1):
         _evict(parked.pop() if parked else opened.pop(), engine)
@@ -116,7 +129,7 @@ def _num_open(sessions: Iterable[Session]) -> int:
 
 
 def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool) -> str:
-    """Return why a session can never be opened at an engine with this model, or ""."""
+    """Return the reason why an engine with this model can never open a session, or ""."""
     if reason := _malformed(message):
         return reason
     if not 0 <= message.token_ids.min() <= message.token_ids.max() < info.vocab_size:
@@ -132,7 +145,7 @@ def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool) -> str:
 
 
 def _malformed(message: Open) -> str:
-    """Return why no verifier could open a session, or ""."""
+    """Return the reason why no verifier could open a session, or ""."""
     length = len(message.token_ids)
     if not length or message.tokens_left < 1:
         return "an empty context, or no tokens left to generate"
@@ -142,21 +155,24 @@ def _malformed(message: Open) -> str:
 
 
 def _fits(session: Session, parked: list[Session], engine: Engine, num_open: int, *, is_alone: bool) -> bool:
-    """Return whether a session's context fits beside a row of each of so many that are open: else it would be evicted
-    at once. If no other session runs, parked ones are evicted for it."""
+    """Return whether a session's context fits beside one row for each of `num_open` open sessions.
+
+    Otherwise it would be evicted at once. If no other session runs, parked sessions are evicted for it.
+    """
     while is_alone and parked and session.length >= engine.free_slots:
         _evict(parked.pop(), engine)
     return is_alone or session.length + num_open < engine.free_slots
 
 
 class _Prefixes:
-    """What open sessions are about to compute: SHARED_PREFIX tokens more than they have KV of, by how many these are
-    from the first on. Nobody waits for a session of another owner: the KV is not shared, and the wait would say what
-    that one asked for.
+    """The tokens that open sessions are about to compute.
 
-    Where what a session begins with has KV already, as a system prompt soon has, nobody waits for what only the other
-    needs. Nor for what a session computes that has waited for the same tokens itself: they are none that can be shared,
-    as where they end in no whole block.
+    The key is the prefix that extends SHARED_PREFIX tokens beyond the session's KV. A session never waits for a session
+    of another owner. Their KV is not shared, and the wait would reveal what the other owner requested.
+
+    The start of a session may have KV already, as a system prompt soon has. Then no session waits for the rest of
+    another's prompt. A session also does not wait for one that waited for the same tokens. Such tokens cannot be
+    shared, for example because they do not fill a whole block.
     """
 
     def __init__(self, prefilling: Iterable[Prefill], running: Sequence[Session]) -> None:
@@ -170,14 +186,17 @@ class _Prefixes:
             self.add(running[i], running[i].kv_len)
 
     def add(self, session: Session, kv_len: int) -> None:
-        """Note what an open session is about to compute, so many of whose tokens have KV."""
+        """Note what an open session is about to compute, if `kv_len` of its tokens have KV."""
         least = kv_len + SHARED_PREFIX
         if least < session.length and least != session.waited_for:
             self._known.setdefault(least, set()).add((session.owner, session.context()[:least].tobytes()))
 
     def awaited_by(self, session: Session) -> int:
-        """Return the first how many tokens the session may have KV of a step later, SHARED_PREFIX or more of which
-        others compute; 0: of none. Its last token is computed in any case."""
+        """Return the length of the prefix for which a session should wait, or 0.
+
+        The session may have KV of this prefix one step later. Others compute at least SHARED_PREFIX of its tokens. The
+        session's last token is computed in any case.
+        """
         context, num_shared = session.context(), 0
         for least, prefixes in self._known.items():
             if num_shared < least < len(context) and (session.owner, context[:least].tobytes()) in prefixes:
@@ -196,9 +215,12 @@ SYNC, JIT = MODES.index("sync"), MODES.index("jit")
 
 
 class _States(NamedTuple):
-    """Of all sessions in order of precedence: which have tokens left to generate and are not too far ahead of the
-    journal, which take part in steps now, which of them in the next one, and which need one token more to be computed
-    before the next is known."""
+    """The states of all sessions, in order of precedence.
+
+    `may_run` marks the sessions that have tokens left to generate and are not too far ahead of the journal. The others
+    mark the sessions that take part in steps now, and in the next step. They also show which sessions need one more
+    computed token before the next one is known.
+    """
 
     sessions: list[Session]
     may_run: BoolArray
@@ -208,11 +230,11 @@ class _States(NamedTuple):
 
 
 class OpenSessions(dict[int, Session]):
-    """Sessions by their ids: those that have waited longest come first.
+    """Sessions by their ids; the sessions that have waited longest come first.
 
-    `changed` must be called after any change to a session, but for those made here. `has_flight`: a step is in flight;
-    then a session all of whose tokens have KV, or will have, is one token longer than is known, and joins the next step
-    unless that token must be known to the host by then.
+    `changed` must be called after any change to a session, except the changes made here. `has_flight` means that a step
+    is in flight. Then a session has one more token than is known if all its tokens will have KV. Such a session joins
+    the next step, unless the host must know that token by then.
     """
 
     def __init__(self, trees: DraftTrees, max_uncommitted: int) -> None:
@@ -220,21 +242,21 @@ class OpenSessions(dict[int, Session]):
         self.trees, self._max_uncommitted = trees, max_uncommitted
         self._order: tuple[list[Session], IntpArray] | None = None  # and their places
         self._known: _States | None = None
-        self._have_waiting = False  # whether some of those in `_order` wait for drafters at times
+        self._have_waiting = False  # whether some sessions in `_order` wait for drafters at times
         self.has_flight = False
 
     def add(self, session: Session) -> None:
-        """Take in a new session, behind all others."""
+        """Add a new session behind all others."""
         self[session.session_id] = session
         self._order = self._known = None
 
     def remove(self, session_id: int) -> Session | None:
-        """Take a session out, if it is there."""
+        """Remove and return a session, if it exists."""
         self._order = self._known = None
         return self.pop(session_id, None)
 
     def put_behind(self, sessions: Sequence[Session]) -> None:
-        """Let sessions go behind all others."""
+        """Move sessions behind all others."""
         for session in sessions:
             self[session.session_id] = self.pop(session.session_id)
         self._order = self._known = None
@@ -248,11 +270,11 @@ class OpenSessions(dict[int, Session]):
         }
 
     def changed(self) -> None:
-        """Look at all sessions anew."""
+        """Read the states of all sessions again."""
         self._known = None
 
     def drafted(self) -> None:
-        """Look anew at sessions for which something was drafted: that matters to those alone that wait for it."""
+        """Read the states again after new drafts; drafts matter only to sessions that wait for them."""
         if self._have_waiting:
             self._known = None
 
@@ -277,9 +299,11 @@ class OpenSessions(dict[int, Session]):
         return _chosen(states.sessions, states.joins)
 
     def all_go_on(self, places: IntpArray) -> bool:
-        """Return whether those that take part now are the sessions at these places, in this order, and all of their
-        tokens have KV, or will have it when what is in flight has ended; none needs a token that the host does not
-        know."""
+        """Return whether the present sessions are those at these places, in this order.
+
+        All their tokens must have KV, or have it when the steps in flight have ended. None may need a token that the
+        host does not know.
+        """
         states, trees = self._states(), self.trees
         assert self._order is not None
         own = self._order[1][states.runs]
@@ -290,13 +314,13 @@ class OpenSessions(dict[int, Session]):
         )
 
     def num_pending(self) -> int:
-        """Return how many tokens the sessions that take part in the next step have without KV."""
+        """Return the number of tokens without KV in the next step's sessions."""
         places = [session.place for session in self.running()]
         pending = self.trees.length[places] - self.trees.kv_len[places]
-        return int(np.maximum(pending, 0).sum())  # of those in flight none is known yet
+        return int(np.maximum(pending, 0).sum())  # tokens of steps in flight are not known yet
 
     def decoding(self) -> list[Session]:
-        """Return the sessions whose next step gives a token."""
+        """Return the sessions that get a token in the next step."""
         states = self._states()
         return _chosen(states.sessions, states.decodes)
 

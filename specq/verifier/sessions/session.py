@@ -1,20 +1,19 @@
-"""A session at the verifier: what is committed, and its place among the draft trees of all sessions.
+"""A session at the verifier: its committed tokens, and its place among the draft trees.
 
-What a step reads of it (lengths, limits, flags) stands in the arrays of the trees, so that a step reads it for all
-sessions at once; the attributes here read and write the same places.
+A step reads lengths, limits and flags for all sessions at once. So the trees' arrays store these. The attributes here
+read and write the same places.
 
-Rules: only `specq.verifier.step.commit` changes the transcript, of all sessions of a step at once. No I/O, no clock, no
-model. How drafts come onto the tree is in `specq.verifier.sessions.grafting`.
+Rules: only `specq.verifier.step.commit` changes the transcript, for all sessions of a step at once. No I/O, no clock,
+no model. `specq.verifier.sessions.grafting` attaches drafts to the tree.
 
-The states of a session at a verifier, and which event leads from which to which.
+The module also has a session's states, and the events that lead between them.
 
-A session waits until there is room for its context in the engine, runs there, and ends once. Where room is short it is
-evicted, and waits again; one that has ended keeps its KV until the broker closes it, or until others need the room. A
-session that failed is closed.
+A session waits until its context has room in the engine, runs there, and ends once. If room is short it is evicted, and
+waits again. An ended session keeps its KV until the broker closes it or others need the room. A failed session is
+closed.
 
-Rule: `Session.note` is the only place that changes a state; an event that the table does not have is a bug, and raises.
-Whether a session takes part in the next step is no state: it follows from its counts
-(`specq.verifier.sessions.open_sessions`).
+Rule: only `Session.note` changes a state. An event that is not in the table is a bug, and raises. Whether a session
+takes part in the next step is not a state. It follows from its counts (`specq.verifier.sessions.open_sessions`).
 """
 
 from __future__ import annotations
@@ -46,22 +45,22 @@ from specq.verifier.trees import MAX_END_IDS, MAX_LIVE_NODES, NONE, DraftTrees, 
 
 
 class SessionState(StrEnum):
-    """Where a session stands."""
+    """The state of a session at the verifier."""
 
     WAITING = "waiting"  # not in the engine: it is new, or was evicted
     RUNNING = "running"  # in the engine
     ENDED = "ended"  # it has a finish reason, and its KV
     FREED = "freed"  # it has a finish reason, and no KV
-    CLOSED = "closed"  # the verifier has no more of it
+    CLOSED = "closed"  # the verifier has removed it
 
 
 class SessionEvent(StrEnum):
-    """What happens to a session."""
+    """An event in the life of a session."""
 
     ADMITTED = "admitted"  # it was opened in the engine
     EVICTED = "evicted"  # it was closed in the engine to make room
-    FINISHED = "finished"  # a step came to the end of its text
-    CLOSED = "closed"  # by the broker, or since it failed
+    FINISHED = "finished"  # a step reached the end of its text
+    CLOSED = "closed"  # by the broker, or because it failed
 
 
 Ways = Mapping[SessionEvent, SessionState]
@@ -83,17 +82,23 @@ HAVE_ENDED = frozenset({SessionState.ENDED, SessionState.FREED})
 
 
 def after(state: SessionState, event: SessionEvent) -> SessionState:
-    """Return the state that an event leads to; AssertionError for one that cannot happen in this state."""
+    """Return the state that follows an event.
+
+    Raises AssertionError if the event is impossible in this state.
+    """
     following = TRANSITIONS[state].get(event)
     assert following is not None, f"a session that is {state} cannot be {event}"
     return following
 
 
-SYNC_PATIENCE = 3  # heartbeats
+SYNC_PATIENCE = 3  # in heartbeats
 
 
 class ArrayField:
-    """An attribute of a session that stands in the arrays; `kind` 0 where the session is closed."""
+    """An attribute of a session that is stored in the arrays.
+
+    For a closed session its value is 0, as a `kind`.
+    """
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
@@ -112,20 +117,23 @@ class ArrayField:
 
 
 class Session:
-    """One open session. `limit` is the committed length at which it ends, `end_ids` the tokens that end it sooner.
+    """One open session.
 
-    state         see `specq.verifier.sessions.session`; finish: the reason why it has ended, once it has
-    kv_len        tokens whose KV is there
-    owner         whose sessions share KV and texts with it
-    cached_tokens of the prompt's tokens, how many had KV when it was first opened in the engine; None: it was not yet
-    journaled     tokens that the broker has confirmed
+    limit         the committed length at which it ends.
+    end_ids       the tokens that end it sooner.
+    state         see `specq.verifier.sessions.session`.
+    finish        the reason for its end, once it has ended.
+    kv_len        number of tokens with KV.
+    owner         sessions of the same owner share KV and texts.
+    cached_tokens  number of prompt tokens that had KV when the engine first opened it; None before that.
+    journaled     number of tokens that the broker has confirmed.
     """
 
     kv_len, limit, journaled = ArrayField(int), ArrayField(int), ArrayField(int)
     num_live = ArrayField(int)  # nodes on the tree
-    explains = ArrayField(bool)  # verdicts say what was verified
-    drafted_at = ArrayField(int)  # the newest position that a draft spoke of
-    cached_at = ArrayField(int)  # the base length of the verdict that has `cached_tokens`; NONE: none has
+    explains = ArrayField(bool)  # verdicts report what was verified
+    drafted_at = ArrayField(int)  # the newest position that a draft named
+    cached_at = ArrayField(int)  # the base length of the verdict that has `cached_tokens`; NONE if none has
     beats_waited = ArrayField(int)  # heartbeats since a synchronous session began to wait for a draft
 
     def __init__(self, message: Open, end_ids: tuple[int, ...] = (), trees: DraftTrees | None = None) -> None:
@@ -139,7 +147,7 @@ class Session:
         self.follows_own = not self.takes_distributions and rule.follows_own(message.params)  # as of `Strategy`
         self.prompt_len, self.end_ids = message.prompt_len, end_ids
         self.token_ids: list[int] = message.token_ids.tolist()
-        self._context = message.token_ids  # the same, as far as it was asked for as an array
+        self._context = message.token_ids  # the same as an array, up to the last request for it
         self._past = Past(message.params, message.prompt_len, end_ids)
         self.logprobs = LogprobRecord(message.params.logprobs)  # of the tokens from opened_len on
         self.opened_len = len(self.token_ids)
@@ -150,21 +158,24 @@ class Session:
         self.speculation: Speculation = message.speculation
         self.explained: dict[
             str, Any
-        ] = {}  # if verdicts shall say what was verified: of the last nodes, as fields of `Verdict`
-        self.waits = message.speculation.waits  # for its drafters: in each round, or where it has no draft
+        ] = {}  # for jobs with the option `explain`: the last verified nodes, as fields of `Verdict`
+        self.waits = message.speculation.waits  # whether it waits for its drafters: in each round, or without a draft
         self.takes_drafts = message.speculation.mode != "plain" and rule.uses_drafts
         self._scratch: ScratchRows = NO_SCRATCH
-        # Whether its prompt yields to sessions that decode: more did than waited when its turn came. None: it has not
-        # come.
+        # Whether its prompt yields to decoding sessions: more sessions decoded than waited when its turn came. None
+        # before its turn.
         self.yields_to_decode: bool | None = None
-        self.waited_for = 0  # its first how many tokens it has last waited for another session to compute
-        self.trees = DraftTrees() if trees is None else trees  # one for all sessions of a verifier
+        self.waited_for = 0  # length of the prefix for which it last waited
+        self.trees = DraftTrees() if trees is None else trees  # shared by all sessions of a verifier
         self.place = self.trees.open(message.token_ids, takes_distributions=self.takes_distributions)
         self._set_states(message)
 
     @classmethod
     def of(cls, message: Open, model: ModelInfo, trees: DraftTrees, codec: TextCodec | None) -> Self:
-        """Return the session that a message opens at a model; without a codec there are no stop strings."""
+        """Return the session that a message opens at a model.
+
+        Without a codec it has no stop strings.
+        """
         params, added = message.params, model.added_eos_ids if message.former_ends else ()
         ends = () if params.ignore_eos else tuple(end for end in model.eos_ids if end not in added)
         session = cls(message, params.stop_token_ids + ends, trees)
@@ -192,7 +203,10 @@ class Session:
         t.has_extras[place] = self.takes_distributions or self.params.needs_history
 
     def note(self, event: SessionEvent) -> None:
-        """Change the state by what has happened; AssertionError if it cannot happen in this state."""
+        """Change the state after an event.
+
+        Raises AssertionError if the event is impossible in this state.
+        """
         self.state = after(self.state, event)
         if self.state is not SessionState.CLOSED:
             self.trees.is_open[self.place] = self.state in IN_ENGINE
@@ -204,13 +218,13 @@ class Session:
         return self.state in IN_ENGINE
 
     def end(self, reason: str) -> None:
-        """Note that a step came to the end of its text, and why that is the end."""
+        """Note that a step reached the end of the text, with the reason for the end."""
         self.finish = reason
         self.note(SessionEvent.FINISHED)
 
     @property
     def stop_matcher(self) -> StopMatcher | None:
-        """Of the job's stop strings."""
+        """The matcher for the job's stop strings."""
         return self._stop_matcher
 
     @stop_matcher.setter
@@ -221,7 +235,7 @@ class Session:
 
     @property
     def scratch(self) -> ScratchRows:
-        """What a source wants computed beside the next token."""
+        """The rows that a source computes beside the next token."""
         return self._scratch
 
     @scratch.setter
@@ -236,7 +250,10 @@ class Session:
         return len(self.token_ids)
 
     def open_in(self, engine: Engine) -> None:
-        """Open it in the engine, which may share KV with sessions of the same owner; raises what the engine does."""
+        """Open the session in the engine; raise the engine's errors.
+
+        The session may share KV with sessions of the same owner.
+        """
         self.kv_len = engine.open(self.session_id, self.context(), self.owner)
         self.note(SessionEvent.ADMITTED)
         if self.cached_tokens is None:
@@ -246,23 +263,27 @@ class Session:
 
     @property
     def num_pending(self) -> int:
-        """Committed tokens whose KV is not there yet; 1 for a decoding session."""
+        """Number of committed tokens without KV; 1 for a decoding session."""
         return self.length - int(self.kv_len)
 
     def context(self) -> Int32Array:
-        """Return the transcript as an array, i32[length]. It is made anew when tokens have come since it was last asked
-        for."""
+        """Return the transcript as an array, i32[length].
+
+        It is extended if tokens have been committed since the last call.
+        """
         if len(self._context) < self.length:
             self._context = np.array(self.token_ids, np.int32)
         return self._context
 
     def history(self) -> History | None:
-        """Return what judging needs of the past, if the parameters ask for it."""
+        """Return the past that judging needs, if the parameters need it."""
         return self._past.history(self.token_ids)
 
     def up_to_end(self, token_ids: list[int]) -> tuple[int, str]:
-        """Return how many tokens there are up to the first that ends the text, and the finish reason or "". A stop
-        string's matcher takes in the tokens: call it once for each round."""
+        """Return the number of tokens up to the end of the text, and the finish reason or "".
+
+        The matcher of stop strings consumes the tokens, so call this once for each round.
+        """
         room = self.limit - self.length
         tokens = token_ids[:room]
         num_kept = next((i + 1 for i, token in enumerate(tokens) if token in self.end_ids), None)
@@ -276,7 +297,7 @@ class Session:
         return len(tokens), "stop" if self._ends_in_stop_string() else "length"
 
     def _ends_in_stop_string(self) -> bool:
-        """Return whether a text that ends here does so with a stop string: one of unfinished characters (U+FFFD)."""
+        """Return whether a text that ends here ends with a stop string of U+FFFD (unfinished characters)."""
         if self._stop_matcher is None:
             return False
         self._stop_matcher.finish()
@@ -285,7 +306,7 @@ class Session:
     # --- drafts -----------------------------------------------------------------------------------------------------
 
     def wait_a_beat(self) -> None:
-        """Note a heartbeat in which the session waits for a draft."""
+        """Count a heartbeat in which the session waits for a draft."""
         self.beats_waited += 1
 
     @property
@@ -293,16 +314,16 @@ class Session:
         return self.trees.stats(self.place)
 
     def lane(self, lane_id: int) -> Lane | None:
-        """Return what is known of one drafter."""
+        """Return the state of one drafter."""
         return self.trees.lane(self.place, lane_id)
 
     def forget_drafts(self) -> None:
-        """Drop all that was drafted, and what is known of drafters; that costs speed only."""
+        """Drop all drafts and the state of the drafters. This only costs speed."""
         if self.place != NONE:
             self.trees.operations.forget(self.place)
 
     def close(self) -> None:
-        """Give up the session's place in the trees; drafts for it have no effect any more."""
+        """Release the session's place in the trees. Later drafts for it have no effect."""
         if self.state is SessionState.CLOSED:
             return
         self.note(SessionEvent.CLOSED)
@@ -311,5 +332,5 @@ class Session:
 
 
 def longest_chain(speculation: Speculation, most: int) -> int:
-    """Return how long a chain a job allows, at most `most` nodes."""
+    """Return the longest chain that a job allows, at most `most` nodes."""
     return min([most, *(bound for bound in (speculation.max_depth, speculation.max_nodes) if bound)])

@@ -1,2 +1,1 @@
-"""One step: its plan and the nodes that it verifies, its way through the engine, what it commits, and what is reported
-of it."""
+"""One step: its plan, its draft nodes, its run in the engine, its commit, and its report."""

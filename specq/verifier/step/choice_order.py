@@ -1,17 +1,18 @@
-"""In which order the nodes of a tree are chosen where some are sampled.
+"""The order in which the nodes of a tree are chosen if some are sampled.
 
-Likeliest first, but no node before those whose tokens may have decided whether it was sent (decision 0008). A drafter
-that draws expands the likeliest node next, and what it draws there says what is likeliest then: so whether a node was
-sent may depend on the token of each node that had been expanded before, in any branch. A drafter sends its nodes in the
-order in which they grew, and the first child of a node together with its expansion, so that the verifier sees what was
-expanded when. Two things hide it:
+The likeliest node comes first. But it comes after the nodes whose tokens may have decided its sending (decision 0008).
+A drafter that samples expands the likeliest node next. The tokens that it draws there decide which node is likeliest
+then. So the sending of a node may depend on the token of any node expanded before, in any branch.
 
-    a synchronous round   is the likeliest of all that was grown, in the order of likelihood: whether a node is among
-                          them depends on each node before it
-    a lost message        may have held any expansion: what comes after it depends on all nodes that came before
+A drafter sends its nodes in the order of their growth. It sends the first child of a node together with its expansion.
+So the verifier sees the order of the expansions. Two cases hide it:
 
-A node that is not chosen (it is too unlikely, or the engine takes no trees) is never verified in this step: nothing
-waits for it.
+    a synchronous round   it is the likeliest part of the grown tree, in the order of likelihood. So whether a node is
+                          in it depends on each node before it
+    a lost message        it may have held any expansion. So everything after it depends on all nodes before it
+
+A node may be left out if it is too unlikely, or if the engine does not support trees. Such a node is not verified in
+this step, and no other node waits for it.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from specq.verifier.trees import NONE
 
 
 def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
-    """Return nodes in the order in which they are chosen, with `depends_on` set: the last of those that must be chosen
-    before one may be looked at.
+    """Return nodes in the order in which they are chosen, with `depends_on` set.
 
-    `nodes` are the session's candidates, or some of them; if drafts are point masses, any order does. Nodes that wait
-    for one another in a circle, which only a broken drafter sends, are left out.
+    `depends_on` of a node is the last node that must be chosen before it.
+
+    `nodes` are some or all of the session's candidates. If all drafts are point masses, any order is allowed. Nodes
+    that wait for one another are left out. Only a broken drafter sends them.
     """
     if not session.takes_distributions:
         return list(nodes)
     t = session.trees.views
     order = _Order(t, nodes)
-    # Also those which are too unlikely to be chosen: they say what was expanded.
+    # Include the nodes that are too unlikely to be chosen: they show what was expanded.
     live = sorted(session.trees.operations.live(session.place), key=lambda node: t.node_id[node])
     for lane in {t.node_lane[node] for node in nodes if t.group[node] != NONE}:
         grown = [node for node in live if t.node_lane[node] == lane]
@@ -46,8 +48,10 @@ def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
 
 
 def _expanded_before(t: Any, grown: Sequence[int], first_after_loss: int, *, is_sync: bool) -> Iterator[Sequence[int]]:
-    """Yield for each of a lane's nodes, in the order in which they were sent, which more than for those before it must
-    be known."""
+    """Yield, for each of a lane's nodes in order, the further nodes that must be known first.
+
+    These are the nodes beyond the ones that the nodes before it need.
+    """
     is_before_loss = True
     for i, node in enumerate(grown):
         if is_before_loss and t.node_id[node] >= first_after_loss:
@@ -60,8 +64,11 @@ def _expanded_before(t: Any, grown: Sequence[int], first_after_loss: int, *, is_
 
 
 class _Order:
-    """Who waits for whom. Nodes are named by their places among `nodes`; further numbers are points in a lane's growth,
-    which are reached when all nodes are chosen that had been expanded by then."""
+    """Which node waits for which.
+
+    Nodes are named by their places in `nodes`. Further numbers are points in a lane's growth. A point is reached when
+    all nodes that had been expanded by then are chosen.
+    """
 
     def __init__(self, t: Any, nodes: Sequence[int]) -> None:
         self.t, self.nodes = t, nodes
@@ -81,7 +88,7 @@ class _Order:
         self.waiting[awaited].append(i)
 
     def wait_for_growth(self, grown: Sequence[int], expanded: Iterator[Sequence[int]]) -> None:
-        """Let each of a lane's nodes wait for the sampled ones that had been expanded before."""
+        """Let each of a lane's nodes wait for the sampled nodes that were expanded before it."""
         point: int | None = None
         for node, fresh in zip(grown, expanded, strict=True):
             sampled = [one for one in fresh if self.t.group[one] != NONE]
@@ -96,7 +103,7 @@ class _Order:
                 self._wait_for(self.index[node], point)
 
     def likeliest_first(self) -> list[int]:
-        """Return the nodes in order: children after a parent that waits, as after any other."""
+        """Return the nodes in order; children come after their parent, also if it waits."""
         for i, node in enumerate(self.nodes):
             parent = self.t.parent[node]
             if parent != NONE and self.num_awaited[self.index[parent]]:
@@ -117,7 +124,7 @@ class _Order:
         return chosen
 
     def _entry(self, i: int) -> tuple[float, int]:
-        """Return what sorts the likeliest node first, and before all nodes the points that are reached."""
+        """Return the sort key: reached points first, then the likeliest node."""
         return (-self.t.reach_prob[self.nodes[i]], i) if i < len(self.nodes) else (-2.0, i)
 
     def _know(self, i: int, chosen: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
-"""Commit what the engine judged, for all sessions of a step at once: tokens onto transcripts, counts onto trees.
+"""Commit a step's judgements for all sessions at once: tokens to transcripts, counts to trees.
 
 Rule: only this module changes a transcript.
 
-A round is what one step commits to one session; the rounds of all sessions of a step stand in arrays.
+A round is what one step commits to one session. The rounds of all sessions of a step are stored in arrays.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ OF_NODES = "nodes", "node_ids", "lanes", "is_accepted", "levels", "offers"
 
 
 class Round(NamedTuple):
-    """What a step committed to a session.
+    """The round of one session: what a step committed to it.
 
-    base_len    the committed length before; token_ids i32[m]: the accepted path, then the correction or bonus, up to
-                the token that ends the text
-    nodes       i32[n]: those that were verified; path: the places of the accepted among them
-    origins     u8[m]: the code of each token's origin (`specq.protocol.origins`)
-    node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes for a verdict
-    first_arrived   when the oldest of them arrived; 0 without nodes
+    base_len    the committed length before the round.
+    token_ids   i32[m]: the accepted path, then the correction or bonus, up to the token that ends the text.
+    nodes       i32[n]: the verified nodes; path: the places of the accepted nodes among them.
+    origins     u8[m]: the code of each token's origin (`specq.protocol.origins`).
+    node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes, as a verdict reports them.
+    first_arrived  when the oldest node arrived; 0 without nodes.
     """
 
     session: Session
@@ -74,11 +74,16 @@ class Round(NamedTuple):
 
 
 class Rounds(Sequence[Round]):
-    """Rounds of n sessions; the fields are those of `Round`, of one session after the other.
+    """Rounds of n sessions, in arrays.
 
-    places, base_lens, num_tokens, num_nodes [n]; first_arrived f64[n]; token_ids, origins [all]; nodes, node_ids,
-        lanes, is_accepted [nodes]
-    path        i64[all]: which of `nodes` each token was; NONE for the last of each session, unless that was cut off
+    The fields are those of `Round`, one session after the other.
+
+    places, base_lens, num_tokens, num_nodes  [n].
+    first_arrived  f64[n].
+    token_ids, origins  [all].
+    nodes, node_ids, lanes, is_accepted  [nodes].
+    path        i64[all]: the place of each token's node in `nodes`; NONE for the last token of each session, unless
+                that token was cut off.
     """
 
     def __init__(
@@ -106,18 +111,18 @@ class Rounds(Sequence[Round]):
 
     @property
     def num_finished(self) -> int:
-        """How many of the sessions came to their end."""
+        """The number of sessions that have ended."""
         return int(np.count_nonzero(self.sessions[0].trees.has_ended[self.places])) if self.sessions else 0
 
     @property
     def num_without_room(self) -> int:
-        """How many of the sessions came to their end without drafts, as where one token is left."""
+        """The number of sessions that ended without drafts, for example because one token was left."""
         if not self.sessions:
             return 0
         return int(np.count_nonzero(self.sessions[0].trees.has_ended[self.places] & (self.num_nodes == 0)))
 
     def _note_nodes(self, trees: DraftTrees) -> None:
-        """Note what a verdict says of the verified nodes: they may be gone after the commit."""
+        """Store what a verdict reports of the verified nodes, since the commit may remove them."""
         self.node_ids = trees.node_id[self.nodes]
         self.lanes = trees.lane_id[trees.node_lane[self.nodes]].astype(np.uint8)
         drafted = self.num_nodes > 0
@@ -131,15 +136,17 @@ class Rounds(Sequence[Round]):
                 self.sessions[i].explained = _explained(own, trees)
 
     def _note_path(self, trees: DraftTrees, path: IntpArray) -> None:
-        """Note which nodes were accepted, and where the tokens come from. One of the target's own corrects drafts if a
-        verified node hung from the end of the accepted path."""
+        """Store which nodes were accepted, and the origin of each token.
+
+        The target's own token is a correction if the accepted path's end has a verified child.
+        """
         is_drafted, own = path != NONE, np.arange(len(self))
         accepted, of_tokens = path[is_drafted], own.repeat(self.num_tokens)
         self.is_accepted = np.zeros(len(self.nodes), np.uint8)
         self.is_accepted[accepted] = 1
         ends = np.empty(len(self), np.int32)
         ends.fill(NONE)
-        ends[of_tokens[is_drafted]] = self.nodes[accepted]  # of several in a session the last stays
+        ends[of_tokens[is_drafted]] = self.nodes[accepted]  # of several in a session, the last one is written last
         parents = trees.parent[self.nodes]
         self.levels = trees.position[self.nodes] - self.base_lens.repeat(self.num_nodes)
         self.offers = offers_of(trees, self.nodes)
@@ -151,7 +158,7 @@ class Rounds(Sequence[Round]):
         self.origins[is_drafted] = ORIGIN_OF_LANE[self.lanes[accepted]]
 
     def take(self, which: IntpArray) -> Rounds:
-        """Return some of the rounds, which ascend."""
+        """Return some of the rounds, by ascending places."""
         chosen = np.zeros(len(self), np.bool_)
         chosen[which] = True
         part = Rounds.__new__(Rounds)
@@ -196,14 +203,17 @@ class Rounds(Sequence[Round]):
 
 
 def bit_of(lanes: npt.ArrayLike) -> IntpArray:
-    """Return the bit of each lane in `Rounds.offers`: the lowest for those of remote drafters."""
+    """Return the bit of each lane in `Rounds.offers`.
+
+    All lanes of remote drafters share the lowest bit.
+    """
     own = np.asarray(lanes) - FIRST_OWN_LANE
     found: IntpArray = np.where(own >= 0, 2 << np.maximum(own, 0), 1)
     return found
 
 
 def offers_of(trees: DraftTrees, nodes: Int32Array) -> Int32Array:
-    """Return the bits of the lanes that have drafted each node, i32[n]."""
+    """Return the bits of the lanes that drafted each node, i32[n]."""
     refs, table_next, found = trees.first_ref[nodes], trees.table_next.reshape(-1), np.zeros(len(nodes), np.int32)
     while True:
         named = refs != NONE
@@ -215,7 +225,7 @@ def offers_of(trees: DraftTrees, nodes: Int32Array) -> Int32Array:
 
 
 def _explained(nodes: Int32Array, trees: DraftTrees) -> dict[str, Any]:
-    """Return what a verdict says of verified nodes if a job asks to be explained."""
+    """Return what a verdict reports of verified nodes to a job with the option `explain`."""
     places = {node: place for place, node in enumerate(nodes.tolist())}
     parents = [places.get(parent, NONE) for parent in trees.parent[nodes].tolist()]
     probs = np.exp(np.minimum(trees.score[nodes], 0.0)).astype(np.float32)
@@ -227,7 +237,7 @@ NO_ROUNDS = Rounds([], NOTHING, NO_TOKENS, NOTHING, NO_TOKENS, NOTHING, NO_TOKEN
 
 
 def in_one(parts: Sequence[Rounds]) -> Rounds:
-    """Return the rounds of several parts of a step."""
+    """Join the rounds of several parts of a step."""
     parts = [part for part in parts if len(part)]
     if len(parts) < 2:
         return parts[0] if parts else NO_ROUNDS
@@ -241,14 +251,15 @@ def in_one(parts: Sequence[Rounds]) -> Rounds:
 def commit(
     shares: Shares, judgements: Judgements, min_accept_prob: int, faults: Faults, *, is_late: bool = False
 ) -> Rounds:
-    """Commit what was judged of these shares, of all sessions at once, and count it; return the rounds of those without
-    a fault.
+    """Commit the judgements of `shares`, for all sessions at once, and count them.
 
-    is_late     sessions may have ended, been closed or evicted since the step was launched: what it says of them is not
-                looked at
+    Returns the rounds of the sessions without a fault.
+
+    is_late  sessions may have ended, or been closed or evicted, since the launch. Results for such sessions are
+             discarded.
     """
     shares = shares.judged()
-    if len(judgements) != len(shares):  # whose is whose is not known, so none of the sessions can go on here
+    if len(judgements) != len(shares):  # it is unknown which belongs to which session, so all fail
         raise EngineLostError(f"the engine gave {len(judgements)} judgements for {len(shares)} sessions")
     if is_late:
         gone = [i for i, session in enumerate(shares.sessions) if not session.is_open or session.finish]
@@ -268,7 +279,7 @@ def commit(
     for session, reason in kept.finished:
         session.end(reason)
     counted = rounds.num_nodes, rounds.nodes, rounds.is_accepted
-    trees.operations.count(rounds.places, *counted, min_accept_prob)  # trees as they were verified
+    trees.operations.count(rounds.places, *counted, min_accept_prob)  # the trees as verified, before the commit
     trees.operations.commit(rounds.places, rounds.num_tokens, rounds.token_ids, rounds.num_nodes)
     return rounds
 
@@ -281,8 +292,10 @@ def _without(left_out: Collection[int], shares: Shares, judgements: Judgements) 
 
 
 class _Kept(NamedTuple):
-    """How many tokens of each judgement are kept, i64[n]; which sessions end there, and why; and the places of those
-    that failed."""
+    """The number of tokens kept from each judgement, i64[n].
+
+    Also the sessions that end there, with the reason, and the places of the failed sessions.
+    """
 
     num_tokens: IntpArray
     finished: list[tuple[Session, str]]
@@ -290,7 +303,7 @@ class _Kept(NamedTuple):
 
 
 def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
-    """Find where texts end; take in log-probabilities up to there."""
+    """Find the ends of texts, and store log-probabilities up to there."""
     if not len(shares):
         return _Kept(judgements.num_tokens, [], [])
     trees, places, sessions = shares.sessions[0].trees, shares.places, shares.sessions
@@ -317,8 +330,12 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
 
 
 def _first_ends(judgements: Judgements, end_ids: Int32Array) -> dict[int, int]:
-    """Return, by place, how many tokens there are up to the first that is among the session's end_ids i32[n, most], if
-    there is one."""
+    """Return, by place, the number of tokens up to and including the session's first end token.
+
+    end_ids  i32[n, most].
+
+    Places without such a token are left out.
+    """
     num_tokens = judgements.num_tokens
     if not judgements.are_single:
         end_ids = end_ids.repeat(num_tokens, 0)
@@ -327,12 +344,12 @@ def _first_ends(judgements: Judgements, end_ids: Int32Array) -> dict[int, int]:
         return {}
     of_tokens = np.arange(len(judgements)).repeat(num_tokens)
     firsts = starts_of(num_tokens)
-    at = is_end.nonzero()[0][::-1]  # of several in a session the first counts
+    at = is_end.nonzero()[0][::-1]  # of several in a session, the first one is written last
     return dict(zip(of_tokens[at].tolist(), (at - firsts[of_tokens[at]] + 1).tolist(), strict=True))
 
 
 def _rounds(shares: Shares, judgements: Judgements, kept: IntpArray) -> Rounds:
-    """Return the rounds that keep so many tokens of each judgement, before they are committed."""
+    """Return the uncommitted rounds that keep this number of tokens of each judgement."""
     counts, token_ids, nodes = judgements.num_tokens, judgements.token_ids, judgements.nodes
     num_nodes, sessions = shares.batch.num_nodes, shares.sessions
     if kept is not counts and np.count_nonzero(kept != counts):

@@ -1,16 +1,18 @@
-"""Steps between their launch and their collection, as the verifier sees them.
+"""The verifier's steps between launch and collection.
 
-With an engine that overlaps, the next step is launched before the last one is collected, where that one can be
-*followed*: each session of it takes one token that the device knows first, and no draft, and the next step waits
-neither for drafts (`specq.verifier.control.waiting`) nor for what the host must know of a session
-(`specq.verifier.control.early_steps`). What is found out late, such as the end of a text, costs a row of the next step
-and nothing else: what that row says is nobody's. An error at collection costs the step that was launched behind: it is
-discarded, and the failed step is repeated with some of its sessions.
+An engine that overlaps can launch the next step before the last one is collected. It does so if the last step can be
+*followed*. Two conditions must hold. Each session of the step takes one token that the device knows first, and no
+draft. And the next step does not wait for drafts (`specq.verifier.control.waiting`), or for the host
+(`specq.verifier.control.early_steps`).
 
-Where processes of their own launch the steps (`specq.engines.is_apart`), two steps stay in flight while messages are
-sent and handled. A next step of the same sessions, each a token further, is launched behind both of them, before the
-older one is collected: so the processes always know what comes next. Else that one is collected first of all, and the
-next one launched before anything is told of it.
+If a session turns out to have ended, its row in the next step is wasted. Its output is discarded. An error at
+collection also costs the step that was launched behind: it is discarded. The failed step is repeated with some of its
+sessions.
+
+Separate processes may launch the steps (`specq.engines.is_apart`). Then two steps stay in flight while messages are
+sent and handled. A next step of the same sessions, one token further, is launched behind both. Then the older one is
+collected. So the processes always have a next step. In other cases the older step is collected first. Then the next one
+is launched before any results are reported.
 """
 
 from __future__ import annotations
@@ -40,13 +42,15 @@ Done = list[tuple[Shares, StepOutput]]
 class InFlightStep:
     """A step that was planned and launched.
 
-    shares    as they were planned; parts: those that were launched, at one call or several
-    num_rows, min_accept_prob   as of `StepPlan`, and as verdicts say it
-    waited_s  as of `SourceSet`
-    began, drafted, planned     as of `Moments`; drafting: how it was decided
-    is_helped whether other cores help
-    is_behind whether it was launched behind another one, which had not ended
-    is_late   whether messages may have been handled, or another step ended, before this one was collected
+    shares    as planned.
+    parts     the launched parts, from one call or several.
+    num_rows, min_accept_prob  as of `StepPlan`, and as verdicts report it.
+    waited_s  as of `SourceSet`.
+    began, drafted, planned  as of `Moments`.
+    drafting  how its drafting was decided.
+    is_helped  whether other cores help.
+    is_behind  whether it was launched behind another step that had not ended.
+    is_late   whether messages may have been handled, or another step may have ended, before its collection.
     """
 
     shares: Shares
@@ -63,11 +67,11 @@ class InFlightStep:
     is_late: bool = False
 
     def waits_for_drafts(self, waited_s: float, now: float) -> None:
-        """Note that the step, which was launched behind drafts, begins when these are complete: now."""
+        """Note that a step launched behind drafts begins now, when these are complete."""
         self.waited_s, self.drafted, self.planned = waited_s, now, now
 
     def prefilling(self) -> list[Prefill]:
-        """Return the sessions of whose context the step computes a part."""
+        """Return the sessions for which the step computes a part of the context."""
         if not len(self.shares):
             return []
         sessions, batch = self.shares.sessions, self.shares.batch
@@ -77,9 +81,10 @@ class InFlightStep:
 class CollectedStep(NamedTuple):
     """A step that has ended.
 
-    done      what came of its parts
-    faults    of its sessions; also those of the newest plan, unless that was made behind yet another step
-    ended     when the host had its answer; waited_s: for so long, if another one was in flight behind it
+    done      the results of its parts.
+    faults    of its sessions, and of the newest plan, unless that plan was made behind yet another step.
+    ended     when the host had the results.
+    waited_s  how long it waited, if another step was in flight behind it.
     """
 
     step: InFlightStep
@@ -90,16 +95,20 @@ class CollectedStep(NamedTuple):
 
 
 class StepsInFlight:
-    """The steps of a verifier that were launched and not collected, the oldest first: between two calls at most two,
-    three within one.
+    """The verifier's steps that were launched and not collected, the oldest first.
 
-    most      that stay in flight between two calls
-    launched  the step that this call has launched, if it has
+    At most two are in flight between two calls, and three within one call.
+
+    most      the limit between two calls.
+    launched  the step that this call has launched, if any.
     """
 
     def __init__(self, engine: Engine, tap: Callable[[Shares], Tap], awaits: Callable[[Shares], bool]) -> None:
-        """`tap` returns the hidden states that are wanted of a step; `awaits`: whether the next step of these sessions
-        waits for drafts, or for what the host must know."""
+        """Take the engine and two functions of a step's shares.
+
+        tap     returns the hidden states that are wanted of a step.
+        awaits  returns whether the next step of the same sessions waits for drafts or for the host.
+        """
         self._engine, self._tap, self._awaits = engine, tap, awaits
         self.most = 2 if is_apart(engine) else 1
         self._steps = deque[InFlightStep]()
@@ -110,7 +119,7 @@ class StepsInFlight:
 
     @property
     def newest(self) -> InFlightStep | None:
-        """The step that the next one is launched behind."""
+        """The step behind which the next one is launched."""
         return self._steps[-1] if self._steps else None
 
     def begin_call(self) -> None:
@@ -126,8 +135,10 @@ class StepsInFlight:
 
     @property
     def is_due(self) -> bool:
-        """Whether the oldest step is waited for now: there are too many, nothing was launched behind it, or nothing can
-        follow it."""
+        """Whether to wait for the oldest step now.
+
+        This holds with too many steps, without a step behind it, or if none can follow it.
+        """
         if len(self._steps) > self.most or self.launched is None or not self.launched.parts:
             return bool(self._steps)
         return len(self._steps) == 1 and not self.can_follow(self._steps[0])
@@ -141,8 +152,10 @@ class StepsInFlight:
         return not np.count_nonzero((mode == SYNC) | (mode == JIT)) and not self._awaits(shares)
 
     def launch(self, step: InFlightStep, faults: Faults) -> None:
-        """Launch a step behind the newest one. One of which nothing could be launched is collected at once, or left out
-        behind another one."""
+        """Launch a step behind the newest one.
+
+        If no part could be launched, the step is collected at once, or left out behind another one.
+        """
         before = self.newest
         step.is_behind = before is not None
         if len(step.shares):
@@ -152,9 +165,12 @@ class StepsInFlight:
         self.launched = step
 
     def _launch_parts(self, shares: Shares, before: InFlightStep | None, faults: Faults) -> list[Part]:
-        """Launch a step. Where that raises, some of its sessions are computed one half after the other, and those for
-        which it raises are left out; but nothing is while another step is in flight, which only one can follow, or
-        drafts are unread."""
+        """Launch a step, and return its parts.
+
+        If the launch raises, the step is computed in halves. Sessions that still raise are left out. This is not
+        possible behind a step in flight, since only one step can follow it. Nor is it possible with unread drafts. In
+        both cases no part is returned.
+        """
         try:
             return [(shares, self._launch(None if before is None else before.parts[0][1], shares))]
         except EngineLostError:
@@ -173,8 +189,10 @@ class StepsInFlight:
         return launched
 
     def collect(self, planned: Faults, clock: Callable[[], float]) -> CollectedStep:
-        """Wait for the oldest step. Where that raises, whatever was launched behind it is discarded. `planned`: faults
-        of what was planned last."""
+        """Wait for the oldest step. If that raises, discard the steps launched behind it.
+
+        planned  the faults of the last plan.
+        """
         step, asked_at = self._steps.popleft(), clock()
         is_followed = bool(self._steps)
         faults = Faults() if any(other.is_late for other in self._steps) else planned
@@ -197,8 +215,10 @@ class StepsInFlight:
         return self._launch(None, shares).collect()
 
     def _discard_behind(self) -> None:
-        """Forget the steps that were launched behind the oldest one, the newest first: their sessions are as they
-        were."""
+        """Discard the steps behind the oldest one, the newest first.
+
+        The state of their sessions is restored.
+        """
         while self._steps:
             for shares, launched in self._steps.pop().parts:
                 launched.discard()
@@ -208,8 +228,10 @@ class StepsInFlight:
 
 
 def _again(shares: Shares) -> Shares:
-    """Return those shares that can be computed again: of sessions that are there still, with tokens that are known by
-    now."""
+    """Return the shares that can be computed again.
+
+    Their sessions still exist, and their tokens are known by now.
+    """
     which = [i for i, session in enumerate(shares.sessions) if session.is_open and not session.finish]
     shares = (shares.take(np.array(which, np.intp)) if len(which) < len(shares) else shares).known()
     if shares.batch.fed_by is None or not len(shares):

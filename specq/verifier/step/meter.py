@@ -1,10 +1,9 @@
-"""What a verifier counts of its steps, for its heartbeats: how long their phases took, their rows, and whose nodes were
-accepted.
+"""The verifier's step counts for its heartbeats: times of phases, rows, accepted nodes by lane.
 
-Rule: cheap. A step adds to a few lists; arrays of its nodes are kept as they are and counted many at a time. What the
-draft trees count anyway is read from there.
+Rule: counting is cheap. A step appends to a few lists. Arrays of its nodes are kept and counted many at a time. Counts
+that the draft trees keep anyway are read from there.
 
-What a verifier notes of a step for the sessions that are traced: see `specq.runtime.Tracer`.
+The module also records the step events of traced sessions: see `specq.runtime.Tracer`.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from specq.verifier.trees import DraftTrees
 
 
 def trace_open(tracer: Tracer, message: Open, now: float) -> None:
-    """Note that a session was opened, if it shall be traced."""
+    """Record that a session was opened, if it is traced."""
     if message.trace:
         tracer.open(message.session_id)
         tracer.note(message.session_id, trace_events.OPENED, now, len(message.token_ids), message.tokens_left)
 
 
 def trace_step(tracer: Tracer, shares: Shares, rounds: Rounds, at: Moments, committed: float) -> None:
-    """Note what a step did for each traced session: the part of a prompt that it computed, and the round."""
+    """Record a step for each traced session: the computed part of its prompt, and its round."""
     step_us, batch = int((committed - at.began) * 1e6), shares.batch
     for i in _traced(tracer, shares.sessions):
         num_tokens = int(batch.num_tokens[i])
@@ -54,7 +53,7 @@ def trace_step(tracer: Tracer, shares: Shares, rounds: Rounds, at: Moments, comm
             tracer.note(shares.sessions[i].session_id, trace_events.PREFILL, at.began, step_us, num_tokens)
     which = _traced(tracer, rounds.sessions)
     if which:
-        for done in rounds.take(np.array(which, np.intp)):  # no objects of the others' rounds
+        for done in rounds.take(np.array(which, np.intp)):  # no objects for the other sessions' rounds
             _trace_round(tracer, done, at, committed)
 
 
@@ -68,7 +67,7 @@ def _trace_round(tracer: Tracer, done: Round, at: Moments, committed: float) -> 
     session_id, num_tokens = done.session.session_id, len(done.token_ids)
     counts = (done.base_len, num_tokens, len(done.nodes), len(done.path))
     tracer.note(session_id, trace_events.ROUND, at.began, *counts, *split_us)
-    lanes, flags = done.lanes.tobytes(), done.is_accepted.tobytes()  # for a few nodes quicker than arrays
+    lanes, flags = done.lanes.tobytes(), done.is_accepted.tobytes()  # for a few nodes faster than arrays
     for lane in sorted(set(lanes)):
         num_accepted = sum(flag for of, flag in zip(lanes, flags, strict=True) if of == lane)
         values = (lane, lanes.count(lane), num_accepted, done.base_len)
@@ -78,27 +77,31 @@ def _trace_round(tracer: Tracer, done: Round, at: Moments, committed: float) -> 
 def trace_decisions(
     tracer: Tracer, decisions: Sequence[DraftDecision], sessions: Sequence[Session], now: float
 ) -> None:
-    """Note what was decided for each traced session."""
+    """Record the drafting decisions for each traced session."""
     for i in _traced(tracer, sessions):
         for one in decisions:
             tracer.note(sessions[i].session_id, trace_events.DECIDED, now, *one.numbers())
 
 
 def trace_close(tracer: Tracer, session_id: int, length: int) -> None:
-    """Note that a session was closed."""
+    """Record that a session was closed."""
     tracer.note(session_id, trace_events.CLOSED, tracer.clock(), length)
     tracer.end(session_id)
 
 
-KEPT_STEPS = 64  # whose nodes are not counted yet
+KEPT_STEPS = 64  # steps whose nodes are counted later, at most
 
 
 class Moments(NamedTuple):
     """When a step reached its stages, in seconds of the clock that it was given.
 
-    last    when the forward pass of the step before had ended, if there was work to go on with at once; else None
-    began   when the step did; drafted: what was drafted hangs on the trees; planned; judged. A step that began before
-            the last one had ended has no time of the host's before it, and its forward pass began when that had ended
+    last     when the forward pass of the step before ended, if more work followed at once; else None.
+    began    when the step began.
+    drafted  when the drafts were on the trees.
+    planned, judged  when the step was planned, and judged.
+
+    If a step began before the last one ended, the host spent no time before it. Its forward pass began when the last
+    one ended.
     """
 
     last: float | None
@@ -109,8 +112,10 @@ class Moments(NamedTuple):
 
 
 class Histogram:
-    """The sum of what was observed, and how often it was at most each limit, and beyond all
-    (`specq.protocol.stats`)."""
+    """The sum of the observed values, and their counts per limit (`specq.protocol.stats`).
+
+    Each count is of the values up to its limit. The last one is of the values above all limits.
+    """
 
     __slots__ = ("counts", "limits", "sum")
 
@@ -127,19 +132,19 @@ class Histogram:
 
 
 class StepMeter:
-    """What the steps of one verifier were like."""
+    """Counts the steps of one verifier."""
 
     def __init__(self) -> None:
         self._phases = {name: Histogram(STEP_LIMITS_US) for name in PHASES}
         self._rows, self._sessions = Histogram(ROW_LIMITS), Histogram(ROW_LIMITS)
         self._kept: list[
             tuple[UInt8Array, UInt8Array]
-        ] = []  # lanes and fates of nodes that are not counted yet, by step
+        ] = []  # lanes and results of nodes that are not yet counted, by step
         self._judged = np.zeros((256, 2), np.int64)  # by lane: verified and accepted nodes
         self._num_decided = 0
 
     def note_all(self, at: Moments, done: Sequence[tuple[Shares, StepOutput]], num_rows: int, rounds: Rounds) -> None:
-        """Count a step of so many rows, given what came of the calls that it took, if any of them went well."""
+        """Count a step with `num_rows` rows, from the results of its engine calls, if any succeeded."""
         if done:
             judge_s = sum(output.judge_s for _, output in done)
             self.note(at, judge_s, num_rows, sum(len(shares) for shares, _ in done), rounds)
@@ -160,20 +165,20 @@ class StepMeter:
             self._count_nodes()
 
     def decided(self, policy: Policy) -> list[DraftDecision]:
-        """Return what was decided since the last call."""
+        """Return the drafting decisions since the last call."""
         num_before, self._num_decided = self._num_decided, sum(policy.num_decided.values())
         num_new = self._num_decided - num_before
         return list(policy.decisions)[-num_new:] if num_new else []
 
     def _count_nodes(self) -> None:
-        """Count the nodes of the steps that were kept."""
+        """Count the nodes of the kept steps."""
         if self._kept:
             lanes, is_accepted = map(np.concatenate, zip(*self._kept, strict=True))
             self._judged += by_lane(lanes, is_accepted)
             self._kept.clear()
 
     def metrics(self) -> dict[str, Any]:
-        """Return all that was counted, by the names of heartbeats."""
+        """Return all counts, by their names in heartbeats."""
         self._count_nodes()
         return {
             "step_us": {name: histogram.to_list() for name, histogram in self._phases.items()},
@@ -184,15 +189,17 @@ class StepMeter:
 
 
 def verifier_metrics(meter: StepMeter, trees: DraftTrees, sources: SourceSet, policy: Policy) -> dict[str, Any]:
-    """Return what a verifier's heartbeat says of what it has counted; see `specq.protocol.stats`."""
+    """Return the counts in a verifier's heartbeat; see `specq.protocol.stats`."""
     counts, verified_at = trees.totals()
     others = {"sent": sources.num_sent, "drafts_dropped": sources.num_dropped}
     return counts | by_depth(verified_at) | meter.metrics() | others | policy.metrics()
 
 
 def by_depth(verified_at: Int64Array) -> dict[str, list[int]]:
-    """Return verified and accepted nodes by depth, given i64[depths, 2], as far down as any were verified; those that
-    lie deeper than is counted count with the last."""
+    """Return the verified and accepted nodes by depth, given i64[depths, 2].
+
+    The lists end at the last depth with verified nodes. Deeper nodes than the array has count with its last depth.
+    """
     deep = verified_at[COUNTED_DEPTHS - 1 :].sum(0)
     counted = np.concatenate([verified_at[: COUNTED_DEPTHS - 1], deep[None]])
     verified = _trimmed(counted[:, 0].tolist())
@@ -200,7 +207,7 @@ def by_depth(verified_at: Int64Array) -> dict[str, list[int]]:
 
 
 def _trimmed(numbers: list[int]) -> list[int]:
-    """Return numbers without those at the end that are 0."""
+    """Return numbers without the zeros at the end."""
     while numbers and not numbers[-1]:
         numbers.pop()
     return numbers

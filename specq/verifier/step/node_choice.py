@@ -1,18 +1,18 @@
-"""Which draft nodes the next forward pass verifies.
+"""Choose the draft nodes that the next forward pass verifies.
 
-One rule: draft nodes are added, likeliest first, as long as that raises the step's goodput, which is (expected tokens)
-/ (expected seconds). There is no fixed number of drafts and no second controller.
+One rule: draft nodes are added, likeliest first, as long as this raises the step's goodput. Goodput is (expected
+tokens) / (expected seconds). The number of drafts is not fixed, and there is no second controller.
 
-The rule looks ahead, since a step's time is not a smooth function of its rows: a node that does not pay by itself is
-added where it pays together with nodes after it. But whether a sampled node is added must not depend on its own token,
-and so neither on what hangs from it nor on what was drawn after it (decision 0008). So with n nodes added, the rule
-looks only at nodes that are known by then: those that depend on no token of a node not yet added. Point masses are all
-known from the start, and for them the rule finds the number with the highest goodput. Where the engine is quicker if
-all chains are equally long, a step of sessions that decode, and of point masses, has one length for all instead
+The rule looks ahead, since a step's time is not a smooth function of its rows. A node is also added if it pays only
+together with the nodes after it. But the choice of a sampled node must not depend on its own token. So it must not
+depend on the node's children, nor on tokens drawn after it (decision 0008). With n nodes added, the rule therefore
+looks only at the nodes that are known by then. Such nodes do not depend on the token of a node not yet added. Point
+masses are all known from the start. For them the rule finds the number with the highest goodput.
+
+Some engines are faster if all chains have the same length. For them, decoding sessions with point masses use one length
 (`in_even_chains`).
 
-The parts that sessions have in a step: as arrays for all of them, and one by one for whoever looks at one
-session.
+`Shares` holds the parts of all sessions in a step, as arrays. `ScheduledSession` is the part of one session.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from specq.verifier.trees import NO_LIMIT, NONE, DraftTrees
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSession:
-    """One session's part in a step; nodes i32[n]: those of its tree that are verified, as in `step.tree`."""
+    """One session's part in a step.
+
+    nodes  i32[n]: the verified nodes of its tree, as in `step.tree`.
+    """
 
     session: Session
     step: SessionStep
@@ -47,23 +50,26 @@ class ScheduledSession:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether all of the session's text but the last token has its KV already."""
+        """Whether all of the session's text except the last token has its KV already."""
         return self.step.judged and len(self.step.token_ids) == 1
 
 
 class Shares(Sequence[ScheduledSession]):
-    """The parts of n sessions.
+    """The parts of n sessions in a step.
 
-    places      i64[n]: of the sessions among the trees; batch: their steps
-    nodes       i32[all]: those that are verified, of one session after the other, so many of each as its step has
+    places  i64[n]: the places of the sessions among the trees.
+    batch   their rows in the engine.
+    nodes   i32[all]: the verified nodes, one session after the other; `batch` has the number of each session.
     """
 
     def __init__(self, sessions: list[Session], places: IntpArray, batch: StepBatch, nodes: Int32Array) -> None:
         self.sessions, self.places, self.batch, self.nodes = sessions, places, batch, nodes
 
     def prompts(self) -> tuple[int, int]:
-        """Return how many rows are of prompts, and how many sessions come to the end of theirs, and so to their first
-        token."""
+        """Return the number of rows of prompts, and the number of sessions that finish their prompt.
+
+        Such a session gets its first token in this step.
+        """
         if self.batch.are_judged and np.count_nonzero(self.batch.num_tokens == 1) == len(self):
             return 0, 0
         is_prompt = self._are_prompts()
@@ -71,11 +77,11 @@ class Shares(Sequence[ScheduledSession]):
 
     @property
     def num_decoding(self) -> int:
-        """How many of the sessions have no rows of prompts."""
+        """The number of sessions without rows of prompts."""
         return len(self) - int(np.count_nonzero(self._are_prompts()))
 
     def prompt_chunks(self) -> tuple[Int32Array, IntpArray]:
-        """Return where the step's parts of prompts start, i32[n], and how many rows they have, i64[n]."""
+        """Return the starts of the step's prompt chunks, i32[n], and their rows, i64[n]."""
         is_prompt = self._are_prompts()
         return self.batch.starts[is_prompt], self.batch.num_tokens[is_prompt]
 
@@ -84,7 +90,7 @@ class Shares(Sequence[ScheduledSession]):
         return are_prompts
 
     def num_attended(self) -> int:
-        """Return to how many tokens the rows of prompts attend in all."""
+        """Return the number of tokens to which the rows of prompts attend in all."""
         starts, sizes = self.prompt_chunks()
         return int((starts * sizes + sizes * (sizes + 1) // 2).sum())
 
@@ -96,11 +102,11 @@ class Shares(Sequence[ScheduledSession]):
         )
 
     def judged(self) -> Shares:
-        """Return the parts that are judged."""
+        """Return the judged parts."""
         return self if self.batch.are_judged else self.take(self.batch.is_judged.nonzero()[0])
 
     def known(self) -> Shares:
-        """Return the parts with drafted tokens that have been read by now."""
+        """Return the parts with the drafted tokens that have been read by now."""
         if self.batch.drafted is None:
             return self
         return Shares(self.sessions, self.places, self.batch.known(), self.nodes)
@@ -145,9 +151,9 @@ FLOOR = 0.01  # nodes less likely than this are not considered
 class Chosen(NamedTuple):
     """Nodes to verify.
 
-    firsts   i64[sessions + 1]: where each session's nodes begin
-    nodes    i32[n], parents before children
-    tokens   the expected number of those that are accepted
+    firsts   i64[sessions + 1]: where each session's nodes begin.
+    nodes    i32[n], parents before children.
+    tokens   the expected number of accepted tokens.
     """
 
     firsts: Int64Array
@@ -164,11 +170,11 @@ def choose_nodes(
     saved_s: float = 0.0,
     even_chains: Mapping[int, int] = NO_CHAINS,
 ) -> Chosen:
-    """Choose what to verify: the likeliest nodes of all sessions, as many as `best_count` says.
+    """Choose the nodes to verify: the likeliest nodes of all sessions; `best_count` gives their number.
 
-    A node is never likelier than its parent, so the likeliest n nodes always form whole trees; where nodes are sampled,
-    their order of choice is kept (`order_of_choice`). `num_rows` rows are in the step already; one token is certain
-    from each session; at most `room` rows may be added. `saved_s`, `even_chains`: as of `plan`.
+    A node is never likelier than its parent. So the likeliest n nodes always form whole trees. If nodes are sampled,
+    their order of choice is kept (`order_of_choice`). The step has `num_rows` rows already. One token of each session
+    is certain. At most `room` rows may be added. `saved_s` and `even_chains` are those of `plan`.
     """
     if room <= 0 or not sessions or not sessions[0].trees.num_nodes:
         return Chosen(np.zeros(len(sessions) + 1, np.int64), NO_TOKENS, 0.0)
@@ -187,8 +193,10 @@ def choose_nodes(
 
 
 def offered(sessions: Sequence[Session], max_chain: int = 0) -> tuple[Int64Array, Int32Array]:
-    """Return (firsts, nodes): what may be verified of some sessions, of each in the order of choice, with `reach_prob`
-    and `depends_on` set. The correction takes the last position that is left."""
+    """Return (firsts, nodes): the nodes that may be verified, in the order of choice.
+
+    `reach_prob` and `depends_on` of the nodes are set. The correction takes the last position that is left.
+    """
     trees, places = sessions[0].trees, np.array([session.place for session in sessions], np.intp)
     operations = trees.operations
     firsts, nodes = operations.candidates(places, trees.limit[places] - 1, FLOOR)
@@ -200,7 +208,7 @@ def offered(sessions: Sequence[Session], max_chain: int = 0) -> tuple[Int64Array
 def _in_order_of_choice(
     sessions: Sequence[Session], firsts: Int64Array, nodes: Int32Array
 ) -> tuple[Int64Array, Int32Array]:
-    """Order the nodes of sessions that may have sampled ones."""
+    """Put the nodes of sessions that may have sampled nodes into the order of choice."""
     if not _take_distributions(sessions):
         return firsts, nodes
     of_each = zip(sessions, np.split(nodes, firsts[1:-1]), strict=True)
@@ -212,13 +220,15 @@ def _in_order_of_choice(
 
 
 def _take_distributions(sessions: Sequence[Session]) -> bool:
-    """Return whether nodes of some of these sessions may be sampled. All are in the same draft trees."""
+    """Return whether some sessions may have sampled nodes. All sessions are in the same draft trees."""
     return bool(np.count_nonzero(sessions[0].trees.takes_distributions[[session.place for session in sessions]]))
 
 
 def promised(sessions: Sequence[Session]) -> Float64Array:
-    """Return f64[sessions]: how many tokens each tree promises, without a look at drawn ones that are not known
-    (decision 0008). All are in the same draft trees."""
+    """Return f64[sessions]: the expected number of accepted tokens of each tree.
+
+    Unknown sampled nodes are not looked at (decision 0008). All sessions are in the same draft trees.
+    """
     trees, places = sessions[0].trees, [session.place for session in sessions]
     live = trees.operations.candidates(places, [NO_LIMIT] * len(places), FLOOR)
     firsts, nodes = _in_order_of_choice(sessions, *live)
@@ -228,8 +238,10 @@ def promised(sessions: Sequence[Session]) -> Float64Array:
 
 
 def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Float64Array) -> Float64Array:
-    """Return f64[num_offered]: what sorts the nodes of all sessions. It is how likely they are, and in a session with
-    an order of choice no more than that of the nodes before."""
+    """Return f64[num_offered]: the sort key for the nodes of all sessions.
+
+    The key is the node's likelihood. With an order of choice it is at most the key of the session's nodes before.
+    """
     precedence = reach_prob
     for i, session in enumerate(sessions) if _take_distributions(sessions) else ():
         if session.takes_distributions:
@@ -240,10 +252,10 @@ def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Flo
 
 
 def _num_needed(trees: DraftTrees, nodes: Int32Array, order: IntpArray) -> IntpArray:
-    """Return i64[num_offered], likeliest first: how many nodes must be in the step before each is known.
+    """Return i64[num_offered], likeliest first: how many nodes must be added before each is known.
 
-    It is 0 for a node that depends on no other. For others it is the place of the node that they depend on, plus 1.
-    That node comes first in the order, so a node is known at the latest when it is next.
+    The number is 0 for a node that depends on no other. For others it is the place of the node that they depend on,
+    plus 1. That node comes first in the order. So a node is known at the latest when it is next.
     """
     needed = np.zeros(len(order), np.intp)
     depends_on = trees.depends_on[nodes]
@@ -265,12 +277,13 @@ def best_count(
     curve: StepCurve,
     saved_s: float = 0.0,
 ) -> int:
-    """Return how many of the nodes, likeliest first, to add, at most `room`; 0 is a legal answer.
+    """Return how many of the likeliest nodes to add, at most `room`; 0 is valid.
 
-    It stops at the first count at which no number of further nodes, of those that are known by then, would raise the
-    goodput.
+    It stops at the first count where no further known nodes would raise the goodput.
 
-    reach_prob f64[num_offered], falling; needed i64[num_offered]: see `_num_needed`; saved_s as of `plan`
+    reach_prob  f64[num_offered], falling.
+    needed      i64[num_offered]: see `_num_needed`.
+    saved_s     as of `plan`.
     """
     # With 0, 1, ... nodes added.
     tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach_prob)))  # [num_offered + 1]
@@ -295,14 +308,16 @@ def in_even_chains(
     even_chains: Mapping[int, int],
     saved_s: float = 0.0,
 ) -> BoolArray:
-    """Return bool[num_offered]: which nodes of sessions that have one row each are verified.
+    """Return bool[num_offered]: the nodes to verify of sessions that have one row each.
 
-    One length for all: a session with fewer nodes has rows that bring nothing, and of one with more the likeliest are
-    verified. Each length is held against the others, and against none, by its goodput, the rows that bring nothing
-    counted in. For an engine that computes such steps at once and others in pieces (`specq.engines.even_chains`).
+    All sessions get one length. A session with fewer nodes is padded. Of a session with more nodes the likeliest are
+    verified. Each length is compared with the others, and with none, by its goodput, padding included. This is for an
+    engine that computes such steps at once and others in pieces (`specq.engines.even_chains`).
 
-    firsts, reach_prob   as in `choose_nodes`, each session's nodes being one chain; room: rows that may be added
-    even_chains          as of `specq.engines.even_chains`; saved_s as of `plan`
+    firsts, reach_prob  as in `choose_nodes`; each session's nodes are one chain.
+    room         rows that may be added.
+    even_chains  as of `specq.engines.even_chains`.
+    saved_s      as of `plan`.
     """
     num_sessions = len(firsts) - 1
     depths = places_in_runs(np.diff(firsts))

@@ -1,15 +1,12 @@
-"""Which sessions share the next forward pass, with how many tokens and which nodes of each.
+"""Plan the next forward pass: its sessions, with the tokens and nodes of each.
 
-Every decoding session takes part with at least its plain row (rule 5: never slower than no speculation). Prefills are
-    chunked to the
-room that is left, and beside decoding sessions to the time that these can spare
-    (`specq.verifier.control.prefill_limit`). Which draft
-nodes are added, `specq.verifier.step.node_choice` says.
+Every decoding session has at least its plain row (rule 5: never slower than no speculation). Prefills are split into
+chunks that fit the room that is left. Beside decoding sessions, chunks also fit the time that these can spare
+(`specq.verifier.control.prefill_limit`). `specq.verifier.step.node_choice` chooses the draft nodes.
 
-Pure: sessions in, a plan out.
+`plan` is pure: sessions in, a plan out.
 
-Plans the steps of a verifier: opens the sessions whose turn it is, and chooses what of each the next step
-computes.
+`StepPlanner` plans the steps of a verifier. It opens the sessions whose turn it is, and plans the next step of each.
 """
 
 from __future__ import annotations
@@ -45,8 +42,10 @@ from specq.verifier.trees import NONE
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the next step does for each session that takes part, in order of precedence; goodput: expected tokens a
-    second."""
+    """The next step's work for each session that takes part, in order of precedence.
+
+    goodput  expected tokens a second.
+    """
 
     shares: Shares
     num_rows: int
@@ -68,14 +67,16 @@ def plan(
 ) -> StepPlan:
     """Plan the next step.
 
-    `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take;
-    `max_chain` and `even_chains` are the engine's. All sessions are in the same draft trees. `before`: the newest step
-        in flight, if there is one, which feeds the
-    sessions whose last token is not known yet: all of their committed tokens have KV, or will have it then. `drafted`:
-        for what the handles on the
-    trees stand, if there are any. `prefill`: what limits the rows of prompts beside sessions that decode. `saved_s`:
-        seconds that a step without
-    nodes takes less than the curve says, since the next is launched early.
+    sessions   in order of precedence; all are in the same draft trees.
+    max_rows   most rows of a step.
+    free_slots  most KV slots that the step may take.
+    max_chain, even_chains  as of the engine.
+    before     the newest step in flight, if any. It supplies the last token of sessions whose last token is unknown.
+               All committed tokens of such sessions have KV, or will have it then.
+    drafted    the tokens behind the handles on the trees, if any.
+    prefill    limits the rows of prompts beside decoding sessions.
+    saved_s    seconds that a step without nodes saves, compared with the curve. It saves them because the next step is
+               launched early.
     """
     room = min(max_rows, free_slots)
     if not sessions or room < 1:
@@ -84,7 +85,7 @@ def plan(
     num_rows = chunks.num_tokens
     decoding = chunks.decoding()
     num_rows += _fit_scratch(decoding, room - num_rows)
-    # Of a session that will be fed it is not known what nodes follow.
+    # If a session's last token comes from the step in flight, the nodes after it are not known.
     most = _most_nodes(num_rows, room - num_rows, curve) if before is None else 0
     chosen = choose_nodes(decoding, num_rows, most, curve, max_chain, saved_s, even_chains)
     num_rows += len(chosen.nodes)
@@ -93,8 +94,10 @@ def plan(
 
 
 def _most_nodes(num_rows: int, room: int, curve: StepCurve) -> int:
-    """Return how many nodes a step of so many other rows may have so that it is not silent for too long
-    (`prefill_limit`)."""
+    """Return how many nodes a step with `num_rows` other rows may have.
+
+    The limit keeps the step from being silent for too long (`prefill_limit`).
+    """
     longest = longest_s(curve(num_rows))
     if room <= 0 or curve(num_rows + room, room) <= longest:
         return room
@@ -102,8 +105,12 @@ def _most_nodes(num_rows: int, room: int, curve: StepCurve) -> int:
 
 
 class _Chunks(NamedTuple):
-    """Sessions, their places, and how many committed tokens, at least one, the step computes of each and in all;
-    is_judged: whether these are all."""
+    """Sessions, their places, and the committed tokens that the step computes.
+
+    Each session has at least one such token.
+
+    is_judged  whether these tokens are all that the session has.
+    """
 
     sessions: list[Session]
     places: IntpArray
@@ -113,14 +120,14 @@ class _Chunks(NamedTuple):
     num_tokens: int
 
     def decoding(self) -> list[Session]:
-        """Return the sessions whose step gives a token."""
+        """Return the sessions that get a token in this step."""
         if np.count_nonzero(self.is_judged) == len(self.sessions):
             return self.sessions
         return [self.sessions[i] for i in self.is_judged.nonzero()[0].tolist()]
 
 
 class _Limits(NamedTuple):
-    """What bounds the rows of a step: `room` is `max_rows`, or less where KV slots run short."""
+    """The limits of a step's rows: `room` is `max_rows`, or less if KV slots are short."""
 
     max_rows: int
     room: int
@@ -129,8 +136,10 @@ class _Limits(NamedTuple):
 
 
 def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _Chunks:
-    """Return what the step computes of each session, as far as there is room; is_fed: where no token is known, one will
-    be."""
+    """Return how many tokens the step computes of each session, as far as there is room.
+
+    is_fed  whether the step in flight supplies a token where no token is known.
+    """
     trees, chosen = sessions[0].trees, list(sessions)
     places = np.array([session.place for session in chosen], np.intp)
     starts = trees.kv_len[places]
@@ -150,8 +159,10 @@ def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _C
 def _beside_decoding(
     sessions: list[Session], starts: Int32Array, pending: IntpArray, limits: _Limits, *, is_late: bool
 ) -> IntpArray:
-    """Return how many tokens of each session the step may compute: of prompts only so many as the step may take, and as
-    sessions that decode can spare time for."""
+    """Return how many tokens of each session the step may compute.
+
+    The step limits the rows of prompts, and so does the time that decoding sessions can spare.
+    """
     is_prompt = pending > 1
     num_decoding = len(pending) - int(np.count_nonzero(is_prompt))
     if num_decoding == len(pending):
@@ -168,7 +179,7 @@ def _beside_decoding(
 
 
 def _fit_scratch(sessions: Sequence[Session], room: int) -> int:
-    """Leave out the scratch rows for which there is no room; return how many are left."""
+    """Remove the scratch rows that do not fit; return the number that is left."""
     if not sessions or not np.count_nonzero(sessions[0].trees.num_scratch):
         return 0
     taken = 0
@@ -182,14 +193,14 @@ def _fit_scratch(sessions: Sequence[Session], room: int) -> int:
 
 
 def _below(rows: ScratchRows, num_nodes: int) -> ScratchRows:
-    """Return scratch rows as they stand behind this many nodes; their parents are -1 or earlier ones of them."""
+    """Return scratch rows placed behind this number of nodes; their parents are -1 or earlier scratch rows."""
     if not (rows.num_rows and num_nodes):
         return rows
     return replace(rows, parents=np.where(rows.parents < 0, -1, rows.parents + num_nodes).astype(np.int32))
 
 
 def _shares(chunks: _Chunks, chosen: Chosen, before: Shares | None, drafted: DeviceTokens | None) -> Shares:
-    """Return the parts of all sessions; `chosen` are nodes of the decoding ones."""
+    """Return the parts of all sessions; `chosen` has nodes of the decoding sessions."""
     sessions, places, starts, sizes, is_judged, _ = chunks
     trees, num_nodes = sessions[0].trees, np.zeros(len(sessions), np.intp)
     token_ids, parents, scores = _tokens_of(chunks), NO_TOKENS, NO_SCORES
@@ -235,8 +246,10 @@ def _fed_by(chunks: _Chunks, before: Shares) -> Int32Array | None:
 
 
 def _tokens_of(chunks: _Chunks) -> Int32Array:
-    """Return i32[sum of sizes]: the committed tokens that the step computes; of a session that will be fed, the last
-    one."""
+    """Return i32[sum of sizes]: the committed tokens that the step computes.
+
+    A session whose token comes from the step in flight has its last known token here.
+    """
     sessions, places, starts, sizes, is_judged, num_tokens = chunks
     trees = sessions[0].trees
     if num_tokens == len(sessions) == np.count_nonzero(is_judged):
@@ -247,11 +260,11 @@ def _tokens_of(chunks: _Chunks) -> Int32Array:
 
 
 def _interleaved(token_ids: Int32Array, sizes: IntpArray, of_nodes: Int32Array, num_nodes: IntpArray) -> Int32Array:
-    """Return the tokens of each session and then those of its nodes."""
+    """Return the tokens of each session, followed by the tokens of its nodes."""
     found = np.empty(len(token_ids) + len(of_nodes), np.int32)
     at = ends_of(sizes).repeat(num_nodes) + np.arange(
         len(of_nodes)
-    )  # behind the session's tokens, and all nodes before
+    )  # behind the session's tokens and all earlier nodes
     is_token = np.ones(len(found), np.bool_)
     is_token[at] = False
     found[at], found[is_token] = of_nodes, token_ids
@@ -259,7 +272,7 @@ def _interleaved(token_ids: Int32Array, sizes: IntpArray, of_nodes: Int32Array, 
 
 
 def _extras(chunks: _Chunks, num_nodes: IntpArray, nodes: Int32Array) -> dict[int, Extra]:
-    """Return what few sessions have: a history, scratch rows, draft distributions."""
+    """Return the parts that only few sessions have: a history, scratch rows, draft distributions."""
     trees, places = chunks.sessions[0].trees, chunks.places
     has_extras = trees.has_extras[places]
     if not np.count_nonzero(has_extras):
@@ -277,12 +290,13 @@ MAX_MIN_ACCEPT_PROB = 9999
 
 
 class StepPlanner:
-    """Plans steps of at most `max_sessions` sessions and `max_step_rows` rows; of one that computes prompts,
-    `max_prefill_rows` if these are more.
+    """Plans steps of at most `max_sessions` sessions and `max_step_rows` rows.
 
-    num_rows         rows of the step that was planned last
-    min_accept_prob  with which verifying a node that is here already just paid in it
-    priced           the same in thousandths, with what it takes to receive a node
+    A step that computes prompts has at most `max_prefill_rows` rows, if that is more.
+
+    num_rows         rows of the last planned step.
+    min_accept_prob  the acceptance probability from which verifying an arrived node just paid in that step.
+    priced           the same in thousandths, including the cost of receiving a node.
     """
 
     def __init__(
@@ -309,26 +323,32 @@ class StepPlanner:
 
     @property
     def asked(self) -> int:
-        """The minimum acceptance probability that drafters are told, as in `Verdict`: so much that they fall silent
-        where they bring nothing."""
+        """The minimum acceptance probability that `Verdict` sends to drafters.
+
+        If remote drafts bring no gain, it is the maximum, so that drafters send no drafts.
+        """
         return self.priced if self._control.allows_remote else MAX_MIN_ACCEPT_PROB
 
     def admit(self, running: Sequence[Session], before: InFlightStep | None, faults: Faults) -> Sequence[Session]:
-        """Open those sessions whose turn it is and for which there is room; return those that are open."""
+        """Open the sessions whose turn it is and for which there is room.
+
+        Returns the open sessions.
+        """
         prefilling = None if before is None else before.prefilling()
         return admit(running, self.max_sessions, self._sessions.values(), self._engine, faults, prefilling)
 
     def plan(self, before: InFlightStep | None, faults: Faults) -> Shares:
-        """Return the shares of those sessions that can be planned together, behind the newest step in flight if there
-        is one."""
+        """Return the shares of the sessions that can be planned together, behind `before`."""
         self._sessions.drafted()
         opened = self.admit(self._sessions.running(), before, faults)
         planned = in_halves(opened, partial(self._plan, before), faults, "planned")
         return planned[0][1] if planned else NO_SHARES
 
     def _plan(self, before: InFlightStep | None, sessions: Sequence[Session]) -> Shares:
-        """Plan a step of these sessions. What waiting for drafts has taken counts among the round's time, so that nodes
-        seem the cheaper."""
+        """Plan a step of the given sessions.
+
+        Waiting for drafts counts as a part of the round's time. So nodes seem cheaper.
+        """
         curve = self._control.curve
         planned = plan(
             sessions,

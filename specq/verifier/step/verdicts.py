@@ -1,4 +1,4 @@
-"""What a verifier reports: the verdicts of a step, tokens that are sent again, and that a session failed."""
+"""The messages of a verifier: a step's verdicts, repeated tokens, and failed sessions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from specq.verifier.sessions.session import Session
 from specq.verifier.step.commit import NO_FLAGS, Round, Rounds
 from specq.verifier.trees import MAX_LANES
 
-MANY = 4  # verdicts from which on one message of arrays is cheaper than so many of their own
+MANY = 4  # number of verdicts from which one message of arrays is cheaper than separate messages
 MOST_US = 2**31 - 1
 LANE_NUMBERS = np.arange(MAX_LANES)
 
 
 class Reports(Sequence[Message]):
-    """What is said of a step: a message for each session; `packed` has as few messages as there may be."""
+    """The messages about a step, one for each session; `packed` returns as few messages as possible."""
 
     def __init__(
         self, verdicts: Verdicts | None, messages: Sequence[Message], activations: Sequence[Activations] = ()
@@ -40,7 +40,7 @@ class Reports(Sequence[Message]):
         self._verdicts, self._messages, self._activations = verdicts, messages, activations
 
     def packed(self) -> list[Message]:
-        """Return what is sent."""
+        """Return the messages to send."""
         return [*self._activations, *([self._verdicts] if self._verdicts is not None else ()), *self._messages]
 
     def and_of(self, messages: Sequence[Message]) -> Reports:
@@ -48,12 +48,12 @@ class Reports(Sequence[Message]):
         return Reports(self._verdicts, [*self._messages, *messages], self._activations) if messages else self
 
     def behind(self, activations: Sequence[Activations]) -> Reports:
-        """Return the same behind hidden states: who reads them has them when it learns of the tokens."""
+        """Return the same behind hidden states, so that a reader has these states before the tokens."""
         return Reports(self._verdicts, self._messages, activations) if activations else self
 
     @property
     def session_ids(self) -> list[int]:
-        """The sessions that it speaks of."""
+        """The sessions that the messages concern."""
         own: list[int] = [] if self._verdicts is None else self._verdicts.session_ids.tolist()
         others = (*self._activations, *self._messages)
         return own + [getattr(message, "session_id", -1) for message in others]
@@ -80,7 +80,7 @@ NO_REPORTS = Reports(None, ())
 
 
 def verdicts_of(rounds: Rounds, min_accept_prob: int, step_us: int, started: float, faults: Faults) -> Reports:
-    """Return the verdicts of a step's rounds; `faults` gets the sessions for which that raises."""
+    """Return the verdicts of a step's rounds; sessions whose verdict raises are added to `faults`."""
     if not len(rounds):
         return NO_REPORTS
     together, alone = None, _alone(rounds)
@@ -96,7 +96,7 @@ def verdicts_of(rounds: Rounds, min_accept_prob: int, step_us: int, started: flo
 
 
 def _alone(rounds: Rounds) -> Sequence[int]:
-    """Return the places of the rounds that have a verdict of their own."""
+    """Return the places of the rounds that need a separate verdict."""
     if len(rounds) < MANY:
         return range(len(rounds))
     trees, places = rounds.sessions[0].trees, rounds.places
@@ -131,7 +131,10 @@ def _verdicts(rounds: Rounds, min_accept_prob: int, step_us: int, started: float
 
 
 def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdict:
-    """Return the verdict of a round; `us`: the step's time and the longest wait of a node, as in `Verdict`."""
+    """Return the verdict of a round.
+
+    us  the step's time and the longest wait of a node, as in `Verdict`.
+    """
     if not len(done.nodes):
         return _verdict(done.session, done.base_len, done.token_ids, min_accept_prob, us=us)
     return _verdict(
@@ -149,7 +152,7 @@ def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdic
 
 
 def verdict_again(session: Session, base_len: int, min_accept_prob: int) -> Verdict:
-    """Return one verdict with all that was committed from `base_len` on; it names no nodes."""
+    """Return one verdict with all tokens committed from `base_len` on; it names no nodes."""
     origins = np.array(session.origins[base_len - session.opened_len :], np.uint8)
     return _verdict(
         session, base_len, np.array(session.token_ids[base_len:], np.int32), min_accept_prob, origins=origins
@@ -157,7 +160,7 @@ def verdict_again(session: Session, base_len: int, min_accept_prob: int) -> Verd
 
 
 def _verdict(session: Session, base_len: int, token_ids: Int32Array, min_accept_prob: int, **of_round: Any) -> Verdict:
-    """Return a verdict with what any verdict on a session carries; the session has committed the tokens already."""
+    """Return a verdict with the common fields; the session has committed the tokens already."""
     return Verdict(
         session_id=session.session_id,
         epoch=session.epoch,
@@ -174,12 +177,14 @@ def _verdict(session: Session, base_len: int, token_ids: Int32Array, min_accept_
 
 
 def _has_one_remote_lane(session: Session) -> bool:
-    """Return whether all nodes are of the only drafter, which need not be said then; the verifier's own lanes are named
-    always."""
+    """Return whether all nodes belong to one drafter, so that its lane can be left out.
+
+    The verifier's own lanes are always named.
+    """
     seen = session.trees.seen(session.place)
     return len(seen) == 2 and seen[0] < LEAST_OWN_LANE
 
 
 def failure(session: Session | Open, fault: Fault) -> SessionFailed:
-    """Return the message that a session cannot go on, or cannot be opened."""
+    """Return the message that a session cannot continue, or cannot be opened."""
     return SessionFailed(session_id=session.session_id, epoch=session.epoch, reason=fault.reason, retry=fault.retry)

@@ -1,10 +1,10 @@
 """The draft trees of all sessions of a verifier.
 
-draft_trees     sessions, lanes and nodes, and what is done with them; what other modules use
-arrays          the columns
-compiled        the operations in C (kernels/); reference: the same in plain Python, of which graft, choice, select and
-                commit explain
-one kind of operation each
+draft_trees  sessions, lanes and nodes, and the operations on them; the interface for other modules.
+arrays       the columns.
+compiled     the operations in C (kernels/).
+reference    the operations in plain Python; reference_graft, reference_choice and reference_commit explain one kind
+             each.
 """
 
 from specq.verifier.trees.arrays import MAX_END_IDS, MAX_LANES, MAX_LIVE_NODES, MAX_TABLE_SIZE, NONE

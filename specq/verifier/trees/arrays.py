@@ -1,8 +1,9 @@
-"""The columns of the draft trees: NumPy arrays that grow by doubling, seen by Python as memoryviews and by C as one
-struct.
+"""The columns of the draft trees: NumPy arrays that grow by doubling.
 
-To add a column: name it in one of the tables and, at the same place, in `Trees` of kernels/trees.h; in `STATES` alone
-if C needs it not.
+Python sees them as memoryviews, and C sees them as one struct.
+
+To add a column, name it in a table, and at the same place in `Trees` of kernels/trees.h. If C does not need it, name it
+in `STATES` only.
 """
 
 from __future__ import annotations
@@ -16,33 +17,33 @@ import numpy.typing as npt
 
 from specq.verification import NUM_BINS, ROW
 
-MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
+MAX_LIVE_NODES = 512  # of one session; further nodes are dropped
 MAX_LANES = 8  # of a session
 MAX_TABLE_SIZE = 4096  # ids in a lane's node table; a power of two
-MAX_END_IDS = 8  # of a session that ends by the arrays alone
-WINDOW = 1024  # the newest committed tokens, with which late drafts are aligned; a power of two
+MAX_END_IDS = 8  # of a session whose end follows from the arrays alone
+WINDOW = 1024  # number of newest committed tokens for aligning late drafts; a power of two
 
-FIRST_OWN_LANE, NUM_OWN_LANES = 240, 16  # those that sources of the verifier may have
+FIRST_OWN_LANE, NUM_OWN_LANES = 240, 16  # for the sources of the verifier
 
 NONE = -1
-CUT = -1  # in a node table: a node that is no more; below: the length that a committed node ends, as COMMITTED - length
+CUT = -1  # in a node table: CUT is a removed node; a lower value is COMMITTED - the length that a committed node ends
 COMMITTED = -2
 
 COUNTS = "drafted", "stale", "orphans", "hits", "misses", "drafted_rounds", "leaves", "depths", "min_accept_probs"
 
-# Of nodes. `mark` is scratch; `free_nodes` a stack of the places without a node.
+# Of nodes. `mark` is scratch. `free_nodes` is a stack of the places without a node.
 NODES: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "token": ("i4", ()),
     "parent": ("i4", ()),  # NONE: a child of the committed context
     "first_child": ("i4", ()),
-    "next_sibling": ("i4", ()),  # siblings in the order in which they came
-    "position": ("i4", ()),  # the one that its token would take
-    "node_session": ("i4", ()),  # NONE: no node is here
+    "next_sibling": ("i4", ()),  # siblings in order of arrival
+    "position": ("i4", ()),  # the position that its token would take
+    "node_session": ("i4", ()),  # NONE: no node at this place
     "node_lane": ("i4", ()),
     "node_id": ("i4", ()),
-    "first_ref": ("i4", ()),  # the first place of the node tables that names this node
-    "group": ("i4", ()),  # the draft distribution that it was drawn from; NONE: a point mass
-    "rank": ("i4", ()),  # its place in the order of its sibling group's draws
+    "first_ref": ("i4", ()),  # the first place in the node tables that names this node
+    "group": ("i4", ()),  # the draft distribution from which it was drawn; NONE: a point mass
+    "rank": ("i4", ()),  # its place in the order of draws in its sibling group
     "depends_on": ("i4", ()),
     "mark": ("i4", ()),
     "free_nodes": ("i4", ()),
@@ -53,21 +54,21 @@ NODES: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "reach_prob": ("f8", ()),  # cumulative acceptance probability
 }
 SESSIONS: Mapping[str, tuple[str, tuple[int, ...]]] = {
-    "length": ("i4", ()),  # committed tokens; NONE: no session is here
+    "length": ("i4", ()),  # committed tokens; NONE: no session at this place
     "num_live": ("i4", ()),
     "first_root": ("i4", ()),
     "num_lanes": ("i4", ()),
-    "session_lanes": ("i4", (MAX_LANES,)),  # in the order in which they came
-    "drafted_at": ("i4", ()),  # the newest position that a draft spoke of
-    "beats_waited": ("i4", ()),  # heartbeats since the last draft in which the session waited for one
+    "session_lanes": ("i4", (MAX_LANES,)),  # in order of arrival
+    "drafted_at": ("i4", ()),  # the newest position that a draft named
+    "beats_waited": ("i4", ()),  # heartbeats, since the last draft, in which the session waited for one
     "recent": ("i4", (WINDOW,)),  # the token at position i is at i % WINDOW
     "takes_distributions": ("u1", ()),
     "counts": ("i8", (len(COUNTS),)),
     "verified_at": ("i4", (MAX_LIVE_NODES, 2)),  # by depth: verified and accepted nodes
-    "num_declined": ("i4", (NUM_OWN_LANES,)),  # by own lane: drafts without a likely node since one of them was tried
+    "num_declined": ("i4", (NUM_OWN_LANES,)),  # by own lane: drafts without a likely node since the last trial of one
     "free_sessions": ("i4", ()),
 }
-# What else a step reads of each session, which kernels/ does not know; set by `specq.verifier.sessions.session`.
+# Further states of sessions, which kernels/ does not use. `specq.verifier.sessions.session` sets them.
 STATES: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
     "session_id": ("i8", ()),
     "epoch": ("i8", ()),
@@ -75,37 +76,37 @@ STATES: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
     "limit": ("i4", ()),
     "journaled": ("i4", ()),
     "last_token": ("i4", ()),
-    "end_ids": ("i4", (MAX_END_IDS,)),  # tokens that end the text; NONE in the other places
+    "end_ids": ("i4", (MAX_END_IDS,)),  # tokens that end the text; other places are NONE
     "num_scratch": ("i4", ()),
-    "longest_chain": ("i4", ()),  # nodes of the longest chain that its job takes; 0: it takes no chains
+    "longest_chain": ("i4", ()),  # nodes of the longest chain that its job accepts; 0: no chains
     "has_extras": ("u1", ()),  # its steps may need a history, scratch rows or draft distributions
     "is_open": ("u1", ()),  # in the engine
     "has_ended": ("u1", ()),
-    "ends_by_text": ("u1", ()),  # where it ends is found by `Session.up_to_end`, one by one
-    "explains": ("u1", ()),  # its verdicts say what was verified
+    "ends_by_text": ("u1", ()),  # `Session.up_to_end` finds the end, for one session at a time
+    "explains": ("u1", ()),  # its verdicts report what was verified
     "mode": ("u1", ()),  # its place among MODES
     "cached_at": (
         "i4",
         (),
-    ),  # the base length of its first verdict, if that says how much of the prompt had KV; else NONE
+    ),  # the base length of its first verdict, if that verdict reports the cached part of the prompt; else NONE
     "traits": ("u1", ()),
-    "needs_history": ("u1", ()),  # what its next token may be depends on the last one, as the host knows it
+    "needs_history": ("u1", ()),  # its next token may depend on the last one, as the host knows it
     "sampling": (ROW, ()),
 }
 LANES: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "lane_id": ("i4", ()),
     "newest_id": ("i8", ()),  # the newest node id that arrived
-    "first_after_loss": ("i8", ()),  # the first node id after those that were last lost, or dropped, on their way
+    "first_after_loss": ("i8", ()),  # the first node id after the last lost or dropped ids
     "num_refs": ("i4", ()),  # ids in the table that name a live node
     "table_ids": ("i4", (MAX_TABLE_SIZE,)),  # node id i is at i % MAX_TABLE_SIZE
     "table_nodes": ("i4", (MAX_TABLE_SIZE,)),  # its node, CUT, or COMMITTED - length
-    "table_next": ("i4", (MAX_TABLE_SIZE,)),  # the next place, in all tables, that names the same live node
+    "table_next": ("i4", (MAX_TABLE_SIZE,)),  # the next place, in all tables, with the same live node
     "trials": ("f8", (NUM_BINS,)),
     "accepted": ("f8", (NUM_BINS,)),
     "free_lanes": ("i4", ()),
 }
 GROUPS: Mapping[str, tuple[str, tuple[int, ...]]] = {
-    "group_size": ("i4", ()),  # live nodes that were drawn from it
+    "group_size": ("i4", ()),  # live nodes drawn from it
     "free_groups": ("i4", ()),
 }
 ALONE: Mapping[str, tuple[str, tuple[int, ...]]] = {
@@ -130,9 +131,9 @@ class _Struct(ctypes.Structure):
 class Arrays:
     """All columns; each name of the tables above is an attribute.
 
-    room, num_free  i64[4]: how many nodes, sessions, lanes and groups there is room for, and how many places are free
-    views           the same columns as memoryviews, whose elements are numbers of Python
-    struct          the same for C
+    room, num_free  i64[4]: the room for nodes, sessions, lanes and groups, and the number of free places.
+    views           the same columns as memoryviews, whose elements are Python numbers.
+    struct          the same columns for C.
     """
 
     def __init__(self) -> None:
@@ -184,14 +185,14 @@ class Arrays:
             self.length[before:] = NONE
 
     def take(self, kind: str) -> int:
-        """Return a free place of a kind, which is taken now."""
+        """Take a free place of a kind and return it."""
         self.make_room(kind, 1)
         which = WHICH[kind]
         self.num_free[which] -= 1
         return int(getattr(self, STACKS[kind])[self.num_free[which]])
 
     def give(self, kind: str, place: int) -> None:
-        """Give a place back."""
+        """Free a place of a kind."""
         which = WHICH[kind]
         getattr(self, STACKS[kind])[self.num_free[which]] = place
         self.num_free[which] += 1

@@ -1,6 +1,6 @@
-"""The operations on the draft trees in C: kernels/trees.c, each one call for all sessions.
+"""The operations on the draft trees in C: kernels/trees.c, one call for all sessions.
 
-What goes in and comes out is copied through buffers whose addresses are known.
+Inputs and outputs are copied through buffers with known addresses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def kernels() -> ctypes.CDLL | None:
 
 
 def with_signatures(found: ctypes.CDLL) -> ctypes.CDLL:
-    """Say what the functions of a library take."""
+    """Declare the argument types of a library's functions."""
     pointer, number = ctypes.c_void_p, ctypes.c_long
     found.trees_graft.argtypes = [pointer, number, number, *[pointer] * 6]
     found.trees_graft.restype = number

@@ -1,10 +1,10 @@
-"""The draft trees of all sessions of a verifier, as one structure of arrays: no step loops over nodes in Python.
+"""The draft trees of all sessions, as one structure of arrays: no loops over nodes in Python.
 
-A drafter numbers its nodes; later nodes name their parents by these ids. The node table of its lane resolves an id to a
-live node or, once the node is part of the transcript, to a committed length. Places of nodes, sessions, lanes and
-groups that are free again are used again: whoever keeps the number of a node keeps it for one step at most.
+A drafter numbers its nodes. Later nodes name their parents by these ids. The node table of the drafter's lane resolves
+an id. The result is a live node, or a committed length once the transcript has the node. Free places of nodes,
+sessions, lanes and groups are reused. So a node's number is valid for one step at most.
 
-Each operation is there twice: in C (kernels/) and in plain Python (the modules `reference_*`), which explains it.
+Each operation exists twice: in C (kernels/) and in plain Python (the modules `reference_*`), which explains it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ from specq.verifier.trees.reference import ReferenceTrees
 from specq.verifier.trees.reference_choice import calibration_of
 from specq.verifier.trees.reference_graft import HEAD
 
-NEXT_IDS = -1  # as the first id of a draft: those that come next in the lane
+NEXT_IDS = -1  # as the first id of a draft: the next ids of the lane
 NO_LIMIT = 2**31 - 1
 
 
 class Operations(Protocol):
-    """What is done with nodes. Nodes of several sessions stand one session after the other; `firsts` i64[sessions + 1]
-    says where each session's begin."""
+    """The operations on nodes.
+
+    Nodes of several sessions are stored one session after the other. `firsts` i64[sessions + 1] has the begin of each
+    session's nodes.
+    """
 
     def graft(
         self,
@@ -55,23 +58,28 @@ class Operations(Protocol):
         ...
 
     def candidates(self, sessions: npt.ArrayLike, ends: npt.ArrayLike, floor: float) -> tuple[Int64Array, Int32Array]:
-        """Return (firsts, nodes): those with a cumulative acceptance probability of at least `floor` and a position
-        before the session's `end`. Set `reach_prob` and `depends_on`.
+        """Return (firsts, nodes): the nodes that may be verified. Set `reach_prob` and `depends_on`.
 
-        Parents come before children, siblings in the order of judgement, and none is likelier than its parent, and no
-        sampled node likelier than its earlier sibling. So what a node depends on is returned with it, unless that is
-        too unlikely.
+        Their cumulative acceptance probability is at least `floor`. Their position is before the session's `end`.
+
+        Parents come before children, and siblings in the order of judgement. A node is at most as likely as its parent.
+        A sampled node is at most as likely as its earlier sibling. So the node on which another depends is returned
+        too, unless it is too unlikely.
         """
         ...
 
     def best_chains(self, firsts: Int64Array, nodes: Int32Array, most: int) -> tuple[Int64Array, Int32Array]:
-        """Return (firsts, nodes): of each session's candidates the chain of at most `most` nodes that promises most;
-        see `reference_choice.best_chain`."""
+        """Return (firsts, nodes): the most promising chain of each session's candidates, with at most `most` nodes.
+
+        See `reference_choice.best_chain`.
+        """
         ...
 
     def flatten(self, firsts: Int64Array, nodes: Int32Array) -> tuple[Int32Array, Int32Array, Float32Array]:
-        """Return the tokens, the parents as places among the session's nodes, and the scores of nodes, parents before
-        children."""
+        """Return the tokens, parents and scores of nodes, parents before children.
+
+        A parent is its place among the session's nodes.
+        """
         ...
 
     def select(
@@ -87,14 +95,16 @@ class Operations(Protocol):
         rarity: int,
         least: float,
     ) -> tuple[Int32Array, Int32Array, Int32Array, Float32Array]:
-        """Return (sizes, token_ids, parents, scores): what is to be hung of drafts in one lane, one for each session;
-        see `reference_choice`.
+        """Return (sizes, token_ids, parents, scores): the nodes to graft from one lane's drafts.
 
-        sizes i32[sessions]: nodes of each draft, at most MAX_LIVE_NODES; token_ids, parents, scores [nodes]: parents
-        come before children and
-                      are places in the draft
-        enough        [sessions]: how many accepted tokens the nodes of each must promise
-        rarity        of so many drafts without a node as likely as the `least` one is tried
+        Each session has one draft.
+
+        sizes      i32[sessions]: nodes of each draft, at most MAX_LIVE_NODES.
+        token_ids, parents, scores  [nodes]; parents are places in the draft and come before children.
+        enough     [sessions]: the number of accepted tokens that the nodes of each draft must promise.
+        rarity     one of this many drafts without a node as likely as `least` is tried.
+
+        See `reference_choice`.
         """
         ...
 
@@ -106,15 +116,19 @@ class Operations(Protocol):
         is_accepted: UInt8Array,
         min_accept_prob: int,
     ) -> None:
-        """Count rounds before their commit, given the verified nodes, so many of each; lanes of sampled drafts learn
-        here, others in `commit`."""
+        """Count rounds before their commit, given the verified nodes and the number of each session.
+
+        Lanes of sampled drafts learn here, others in `commit`.
+        """
         ...
 
     def commit(
         self, sessions: npt.ArrayLike, sizes: npt.ArrayLike, token_ids: Int32Array, num_verified: npt.ArrayLike
     ) -> None:
-        """Append tokens to transcripts, so many to each; the branches that agree with them live on, everything else is
-        cut."""
+        """Append tokens to transcripts; cut every branch that does not agree with them.
+
+        sizes  the number of tokens of each session.
+        """
         ...
 
     def live(self, session: int) -> list[int]:
@@ -122,20 +136,23 @@ class Operations(Protocol):
         ...
 
     def forget(self, session: int) -> None:
-        """Drop all that was drafted for a session, and what is known of its drafters; that costs speed only."""
+        """Drop all drafts of a session and the state of its drafters. This only costs speed."""
         ...
 
 
 class Grafted(NamedTuple):
-    """What became of drafts: i64[drafts], the id of the first node of each, and how many nodes became live."""
+    """The result of grafting, i64[drafts]: each draft's first node id, and its number of live nodes."""
 
     first_ids: Int64Array
     num_added: Int64Array
 
 
 class Lane(NamedTuple):
-    """One drafter of a session: the newest node id that arrived, the first after those that were last lost, or dropped,
-    on their way, and how often the target accepted what it predicted."""
+    """One drafter of a session.
+
+    It has the newest node id, and the first id after the last lost or dropped ids. It also counts how often the target
+    accepted its predictions.
+    """
 
     seen: int
     first_after_loss: int
@@ -143,14 +160,17 @@ class Lane(NamedTuple):
 
 
 class DraftTrees(Arrays):
-    """`is_compiled`: False for the reference. `operations` take the places that `open` gave as sessions."""
+    """The draft trees of all sessions; `is_compiled` is False for the reference.
+
+    The sessions in `operations` are the places that `open` returned.
+    """
 
     def __init__(self, *, is_compiled: bool = True) -> None:
         super().__init__()
         library = kernels() if is_compiled else None
         self.operations: Operations = ReferenceTrees(self) if library is None else CompiledTrees(self, library)
         self.distributions: dict[int, DraftDistribution] = {}  # by group
-        self._closed_counts = np.zeros(len(COUNTS), np.int64)  # of sessions that are closed
+        self._closed_counts = np.zeros(len(COUNTS), np.int64)  # of closed sessions
         self._closed_verified_at = np.zeros((MAX_LIVE_NODES, 2), np.int64)
         self.sampled_calibration = Calibration(self.views.sampled_trials, self.views.sampled_accepted)
 
@@ -169,7 +189,7 @@ class DraftTrees(Arrays):
         return session
 
     def close(self, session: int) -> None:
-        """Forget a session; its place is free."""
+        """Remove a session and free its place."""
         self._closed_counts += self.counts[session]
         self._closed_verified_at += self.verified_at[session]
         self.operations.forget(session)
@@ -181,7 +201,7 @@ class DraftTrees(Arrays):
         return self.lanes(session).get(lane_id)
 
     def lanes(self, session: int) -> dict[int, Lane]:
-        """Return the lanes of a session by their ids, in the order in which they came."""
+        """Return the lanes of a session by their ids, in order of arrival."""
         t = self.views
         places = [t.session_lanes[session, k] for k in range(t.num_lanes[session])]
         return {
@@ -189,7 +209,7 @@ class DraftTrees(Arrays):
         }  # fmt: skip
 
     def seen(self, session: int) -> tuple[int, ...]:
-        """Return (lane, newest node id seen, lane, ...), as a verdict carries it."""
+        """Return (lane, newest node id seen, lane, ...), as in a verdict."""
         t, found = self.views, list[int]()
         if not t.num_lanes[session]:
             return ()
@@ -199,14 +219,17 @@ class DraftTrees(Arrays):
         return tuple(found)
 
     def stats(self, session: int) -> SessionStats:
-        """Return what was counted of a session."""
+        """Return the counts of a session."""
         counts = dict(zip(COUNTS, self.counts[session].tolist(), strict=True))
-        num_depths = int(np.count_nonzero(self.verified_at[session, :, 0]))  # a node is verified with those above it
+        num_depths = int(np.count_nonzero(self.verified_at[session, :, 0]))  # a verified node's ancestors are verified
         return SessionStats(**counts, positions=self.verified_at[session, :num_depths].tolist())
 
     def totals(self) -> tuple[dict[str, int], Int64Array]:
-        """Return what was counted of all sessions, also of those that are closed: sums by the names of `SessionStats`,
-        and i64[depths, 2], verified and accepted nodes by depth."""
+        """Return the counts of all sessions, including closed ones.
+
+        These are sums by the names of `SessionStats`. With them come verified and accepted nodes by depth, i64[depths,
+        2].
+        """
         is_open = self.length != NONE
         counts = self._closed_counts + self.counts[is_open].sum(0)
         verified_at = self._closed_verified_at + self.verified_at[is_open].sum(0)
@@ -215,8 +238,10 @@ class DraftTrees(Arrays):
     # --- drafts -------------------------------------------------------------------------------------------------------
 
     def hang_anew(self, session: int, nodes: Sequence[int], parents: Sequence[int]) -> None:
-        """Hang all nodes of a session below other ones of them than before, as deep as they were: parents, as places
-        among them, -1 for the context, come before their children."""
+        """Attach all nodes of a session to other parents among them, at the same depth.
+
+        parents  places among the nodes, before their children; -1 for the context.
+        """
         t, last = self.views, dict[int, int]()
         for node, place in zip(nodes, parents, strict=True):
             above = nodes[place] if place >= 0 else NONE
@@ -246,16 +271,18 @@ class DraftTrees(Arrays):
         rows: Int32Array | None = None,
         distributions: Sequence[DraftDistribution] = (),
     ) -> Grafted:
-        """Graft well-formed drafts, one after the other; those for places without a session have no effect.
+        """Graft well-formed drafts in order; drafts for places without a session have no effect.
 
-        sessions, lanes, base_lens, first_ids, sizes, arrived   [drafts], or one number for all of them: as in `Draft`,
-        and how many
-                    nodes each has. With NEXT_IDS as first id, parents are places in the draft, -1 for the context
-        token_ids, parent_ids, scores   [nodes], of one draft after the other
-        is_whole    [drafts]: a draft is dropped as a whole if not all of it fits, as one with distributions must be
-        is_measured [drafts]: scores of point masses are measured already, over all sessions; the lane's calibration is
-            not applied
-        rows        i32[nodes]: which of `distributions` a node was drawn from; -1, or without `rows`: a point mass
+        sessions, lanes, base_lens, first_ids, arrived  [drafts], or one number for all: as in `Draft`.
+        sizes        [drafts], or one number for all: the number of nodes. With NEXT_IDS as first id, parents are places
+                     in the draft, -1 for the context.
+        token_ids, parent_ids, scores  [nodes], one draft after the other.
+        is_whole     [drafts]: whether a draft is dropped as a whole if a part does not fit. This is required for a
+                     draft with distributions.
+        is_measured  [drafts]: whether the scores of point masses are already measured, over all sessions. Then the
+                     lane's calibration is not applied.
+        rows         i32[nodes]: the row in `distributions` from which a node was drawn. -1, or without `rows`: a point
+                     mass.
         """
         heads = np.empty((np.size(sizes), len(HEAD)), np.int64)
         columns = sessions, lanes, base_lens, first_ids, sizes, is_whole, is_measured, 0
@@ -282,7 +309,10 @@ class DraftTrees(Arrays):
         return groups
 
     def distributions_of(self, nodes: Int32Array) -> DraftDistributions | None:
-        """Return what the nodes of a tree were drawn from; None if all are point masses."""
+        """Return the distributions from which the nodes of a tree were drawn.
+
+        Returns None if all are point masses.
+        """
         groups = self.group[nodes].tolist()
         row_of = {group: row for row, group in enumerate(dict.fromkeys(group for group in groups if group != NONE))}
         if not row_of:
@@ -292,5 +322,5 @@ class DraftTrees(Arrays):
 
 
 def _groups_of(rows: Int32Array, groups: Sequence[int]) -> Int32Array:
-    """Return i32[nodes]: the group of each node, given which distribution it was drawn from."""
+    """Return i32[nodes]: the group of each node, given the row of its distribution."""
     return np.array([*groups, NONE], np.int32)[rows]

@@ -1,5 +1,7 @@
-"""The operations on the draft trees in plain Python: what runs where no C compiler is, and what the C kernels are
-tested against."""
+"""The operations on the draft trees in plain Python.
+
+They run without a C compiler. They are also the reference for tests of the C kernels.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,18 @@
-"""What may be verified, in plain Python: the reference of kernels/choose.h.
+"""The nodes that may be verified, in plain Python: the reference of kernels/choose.h.
 
-Siblings are judged in this order: sampled ones, as they were drawn, then point masses. A node is judged only if all
-before it were rejected; its acceptance probability accounts for that. So beside sampled siblings no node is likelier
-than those before it, and a cut by probability takes the last first. `probabilistic` is exact only if a sampled node is
-cut without looking at its own token (decision 0008): its probability is computed from the draft distribution and from
-what was drawn before, never from the drafter's score, and `depends_on` is the last node whose token the scheduler must
-know before it may count on this one.
+Siblings are judged in this order: sampled ones as drawn, then point masses. A node is judged only if all nodes before
+it were rejected. Its acceptance probability accounts for that. So a sampled sibling is at most as likely as the
+siblings before it. A cut by probability removes the last siblings first.
 
-What of drafted trees is hung onto those of sessions, in plain Python: the reference of kernels/select.h.
+`probabilistic` is exact only if a cut ignores a sampled node's own token (decision 0008). So the node's probability
+comes from the draft distribution and the earlier draws. It never comes from the drafter's score. `depends_on` is the
+last node whose token the scheduler must know first.
 
-Of a draft those nodes are kept that are likely enough to be accepted, with all above them, by what became of earlier
-ones of their lane; no node is likelier than its parent. Where no node is, the first is tried now and then, so that the
-lane learns. Nothing is kept that promises less than is enough.
+The module also selects the drafted nodes to graft: the reference of kernels/select.h.
+
+It keeps a draft's nodes that are likely enough, with all nodes above them. The estimate uses the results of earlier
+nodes of their lane. A node is at most as likely as its parent. Without such nodes, the first is tried now and then, so
+that the lane learns. If the kept nodes promise less than `enough`, none is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ UNTRIED = Calibration()
 
 
 class Likely(NamedTuple):
-    """Places of nodes, and how many accepted tokens they promise."""
+    """Places of nodes, and the number of accepted tokens that they promise."""
 
     kept: list[int]
     promise: float
@@ -43,7 +44,7 @@ def select(
     rarity: int,
     least: float,
 ) -> list[int]:
-    """Return the places of those nodes of a session's draft that are hung."""
+    """Return the places of the nodes of a session's draft to graft."""
     t, own = trees.views, (session, lane_id - FIRST_OWN_LANE)
     if not parents or session < 0 or t.length[session] == NONE:
         return []
@@ -57,7 +58,10 @@ def select(
 def likely(
     trees: Arrays, session: int, lane_id: int, parents: Sequence[int], scores: Sequence[float], least: float
 ) -> Likely:
-    """Return the nodes that are likely enough; where there is none, the promise is that of the first."""
+    """Return the nodes that are likely enough.
+
+    Without such nodes, the promise is that of the first node.
+    """
     calibration = _calibration(trees, session, lane_id)
     reliability, reach_probs = calibration.reliability(), list[float]()
     kept, promise = list[int](), 0.0
@@ -79,19 +83,23 @@ def _calibration(trees: Arrays, session: int, lane_id: int) -> Calibration:
 
 
 def candidates(trees: Arrays, session: int, end: int, floor: float) -> list[int]:
-    """Return a session's nodes with a cumulative acceptance probability of at least `floor` and a position before
-    `end`; set `reach_prob` and `depends_on`."""
+    """Return a session's nodes that may be verified; set `reach_prob` and `depends_on`.
+
+    These have a cumulative acceptance probability of at least `floor` and a position before `end`.
+    """
     t = trees.views
     found = offered(t, siblings_from(t, t.first_root[session]), 1.0, NONE, floor, end)
-    for node in found:  # which grows meanwhile
+    for node in found:  # the list grows meanwhile
         above = node if t.group[node] != NONE else t.depends_on[node]
         found += offered(t, siblings_from(t, t.first_child[node]), t.reach_prob[node], above, floor, end)
     return found
 
 
 def offered(t: Any, siblings: Sequence[int], reach_prob: float, above: int, floor: float, end: int) -> list[int]:
-    """Weigh siblings whose parent has this `reach_prob`; `above` is what the first depends on. Return those that may be
-    verified."""
+    """Weigh siblings whose parent has this `reach_prob`; return the siblings that may be verified.
+
+    above  the node on which the first sibling depends.
+    """
     nodes = weighed(t, siblings, reach_prob)
     for node in nodes:
         t.depends_on[node] = above
@@ -100,7 +108,10 @@ def offered(t: Any, siblings: Sequence[int], reach_prob: float, above: int, floo
 
 
 def weighed(t: Any, siblings: Sequence[int], reach_prob: float) -> list[int]:
-    """Set the `reach_prob` of siblings whose parent has this one; return them in the order of judgement."""
+    """Set the `reach_prob` of siblings whose parent has this one.
+
+    Returns them in the order of judgement.
+    """
     nodes = in_order(t, siblings)
     most = left = reach_prob
     for node in nodes:
@@ -117,8 +128,10 @@ def in_order(t: Any, siblings: Sequence[int]) -> list[int]:
 
 
 def probability(t: Any, node: int) -> float:
-    """Return the estimated acceptance of a node given its parent's: as its lane was calibrated, unless its score says
-    what was measured elsewhere."""
+    """Return the estimated acceptance of a node given its parent's.
+
+    The lane's calibration corrects it, unless the score was measured elsewhere.
+    """
     if t.is_measured[node] and t.group[node] == NONE:
         return Calibration().probability(t.score[node])
     return calibration_of(t, t.node_lane[node]).probability(t.score[node])
@@ -130,10 +143,10 @@ def calibration_of(t: Any, lane: int) -> Calibration:
 
 
 def best_chain(t: Any, nodes: Sequence[int], most: int) -> list[int]:
-    """Return the chain of at most `most` nodes that promises the most accepted tokens, for engines that take no trees.
+    """Return the chain of at most `most` nodes with the most promised tokens, for engines without trees.
 
-    Rule: which nodes are taken depends neither on their own tokens nor on what hangs from these. So of sampled siblings
-    only the first is eligible, and what a chain promises counts down to its first sampled node.
+    Rule: the choice of a node depends neither on its token nor on the nodes below. So only the first of sampled
+    siblings is eligible. A chain's promise counts down to its first sampled node.
 
     `nodes` are a session's candidates.
     """
@@ -156,8 +169,10 @@ def best_chain(t: Any, nodes: Sequence[int], most: int) -> list[int]:
 
 
 def parents_within(trees: Arrays, nodes: Sequence[int]) -> list[int]:
-    """Return the parents of a session's nodes as places among them, NONE at the context; they stand before their
-    children."""
+    """Return the parents of a session's nodes as places among them, NONE at the context.
+
+    Parents come before their children.
+    """
     t, found, index = trees.views, list[int](), {NONE: NONE}
     for i, node in enumerate(nodes):
         found.append(index[t.parent[node]])
@@ -169,6 +184,6 @@ def live(trees: Arrays, session: int) -> list[int]:
     """Return the live nodes of a session, parents first."""
     t = trees.views
     found = siblings_from(t, t.first_root[session])
-    for node in found:  # which grows meanwhile
+    for node in found:  # the list grows meanwhile
         found += siblings_from(t, t.first_child[node])
     return found

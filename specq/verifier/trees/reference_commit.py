@@ -1,8 +1,8 @@
-"""What a round does to the trees, in plain Python: the reference of kernels/trees.c.
+"""A round's effect on the trees, in plain Python: the reference of kernels/trees.c.
 
-Lanes of sampled drafts learn from the nodes that were judged; other lanes from every node whose parent is on the
-committed path, verified or not: it was accepted iff its token is the one that was committed there. So a node need not
-be verified for its lane to be calibrated.
+Lanes of sampled drafts learn from the judged nodes. Other lanes learn from every node whose parent is on the committed
+path, verified or not. Such a node counts as accepted if its token was committed there. So a node need not be verified
+for its lane to be calibrated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def count(
     is_accepted: UInt8Array,
     min_accept_prob: int,
 ) -> None:
-    """Count rounds before their commit; `is_accepted` says which of the verified nodes were."""
+    """Count rounds before their commit; `is_accepted` marks the accepted nodes among the verified ones."""
     t = trees.views
     for session, size, end in zip(sessions, sizes, accumulate(sizes), strict=True):
         t.counts[session, HITS if t.num_live[session] else MISSES] += 1
@@ -54,8 +54,10 @@ def _count_tree(t: Any, session: int, verified: list[int], accepted: list[int]) 
 
 
 def _learn(t: Any, verified: list[int], accepted: list[int]) -> None:
-    """Learn from the nodes that were judged: those whose parent was accepted, up to the accepted among their
-    siblings."""
+    """Learn from the judged nodes.
+
+    Their parent was accepted, and no sibling before them was.
+    """
     at = NONE
     for node, was_accepted in zip(verified, accepted, strict=True):
         if t.parent[node] != at:
@@ -70,7 +72,7 @@ def _learn(t: Any, verified: list[int], accepted: list[int]) -> None:
 def commit(
     trees: Arrays, sessions: Sequence[int], sizes: Sequence[int], token_ids: Int32Array, num_verified: Sequence[int]
 ) -> None:
-    """Commit tokens: the branch that agrees with them lives on, everything else is cut."""
+    """Commit tokens: keep the branch that agrees with them, cut everything else."""
     t = trees.views
     for session, size, end, verified in zip(sessions, sizes, accumulate(sizes), num_verified, strict=True):
         tokens = token_ids[end - size : end].tolist()
@@ -83,7 +85,10 @@ def commit(
 
 
 def _move_root(t: Any, session: int, tokens: list[int]) -> int:
-    """Follow committed tokens down a session's tree; return how many nodes are no longer live."""
+    """Follow committed tokens down a session's tree.
+
+    Returns the number of nodes removed from the tree.
+    """
     num_gone, head, lanes_learn = 0, t.first_root[session], not t.takes_distributions[session]
     for token in tokens:
         follower = NONE
@@ -106,7 +111,7 @@ def _move_root(t: Any, session: int, tokens: list[int]) -> int:
 
 
 def forget(trees: Arrays, session: int) -> None:
-    """Drop all that was drafted for a session, and what is known of its drafters."""
+    """Drop all drafts of a session, and the state of its drafters."""
     t = trees.views
     for node in siblings_from(t, t.first_root[session]):
         t.num_live[session] -= cut(t, node)

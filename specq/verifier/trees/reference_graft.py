@@ -1,8 +1,8 @@
-"""How drafts become nodes, in plain Python: the reference of kernels/graft.h, and what runs where no C compiler is.
+"""Graft drafts in plain Python: the reference of kernels/graft.h. It runs without a C compiler.
 
-A draft is aligned by content: a node hangs below a live node, or below the context, or is noted as committed where the
-transcript agrees with it. A parent that is neither in this draft nor in one that arrived before makes an orphan; what
-else does not fit is stale. Which sampled nodes are dropped must never depend on their tokens (decision 0008).
+A draft is aligned by content. A node is attached to a live node or to the context. If the transcript agrees with it, it
+is noted as committed. If neither this draft nor an earlier one has its parent, the node is an orphan. Any other node
+that does not fit is stale. Which sampled nodes are dropped must never depend on their tokens (decision 0008).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NODES, _SESSIONS, _LANES, _GROUPS = range(4)
 
 @dataclass(slots=True)
 class Fresh:
-    """A node that is to be hung; `node_lane`: its lane's place."""
+    """A node to attach; `node_lane` is the place of its lane."""
 
     session: int
     lane: int
@@ -60,10 +60,11 @@ def graft(
     groups: Int32Array | None,
     arrived: Float64Array,
 ) -> int:
-    """Graft drafts from `first` on; return the first for which there is no room, or their number.
+    """Graft drafts from `first` on.
 
-    heads i64[drafts, 8]: see HEAD. A first_id of -1 stands for the lane's next ids; then parents are places in the
-    draft.
+    Returns the first draft without room, or the number of drafts.
+
+    heads i64[drafts, 8]: see HEAD. A first_id of -1 means the lane's next ids. Then parents are places in the draft.
     """
     t, node = trees.views, int(heads[:first, HEAD.index("size")].sum())
     for draft in range(first, len(heads)):
@@ -114,8 +115,10 @@ def _graft(t: Any, head: dict[str, int], nodes: list[tuple[int, int, float, int]
 
 
 def lane_of(t: Any, session: int, lane_id: int) -> int:
-    """Return the place of a session's lane, a new one if need be. If there are too many, a new one replaces the oldest
-    that is idle; NONE if no lane is idle."""
+    """Return the place of a session's lane; create the lane if needed.
+
+    With too many lanes, a new one replaces the oldest idle lane. Returns NONE if no lane is idle.
+    """
     lanes = [t.session_lanes[session, k] for k in range(t.num_lanes[session])]
     known = next((lane for lane in lanes if t.lane_id[lane] == lane_id), NONE)
     if known != NONE:
@@ -135,7 +138,7 @@ def lane_of(t: Any, session: int, lane_id: int) -> int:
 
 
 def remove_lane(t: Any, session: int, k: int) -> None:
-    """Give back the place of a session's k-th lane."""
+    """Free the place of a session's k-th lane."""
     t.free_lanes[t.num_free[_LANES]] = t.session_lanes[session, k]
     t.num_free[_LANES] += 1
     t.num_lanes[session] -= 1
@@ -151,9 +154,11 @@ def note(t: Any, lane: int, first_id: int, size: int) -> None:
 
 
 def has_room(t: Any, lane: int, first_id: int, size: int) -> bool:
-    """Return whether these ids fit into a lane's table: none of their places names a live node by another id.
+    """Return whether these ids fit into a lane's table.
 
-    For an honest drafter they always do; one that repeats itself under new ids fills its own lane only.
+    None of their places may name a live node by another id.
+
+    For an honest drafter they always fit. A drafter that repeats its nodes under new ids fills only its own lane.
     """
     if size > MAX_TABLE_SIZE:
         return False
@@ -165,7 +170,7 @@ def has_room(t: Any, lane: int, first_id: int, size: int) -> bool:
 
 
 def find(t: Any, lane: int, node_id: int) -> int:
-    """Return a live node, or COMMITTED - length for one that was committed, or CUT if it is unknown or was cut."""
+    """Return a live node, COMMITTED - length for a committed node, or else CUT."""
     at = node_id % MAX_TABLE_SIZE
     return int(t.table_nodes[lane, at]) if t.table_ids[lane, at] == node_id else CUT
 
@@ -187,7 +192,8 @@ def name(t: Any, lane: int, node_id: int, node: int) -> None:
 def align(t: Any, fresh: Fresh, head: dict[str, int], seen_before: int, parent_id: int) -> None:
     """Attach a node below its parent, note it as committed, or count it as dropped.
 
-    `above` is the length of the transcript below which it hangs; NONE where the parent is unknown or was cut.
+    `above` is the length of the transcript below which the node is attached. It is NONE if the parent is unknown or was
+    cut.
     """
     session, length, above = fresh.session, t.length[fresh.session], head["base_len"]
     if parent_id >= 0:
@@ -207,11 +213,10 @@ def align(t: Any, fresh: Fresh, head: dict[str, int], seen_before: int, parent_i
 
 
 def attach(t: Any, fresh: Fresh) -> None:
-    """Hang a node onto the tree, or let its id stand for the sibling that has the same token already. A sampled node
-    takes the place of a point mass with its token.
+    """Attach a node to the tree, or map its id to the sibling with the same token.
 
-    A position has one sampled sibling group, the first that came; what is sampled there later counts as point masses,
-    which is exact whatever they are.
+    A sampled node replaces a point mass with its token. A position has one sampled sibling group, the first that
+    arrived. Later sampled nodes at this position count as point masses. This is exact for any point masses.
     """
     siblings = siblings_from(t, t.first_root[fresh.session] if fresh.parent == NONE else t.first_child[fresh.parent])
     node = next((at for at in siblings if t.token[at] == fresh.token), NONE)
@@ -229,7 +234,7 @@ def attach(t: Any, fresh: Fresh) -> None:
 
 
 def siblings_from(t: Any, node: int) -> list[int]:
-    """Return a node and the siblings after it, in the order in which they came."""
+    """Return a node and the siblings after it, in order of arrival."""
     found: list[int] = []
     while node != NONE:
         found.append(node)
@@ -238,7 +243,7 @@ def siblings_from(t: Any, node: int) -> list[int]:
 
 
 def new_node(t: Any, fresh: Fresh, last: int) -> int:
-    """Hang a node, after the last of its siblings."""
+    """Attach a node after the last of its siblings."""
     t.num_free[_NODES] -= 1
     node = int(t.free_nodes[t.num_free[_NODES]])
     t.token[node], t.parent[node], t.position[node] = fresh.token, fresh.parent, fresh.position
@@ -258,10 +263,10 @@ def new_node(t: Any, fresh: Fresh, last: int) -> int:
 
 
 def draw(t: Any, node: int, drawn: Fresh) -> None:
-    """Become the node that was drawn; children stay.
+    """Turn a point mass into the sampled node; its children stay.
 
-    The measured acceptance of earlier nodes with its prediction counts only where it is above the prediction; otherwise
-    a few bad drafts would keep all later ones from being tried.
+    The measured acceptance of earlier such nodes counts only if it exceeds the prediction. Otherwise a few bad drafts
+    would keep all later ones from being tried.
     """
     if t.group[node] == NONE:
         t.group_size[drawn.group] += 1
@@ -273,7 +278,7 @@ def draw(t: Any, node: int, drawn: Fresh) -> None:
 
 
 def settle(t: Any, node: int, becomes: int) -> None:
-    """All ids that name a node name this from now on: CUT, or COMMITTED - length. The node's place is free."""
+    """Map all ids of a node to CUT or COMMITTED - length, and free its place."""
     at = t.first_ref[node]
     while at != NONE:
         lane, place = divmod(at, MAX_TABLE_SIZE)
@@ -292,7 +297,7 @@ def settle(t: Any, node: int, becomes: int) -> None:
 
 
 def cut(t: Any, node: int) -> int:
-    """Cut a node and what hangs from it; return the number of nodes cut."""
+    """Cut a node and all nodes below it; return the number of nodes cut."""
     num_cut, ending = 0, [node]
     while ending:
         node = ending.pop()

@@ -1,4 +1,4 @@
-/* What may be verified, and what was chosen as arrays; `specq.verifier.trees.reference_choice` explains the rules. */
+/* The nodes that may be verified, and chosen nodes as arrays; `specq.verifier.trees.reference_choice` explains the rules. */
 #pragma once
 #include "trees.h"
 
@@ -8,7 +8,7 @@ static int is_before(const Trees *t, int32_t one, int32_t other) {
     return !is_point && t->rank[one] < t->rank[other];
 }
 
-/* Siblings in the order of judgement: sampled ones as they were drawn, then point masses. */
+/* Siblings in the order of judgement: sampled ones in the order of draws, then point masses. */
 static int in_order(const Trees *t, int32_t at, int32_t *found) {
     int count = 0;
     for (; at != NONE; at = t->next_sibling[at]) {
@@ -24,7 +24,7 @@ static double probability(const Trees *t, int32_t node) {
     return calibrated(t->trials[t->node_lane[node]], t->accepted[t->node_lane[node]], t->score[node]);
 }
 
-/* Set `reach_prob` and `depends_on` of siblings; append those that may be verified to `found`. */
+/* Set `reach_prob` and `depends_on` of siblings; append the nodes that may be verified to `found`. */
 static long weigh(Trees *t, int32_t head, double reach_prob, int32_t above, double floor, int32_t end, int32_t *found) {
     int32_t siblings[MAX_LIVE];
     int count = in_order(t, head, siblings);
@@ -59,7 +59,7 @@ void trees_candidates(Trees *t, long num_sessions, const int32_t *sessions, cons
     firsts[num_sessions] = count;
 }
 
-/* Keep of each session's candidates the chain that promises most; see `reference_choice.best_chain`. */
+/* Keep the most promising chain of each session's candidates; see `reference_choice.best_chain`. */
 void trees_best_chains(Trees *t, long num_sessions, long most, int64_t *firsts, int32_t *nodes, double *promises,
                        int32_t *following, int32_t *depths) {
     long count = 0;
@@ -98,7 +98,7 @@ void trees_best_chains(Trees *t, long num_sessions, long most, int64_t *firsts, 
     firsts[num_sessions] = count;
 }
 
-/* Tokens, parents within the session's nodes, and scores; return the place of a node whose parent is not before it, or -1. */
+/* Tokens, parents within the session's nodes, and scores; return the place of a node without its parent before it, or -1. */
 long trees_flatten(Trees *t, long num_sessions, const int64_t *firsts, const int32_t *nodes, int32_t *tokens,
                    int32_t *parents, float *scores) {
     for (long s = 0; s < num_sessions; s++)

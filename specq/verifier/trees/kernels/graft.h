@@ -1,8 +1,8 @@
-/* How drafts become nodes; `specq.verifier.trees.reference_graft` explains the rules. */
+/* Graft drafts; `specq.verifier.trees.reference_graft` explains the rules. */
 #pragma once
 #include "trees.h"
 
-/* Of a draft: its columns in `heads`, and of a node that is to be hung. */
+/* A draft's columns in `heads`, and a node to attach. */
 enum { SESSION, LANE, BASE_LEN, FIRST_ID, SIZE, IS_WHOLE, IS_MEASURED, NUM_ADDED, HEAD };
 
 typedef struct {
@@ -17,7 +17,7 @@ static void remove_lane(Trees *t, int32_t session, int k) {
     memmove(lanes + k, lanes + k + 1, (--t->num_lanes[session] - k) * sizeof *lanes);
 }
 
-/* A lane of a session, a new one if need be. If there are too many, it replaces the oldest that is idle; NONE if none is. */
+/* A lane of a session, created if needed. With too many, it replaces the oldest idle lane; NONE without one. */
 static int32_t lane_of(Trees *t, int32_t session, int32_t lane_id) {
     int32_t *lanes = t->session_lanes[session];
     int count = t->num_lanes[session], idle = 0;
@@ -73,7 +73,7 @@ static int32_t new_node(Trees *t, const Fresh *fresh, int32_t last) {
     return node;
 }
 
-/* Become the node that was drawn; children stay. */
+/* Turn a point mass into the sampled node; its children stay. */
 static void draw(Trees *t, int32_t node, const Fresh *drawn) {
     if (t->group[node] == NONE) t->group_size[drawn->group]++;
     t->group[node] = drawn->group, t->rank[node] = drawn->rank;
@@ -146,7 +146,7 @@ static void graft(Trees *t, int64_t *head, const int32_t *tokens, const int32_t 
     head[NUM_ADDED] = t->num_live[session] - before;
 }
 
-/* Graft drafts from `first` on; return the first for which there is no room, or `num_drafts`. */
+/* Graft drafts from `first` on; return the first draft without room, or `num_drafts`. */
 long trees_graft(Trees *t, long first, long num_drafts, int64_t (*heads)[HEAD], const int32_t *tokens,
                  const int32_t *parent_ids, const double *scores, const int32_t *groups, const double *arrived) {
     int64_t node = 0;

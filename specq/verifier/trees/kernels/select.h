@@ -1,10 +1,10 @@
-/* What of drafted trees is hung; `specq.verifier.trees.reference_choice` explains the rules. */
+/* The drafted nodes to graft; `specq.verifier.trees.reference_choice` explains the rules. */
 #pragma once
 #include "trees.h"
 
 static const double untried[BINS] = {0};
 
-/* Which share of what a lane predicted has come true, at most 1; as in `specq.drafting.calibration`. */
+/* The share of a lane's predictions that came true, at most 1; as in `specq.drafting.calibration`. */
 static double reliability(const double *trials, const double *accepted) {
     double predicted = 0, came_true = 0;
     for (int i = 0; i < BINS; i++) predicted += (i + 0.5) / BINS * trials[i], came_true += accepted[i];
@@ -18,7 +18,7 @@ static int32_t lane_known(const Trees *t, int32_t session, int32_t lane_id) {
     return NONE;
 }
 
-/* Mark the places that nodes have among those that are kept, or NONE; return how many tokens these promise. */
+/* Mark each node's place among the kept nodes, or NONE; return the number of tokens that these promise. */
 static double keep(const Trees *t, int32_t lane, long size, const int32_t *parents, const double *scores, double least,
                    int32_t *places, long *num_kept) {
     const double *trials = lane == NONE ? untried : t->trials[lane], *accepted = lane == NONE ? untried : t->accepted[lane];
@@ -33,7 +33,7 @@ static double keep(const Trees *t, int32_t lane, long size, const int32_t *paren
     return *num_kept ? promise : reach[0];
 }
 
-/* Keep of each session's nodes, at most MAX_LIVE, what is hung; return how many in all. sizes: before and after. */
+/* Keep the nodes to graft of each session, at most MAX_LIVE; return their number. sizes: before and after. */
 long trees_select(const Trees *t, long num, const int32_t *sessions, long lane_id, int32_t *sizes, int32_t *tokens,
                   int32_t *parents, const double *scores, const double *enough, long rarity, double least,
                   float *kept_scores) {

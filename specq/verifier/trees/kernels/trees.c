@@ -1,4 +1,4 @@
-/* The operations on the draft trees of all sessions, as in the modules `specq.verifier.trees.reference_*`: to the last bit the same. */
+/* The operations on the draft trees of all sessions, equal to the modules `specq.verifier.trees.reference_*` to the last bit. */
 #include "choose.h"
 #include "graft.h"
 #include "select.h"
@@ -29,8 +29,8 @@ static void count_round(Trees *t, int32_t session, int64_t size, const int32_t *
     counts[DRAFTED_ROUNDS]++, counts[LEAVES] += leaves, counts[DEPTHS] += deepest + 1;
 }
 
-/* Count rounds before their commit. Lanes of sampled drafts learn here, from the nodes that were judged: those whose parent
- * was accepted, up to the accepted among their siblings. */
+/* Count rounds before their commit. Lanes of sampled drafts learn here from the judged nodes: those with an accepted parent,
+ * up to the accepted one among their siblings. */
 void trees_count(Trees *t, long num_rounds, const int32_t *sessions, const int32_t *sizes, const int32_t *nodes,
                  const uint8_t *is_accepted, long min_accept_prob) {
     for (long r = 0; r < num_rounds; nodes += sizes[r], is_accepted += sizes[r], r++)
@@ -40,7 +40,7 @@ void trees_count(Trees *t, long num_rounds, const int32_t *sessions, const int32
         }
 }
 
-/* Follow committed tokens down a session's tree; return how many nodes are no longer live. */
+/* Follow committed tokens down a session's tree; return the number of nodes removed. */
 static int move_root(Trees *t, int32_t session, const int32_t *tokens, int64_t size) {
     int num_gone = 0;
     int32_t head = t->first_root[session];
@@ -65,7 +65,7 @@ static int move_root(Trees *t, int32_t session, const int32_t *tokens, int64_t s
     return num_gone;
 }
 
-/* Commit tokens: the branch that agrees with them lives on, everything else is cut. */
+/* Commit tokens: keep the branch that agrees with them, cut all others. */
 void trees_commit(Trees *t, long num_rounds, const int32_t *sessions, const int32_t *sizes, const int32_t *tokens,
                   const int32_t *num_verified) {
     for (long r = 0; r < num_rounds; tokens += sizes[r++]) {
@@ -78,7 +78,7 @@ void trees_commit(Trees *t, long num_rounds, const int32_t *sessions, const int3
     }
 }
 
-/* Drop all that was drafted for a session, and what is known of its drafters. */
+/* Drop all drafts of a session, and the state of its drafters. */
 void trees_forget(Trees *t, long session) {
     if (!is_open(t, session)) return;
     for (int32_t node = t->first_root[session], next; node != NONE; node = next) {

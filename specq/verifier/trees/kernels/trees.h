@@ -1,4 +1,4 @@
-/* The columns of `specq.verifier.trees.arrays`, in their order there, and what all operations share. */
+/* The columns of `specq.verifier.trees.arrays`, in the same order, and the common part of all operations. */
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -62,7 +62,7 @@ static inline long place_of(int32_t lane, int64_t node_id) { return (long)lane *
 
 static void give(int32_t *stack, int64_t *num_free, int32_t place) { stack[(*num_free)++] = place; }
 
-/* All ids that name a node name this from now on: CUT, or COMMITTED - length. The node's place is free. */
+/* Map all ids of a node to CUT or COMMITTED - length, and free its place. */
 static void settle(Trees *t, int32_t node, int32_t becomes) {
     for (int32_t at = t->first_ref[node]; at != NONE; at = t->table_next[at])
         t->table_nodes[at] = becomes, t->num_refs[at / TABLE]--;
@@ -72,7 +72,7 @@ static void settle(Trees *t, int32_t node, int32_t becomes) {
     give(t->free_nodes, &t->num_free[NODES], node);
 }
 
-/* Cut a node and what hangs from it; return how many nodes. `mark` chains those that are still to be cut. */
+/* Cut a node and all nodes below it; return their number. `mark` chains the nodes still to cut. */
 static int cut(Trees *t, int32_t node) {
     int num_cut = 0;
     t->mark[node] = NONE;
