@@ -5,7 +5,7 @@ To add an architecture that llama.cpp builds like Llama, add a name to ARCHITECT
 
 Rule: an unknown key of the architecture may change the text. So the file is refused. A key with the value 0 does not.
 
-The tokens that end a text are those that llama.cpp calls end-of-generation tokens:
+The tokens that end a text are llama.cpp's end-of-generation tokens:
 
 - by metadata: eos, eot and eom; the padding and the separators of fill-in-the-middle (FIM).
 - by name: tokens with the names of known end tokens, since most files name only one end.

@@ -213,7 +213,7 @@ class Detokenizer:
 class StopMatcher:
     """Text that ends before the first stop string, for any division into tokens.
 
-    The first stop string is the one that is complete first. If several end together, it is the longest. Later tokens
+    The first stop string is the string that is complete first. If several end together, it is the longest. Later tokens
     are ignored. A stop string that is complete within the first `min_tokens` tokens is plain text, also later. One that
     only begins there counts (as in vLLM). Special tokens are not part of the text. But stop strings may name special
     tokens. These strings are searched in the text together with these tokens.
@@ -239,7 +239,7 @@ class StopMatcher:
         return self._detokenizer.offset
 
     def push(self, token_ids: Iterable[int]) -> int | None:
-        """Add tokens; return the index (in `token_ids`) of the one that completes a stop string, or None."""
+        """Add tokens; return the index in `token_ids` of the token that completes a stop string, or None."""
         for index, token_id in enumerate(token_ids):
             if not self.matched:
                 self._left -= 1

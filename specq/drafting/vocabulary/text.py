@@ -50,7 +50,7 @@ class DraftedText:
     """The chain that follows a session's text.
 
     pieces   the draft model's tokens after its own context.
-    told     the target's tokens after the context that are certain.
+    `told`     the target's tokens after the context that are certain.
     ended    no more can be drafted.
     """
 

@@ -132,7 +132,7 @@ class NativeForward:
         library: ctypes.CDLL,
         threads: Threads = ALONE,
     ) -> None:
-        """Pack the weights; those that are packed are copied.
+        """Pack the weights. Packed ones are copied.
 
         The passes write to `keys` and `values`, [num_layers, num_kv_heads, num_slots, head_dim].
         """

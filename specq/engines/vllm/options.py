@@ -33,7 +33,7 @@ RESERVED = {
 
 
 def check_names(given: Collection[str], known: Collection[str]) -> None:
-    """Raise ConfigError for arguments that specq sets and for those that vLLM does not have. It names all of them.
+    """Raise ConfigError for arguments that specq sets and for arguments that vLLM does not have. It names all of them.
 
     `known`: the fields of vLLM's `EngineArgs`, empty if unknown.
     """
@@ -141,7 +141,7 @@ def make_options(
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's `EngineArgs`; `given` are those of the deployment.
 
-    Raises ConfigError for options that vLLM does not have, and for those that specq sets.
+    Raises ConfigError for options that vLLM does not have, and for options that specq sets.
     """
     from vllm.engine.arg_utils import EngineArgs
 

@@ -58,7 +58,7 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types if
 
     @property
     def num_free(self) -> int:
-        """Free blocks in each KV group, including those that only hold cached prefixes."""
+        """Free blocks in each KV group, including blocks that only hold cached prefixes."""
         return int(self.kv_cache_manager.block_pool.get_num_free_blocks() // self.kv_cache_manager.num_kv_cache_groups)
 
     def room(self, holding: Holding) -> int:

@@ -10,7 +10,7 @@ x f32[ROWS, hidden]; xw, outputs [ROWS, *] of the model's dtype; squares f32[par
 size.
 
 With `PDL` (programmatic dependent launch, compute capability 9) a kernel starts while the previous one ends. It fetches
-its first weights before it waits for the previous results. Every kernel waits, whatever it reads, so that the kernel
+its first weights before it waits for the previous results. Every kernel waits, for any input, so that the kernel
 two launches before is complete. Data that a step's kernels do not write (weights, the batch's integers) may be read
 before the wait. So loads follow the order in which their sources become ready. Their values are used as late as
 possible.

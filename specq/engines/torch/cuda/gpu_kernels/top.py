@@ -42,7 +42,7 @@ def tile_kernel(
 ):  # fmt: skip
     """Find the COUNT best scores of a tile, and the tile's part of the softmax's sum. Program (row, tile).
 
-    - logits: [rows, stride], of which num_tokens count.
+    - logits: [rows, stride]. The first num_tokens columns count.
     - share: this number of consecutive rows has the same noise.
     - inverse_temperatures: f32[rows / share], 0 at temperature 0.
     - keys: i32[rows / share, max_steps, 2]. With STEPPED, steps i32[rows / share] selects the key, else the first is
