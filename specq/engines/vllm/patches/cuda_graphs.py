@@ -1,9 +1,9 @@
 """Whole CUDA graphs of vLLM's first model runner for steps with several rows per session.
 
 The runner captures whole graphs for one number of rows per session, its `uniform_decode_query_len`. With that number it
-also decides in its dispatcher whether a step has a graph. All other steps run in pieces, with attention between them, up to
-a number of rows. Beyond that they run one kernel after another. On an H100 such steps of a 7B model take 10 and 25 ms
-of host time. The device needs 8.4 ms for 336 rows and 19 ms for 1,024.
+also decides in its dispatcher whether a step has a graph. All other steps run in pieces, with attention between them,
+up to a number of rows. Beyond that they run one kernel after another. On an H100 such steps of a 7B model take 10 and
+25 ms of host time. The device needs 8.4 ms for 336 rows and 19 ms for 1,024.
 
 Which other graphs can be captured depends on vLLM's attention. With FlashAttention 3, one graph serves any division of
 rows among sessions. Prompts may be among them, and there is one graph for each number of rows. Otherwise there is one
