@@ -1,9 +1,9 @@
 """A draft model that drafts one chain a round for each of many sessions, in arrays: for a colocated drafter.
 
-`DraftModel` keeps a tree for each session, grows it ahead of the verdicts and moves its root. This module never drafts
-ahead. A chain starts at the committed context, a verdict follows part of it, and the next chain starts from scratch. KV
-of the followed part is kept. `start` only launches the work on the device, so the host is free until the chains are
-collected.
+`DraftModel` keeps a tree for each session. It grows the tree ahead of the verdicts and moves its root. This module
+never drafts ahead. A chain starts at the committed context. A verdict follows part of it. The next chain starts from
+scratch. KV of the followed part is kept. `start` only launches the work on the device. So the host is free until the
+chains are collected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOTHING: IntpArray = np.zeros(0, np.intp)
 class _Followed(NamedTuple):
     """How far verdicts followed chains.
 
-    num_tokens, num_computed   i64[sessions]: the predicted tokens of each chain, and how many have KV.
+    num_tokens, num_computed   i64[sessions]: each chain's predicted tokens, and how many have KV.
     slots, free_slots          i32[any]: the slots of the tokens with KV, and the slots of the rest.
     """
 
@@ -60,7 +60,7 @@ class _LastChains:
     def follow(self, places: IntpArray, num_tokens: IntpArray, token_ids: Int32Array) -> _Followed:
         """Remove chains that verdicts follow; `num_tokens` is the number of committed tokens of each session.
 
-        A verdict follows a chain up to the first token that the chain did not predict.
+        A verdict follows a chain up to the first token outside it.
         """
         counts = self._counts(places)
         most = min(int(num_tokens.max()), self.token_ids.shape[1])
@@ -104,7 +104,7 @@ class _Part:
     """Some of the sessions of a round, by index.
 
     wait     returns tokens and scores [depth, sessions, width], and the draft distributions.
-    tokens   the tokens on the device, if they are there before the host has read them.
+    tokens   the tokens on the device, if they are there before the host reads them.
     """
 
     indices: IntpArray
@@ -232,7 +232,7 @@ class ChainModel(ChainDrafter):
         depth: int,
         width: int,
     ) -> list[_Part]:
-        """Start all chains that the device can draft at once; the host takes part in the others."""
+        """Start all chains that the device can draft at once; the host helps with others."""
         drafter, lengths = self.contexts.chains, self.contexts.pool.known(places)
         every, by_device = np.arange(len(places)), NOTHING
         if drafter is not None:

@@ -1,8 +1,8 @@
 """The sessions of a verifier for which chains are drafted.
 
 It tracks the sessions that the chain drafter knows, the sessions that need chains in a round, and how long their chains
-may be. A session is opened at the chain drafter when it is first drafted for, and closed between two rounds. A refused
-session gets no drafts until it is closed.
+may be. A session is opened at the chain drafter for its first draft. It is closed between two rounds. A refused session
+gets no drafts until it is closed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ChainSessions:
 def without_leads(sessions: Sequence[Session], enough: float) -> Sequence[Session]:
     """Return the sessions that need chains.
 
-    These are synchronous sessions, and sessions whose trees by other drafters promise fewer than `enough` tokens.
+    They are synchronous sessions, and sessions whose other drafters' trees promise fewer than `enough` tokens.
     """
     if not sessions or not np.count_nonzero(sessions[0].trees.num_live[_places(sessions)]):
         return sessions
@@ -89,7 +89,7 @@ def without_leads(sessions: Sequence[Session], enough: float) -> Sequence[Sessio
 
 
 def _promised(session: Session) -> float:
-    """Return how many tokens a session's tree promises; 0 if that raises, which the verifier's own plan reports."""
+    """Return how many tokens a session's tree promises; 0 if that raises (the verifier's plan reports it)."""
     with Faults().of(session, "drafted for"):
         return float(promised([session])[0])
     return 0.0

@@ -1,6 +1,6 @@
 """From draft logits to children.
 
-Children are the likeliest tokens by the target's own perturbed scores, or drawn tokens with their distribution.
+Children are the likeliest by the target's perturbed scores, or drawn tokens with their distribution.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class Contexts:
     def warm_up(self, most_sessions: int) -> None:
         """Run a pass of each size that is recorded, because the first run of a size takes about ten milliseconds.
 
-        The passes have many rows of one session, as prompts do, and few rows of each of up to `most_sessions` sessions,
-        as verdicts do.
+        Some passes have many rows of one session, as prompts do. Others have few rows of each of up to `most_sessions`
+        sessions, as verdicts do.
         """
         random = np.random.default_rng(1)
         for num_sessions, num_tokens in _passes(self.recorded_sizes, most_sessions):
@@ -112,7 +112,7 @@ class Contexts:
         self.pool.tell(places, counts, self._embeddable(token_ids))
 
     def settle(self, places: IntpArray, counts: IntpArray, slots: Int32Array, *, fills: bool = True) -> None:
-        """Record that the first `counts` pending tokens of each session now have KV in these slots.
+        """Note that the first `counts` pending tokens of each session now have KV in these slots.
 
         `fills` as in `KvPool.extend_all`.
         """
@@ -127,7 +127,7 @@ class Contexts:
         return self.pool.known(places) - self.pool.lengths(places)
 
     def prefill(self, places: IntpArray) -> None:
-        """Compute contexts, many in a pass, until the rest of all fits the batched pass that follows."""
+        """Compute contexts, many in a pass, until the rest fits the batched pass that follows."""
         left = max(1, MAX_PREFILL_ROWS // max(len(places), 1))
         while (pending := self.num_pending(places)).sum() > max(MAX_PREFILL_ROWS, len(places)):
             beyond = np.maximum(pending - left, 0)
@@ -141,7 +141,7 @@ class Contexts:
             self.pool.extend_all(own, counts, staged, tokens)
 
     def compute(self, places: IntpArray) -> torch.Tensor:
-        """Compute the pending tokens of each session, or its last token again; return logits [sessions, vocab]."""
+        """Compute each session's pending tokens, or its last token again; return logits [sessions, vocab]."""
         counts = self.num_pending(places)
         with self.taken(int(counts.sum())) as slots:
             staged, token_ids = self._stage(places, counts, slots)
@@ -177,7 +177,7 @@ class Contexts:
     def pack(self, packer: RowPacker, session_id: int, slots: Int32Array, *, judged: bool) -> None:
         """Begin a session's rows with its pending tokens, in these slots.
 
-        If it has none and logits are wanted, the rows begin with the last token again.
+        If it has none and logits are wanted, the rows begin with the last token.
         """
         places = self.pool.places([session_id])
         starts, counts = self.pool.lengths(places), np.array([len(slots)])
@@ -200,7 +200,7 @@ class Contexts:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Raise EngineLostError if the body failed because the device is in error; else keep the exception."""
+        """Raise EngineLostError if the body failed with a device error; else keep the exception."""
         try:
             yield
         except Exception:
@@ -224,7 +224,7 @@ class Contexts:
 
 
 def _passes(sizes: Sequence[int], most_sessions: int) -> Iterator[tuple[int, int]]:
-    """Yield (sessions, tokens of each) of passes that are padded to each of these sizes; see `Contexts.warm_up`."""
+    """Yield (sessions, tokens of each) of passes padded to each of these sizes; see `Contexts.warm_up`."""
     for smaller, size in pairwise((0, *sizes)):
         yield 1, size
         few = min(size, VERDICT_ROWS * most_sessions)

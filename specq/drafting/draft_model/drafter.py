@@ -5,7 +5,7 @@ engine's own pool and forward pass. A node's KV is written when the node is expa
 before, because only an expansion creates children.
 
 Children are ranked by the target's own perturbed scores (`specq.verification.sampling`). With the job's seed, the
-drafter guesses which token the target *draws*, not only which is likely. Under `probabilistic` they are drawn without
+drafter guesses the token that the target *draws*, not only a likely one. Under `probabilistic` they are drawn without
 replacement, from distributions that are sent with them (`specq.verification.drafting`).
 """
 
@@ -55,7 +55,7 @@ class DraftModel(KvTrees):
         return chains is not None and chains.runs_beside_host
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Draft the children of all requested nodes in one pass; none at the model's maximum length.
+        """Draft the children of all requested nodes in one pass; none at the maximum length.
 
         See `Drafter.expand`. Raises EngineError, with the state unchanged, if there are too few KV slots.
         """
@@ -97,8 +97,8 @@ class DraftModel(KvTrees):
     def _chain_drafter(self, requests: Sequence[Expansion], asked: Asked, depth: int) -> Any:
         """Return the drafter for these chains on the device, or None.
 
-        The chains must have one width, start below different nodes, and have room for their depth. The device must
-        support their parameters.
+        The chains have one width, start below different nodes, and have room for their depth. The device must support
+        their parameters.
         """
         widths = {len(request.child_ids) for request in requests}
         if not self.has_chains or len(widths) != 1 or sum(map(len, asked.values())) != len(requests):
@@ -179,7 +179,7 @@ class DraftModel(KvTrees):
                 packer.add_node(node.token_id, slot, node.position, session.length, lineage)
 
     def _settle(self, session_id: int, node_ids: list[int], slots: Int32Array) -> None:
-        """After the forward pass, commit the pending tokens to the table, and give the nodes their slots."""
+        """After the pass, commit the pending tokens to the table, and give nodes their slots."""
         session = self._sessions[session_id]
         num_pending = self._num_pending(session)
         for node, slot in zip(_without_slot(session, node_ids), slots[num_pending:].tolist(), strict=True):

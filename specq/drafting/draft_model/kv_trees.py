@@ -1,8 +1,8 @@
-"""Trees of drafted nodes whose keys and values are in the pool of a draft model's contexts.
+"""Trees of drafted nodes whose KV is in the pool of a draft model's contexts.
 
 A node gets a KV slot when it is computed. Its ancestors are computed before it, or in the same pass. A commit moves the
-root. The slots of the accepted branch move into the session's table, and its descendants stay valid. All other slots
-are freed.
+root. The slots of the accepted branch move into the session's table. Its descendants stay valid. All other slots are
+freed.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class KvTrees(Drafter):
         return position < self.info.max_length and bool(request.child_ids)
 
     def _asked(self, requests: Iterable[Expansion]) -> Asked:
-        """Return the nodes that a pass is run for: all requested nodes that may have children."""
+        """Return the nodes of a pass: all requested nodes that may have children."""
         asked: dict[int, set[int]] = {}
         for request in requests:
             if self._may_have_children(request):

@@ -60,7 +60,7 @@ def make(setup: Setup) -> ColocatedSource | None:
 
 
 def _for_target(contexts: Contexts, setup: Setup) -> Drafter:
-    """Return a drafter in the target's vocabulary: trees of shapes, and chains, in one KV pool."""
+    """Return a drafter in the target's vocabulary: shaped trees and chains, in one KV pool."""
     info = contexts.info
     if fits(info, setup.info):
         return draft_trees(contexts, min(info.vocab_size, info.num_tokens, setup.info.num_tokens))
@@ -101,7 +101,7 @@ def level_times(chains: ChainDrafter, sizes: Sequence[int], depth: int, widths: 
 def _draft_s(
     chains: ChainDrafter, session_ids: Sequence[int], tokens: Callable[[int], Int32Array], depth: int, width: int
 ) -> float:
-    """Return the seconds of one draft after contexts that have got another token, as in service.
+    """Return the seconds of one draft after contexts that grew by a token, as in service.
 
     With an unchanged context, the result may be known from the draft before.
     """

@@ -1,8 +1,8 @@
 """The chains that a colocated drafter offers to sessions, and their outcomes.
 
-A chain is offered as a draft for a session's tree. It may be verified before the host has read it: its tokens are
+A chain is offered as a draft for a session's tree. It may be verified before the host has read it. Its tokens are
 grafted onto the tree as handles. The usual scores of chains, by level and rank, replace its own scores. The step is
-launched behind the chains, so the device does not wait for the host in between. The cost is that the chain's own scores
+launched behind the chains. So the device does not wait for the host in between. The cost is that the chain's own scores
 cannot guide the choice of nodes.
 """
 

@@ -63,7 +63,7 @@ class ShapedTrees:
                     self.close(done.session)
 
     def _knows(self, session: Session) -> bool:
-        """Give a session to the worker if it is new; return whether the worker drafts for it."""
+        """Give a session to the worker if it is new; return whether it drafts for it."""
         session_id = session.session_id
         if session_id in self._refused:
             return False
@@ -97,7 +97,7 @@ class ShapedTrees:
 
 
 def _has_shape(session: Session) -> bool:
-    """Return whether a session has a shape of its own, takes drafts, and has room for some."""
+    """Return whether a session has its own shape, takes drafts, and has room for them."""
     return session.takes_drafts and session.speculation.has_fixed_shape and session.limit - session.length > 1
 
 

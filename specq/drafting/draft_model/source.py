@@ -1,7 +1,7 @@
 """A draft model in the verifier's own process. Its drafts need no message, and are ready for the very next step.
 
-A round drafts one chain for each session, then comes the step. `begin` gives the device its work, so that the host can
-send and receive until `collect`. One call grafts all chains onto the trees, in a lane of their own, beside the nodes of
+A round drafts one chain for each session, then comes the step. `begin` gives the device its work. So the host can send
+and receive until `collect`. One call grafts all chains onto the trees, in a lane of their own, beside the nodes of
 other drafters. Chains with siblings or draft distributions are grafted as ordinary drafts. If that is faster, the step
 is launched before the chains are read (`offered_chains`).
 
@@ -97,7 +97,7 @@ class ColocatedSource(DraftSource):
     levels        the seconds of one level, by the number of sessions.
     fan_out       the most nodes of a level.
     chain         the most levels.
-    is_one_pass   one pass drafts all levels, so that few levels take as long as many.
+    is_one_pass   one pass drafts all levels: few levels take as long as many.
     shaped        drafts for jobs with a tree shape of their own. None: these jobs get no drafts.
     is_unread     whether chains are verified before they are read, if that is possible. None: see `Budget.is_unread`.
     """
@@ -185,7 +185,7 @@ class ColocatedSource(DraftSource):
     def _not_drafted(self, sessions: Sequence[Session], error: Exception) -> None:
         """Stop drafting for the sessions for which the drafter raises an error.
 
-        If it lacks room, or raises for no session alone, stop drafting for the last session.
+        If it lacks room, or raises for no session alone, end the last session's drafts.
         """
         faults = Faults()
         if isinstance(error, EngineError):

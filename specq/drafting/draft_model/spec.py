@@ -55,7 +55,7 @@ def _make(
 
 
 def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_children: Any) -> Drafter:
-    """Return a drafter with a model and its Medusa heads; ConfigError if they do not fit."""
+    """Return a drafter with a model and Medusa heads; ConfigError if they do not fit."""
     from specq.drafting.eagle3.loading import is_eagle
     from specq.drafting.medusa.draft_model import MedusaModel
     from specq.drafting.medusa.drafter import Medusa

@@ -1,15 +1,14 @@
 """An EAGLE-3 head (Li et al. 2025, arXiv 2503.01840) as a source of trees, with its own KV of each text.
 
-Each token of a text has a row, made from the target's hidden states before it. Its keys and values are kept
-(`StateCache`). Rows of trees are made from the head's own states and live as long as their tree. So a rejected draft
-leaves no trace, and accepted tokens are computed again from the target's states.
+Each token of a text has a row, from the target's hidden states before it. Its keys and values are kept (`StateCache`).
+Rows of trees are made from the head's own states and end with their tree. So a rejected draft leaves no trace. Accepted
+tokens are computed again from the target's states.
 
-Tokens are ranked as a draft model's are, by scores that the target's own noise perturbs. Where the verifier draws with
-other random numbers, they are ranked by the head's scores alone.
+Tokens are ranked like a draft model's, by scores that the target's own noise perturbs. Where the verifier draws with
+other random numbers, they are ranked by the head's scores.
 
 On a GPU the rows of the texts and whole trees are recorded in a few fixed shapes, and the host waits only for the trees
-(`specq.drafting.eagle3.recorded`). Elsewhere, and for sampling parameters that cut (top-k, top-p), the same arithmetic
-runs in the exact shapes.
+(`specq.drafting.eagle3.recorded`). Elsewhere, and for cutting parameters (top-k, top-p), the same arithmetic runs in the exact shapes.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class EagleRows(NamedTuple):
     states     [rows, hidden]: the state before each row's token.
     token_ids, positions   i64[rows].
     slots      i64[rows]: where each row is kept, in its text's range of the cache.
-    is_seen    bool[n, most rows, slots]: which part of the range each row sees, itself included.
+    is_seen    bool[n, most rows, slots]: the part of the range that each row sees, with itself.
     """
 
     places: Sequence[int]
@@ -114,7 +113,7 @@ class Eagle:
     ) -> None:
         """Record the passes that sessions usually need, so that no session waits for a recording.
 
-        The trees have these shapes, and the level sizes that `sizes_for` returns for a number of sessions.
+        They have these shapes, and the level sizes that `sizes_for` returns for a number of sessions.
         """
         if self._recorded is None:
             return
@@ -229,7 +228,7 @@ class Eagle:
         return _growing(parts, levels)
 
     def _levels_of(self, depth: int, ranks: RankTree | None, level_sizes: tuple[int, ...] = ()) -> list[Level]:
-        """Return the levels of a tree; the same object at every call, while few kinds are requested.
+        """Return the levels of a tree, the same object at every call for few kinds.
 
         A recorded best-first tree uses a number of levels that was recorded before, if one is large enough. Near the
         end of a text some of these levels are useless.

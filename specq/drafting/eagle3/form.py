@@ -1,15 +1,15 @@
 """The form of EAGLE-3 heads: the content of their config.json, and their tensors.
 
 A head is a directory with config.json and model.safetensors or pytorch_model.bin. SpecForge writes this form, and vLLM
-and SGLang read it (Li et al. 2025, arXiv 2503.01840). It has one decoder layer, which reads a token beside a state of
-the text before it.
+and SGLang read it (Li et al. 2025, arXiv 2503.01840). Its one decoder layer reads a token and a state of the text
+before it.
 
-- `fc.weight` [hidden, 3 * target's hidden]: maps hidden states of three of the target's layers to one state.
+- `fc.weight` [hidden, 3 * target's hidden]: maps hidden states of three target layers to one state.
 - `midlayer.*`: a Llama layer whose queries, keys and values are made from [embedding; state], so they have twice the
   columns. Each half has a norm, `input_layernorm` and `hidden_norm`.
 - `norm.weight`, `lm_head.weight` [draft tokens, hidden]: map the layer's output to logits. Without the norm the output
   is the next state.
-- `d2t` int64[draft tokens]: the number to add to a row's index to get its token.
+- `d2t` int64[draft tokens]: add this to a row's index to get its token.
 - `t2d` bool[vocab]: which tokens have rows. Both may be missing if the head covers all tokens.
 - `embed_tokens.weight` [vocab, hidden]: the target's, if missing.
 
@@ -125,7 +125,7 @@ def eagle_shape(heads: Path) -> EagleShape:
 
 
 def tapped_layers(shape: EagleShape, num_layers: int) -> tuple[int, ...]:
-    """Return the target's layers whose hidden states a head reads, ascending; ConfigError if the target lacks one."""
+    """Return the target's layers whose hidden states a head reads, ascending; ConfigError if one is missing."""
     layers = shape.layers or default_layers(num_layers)
     if max(layers) >= num_layers:
         raise ConfigError(
@@ -225,7 +225,7 @@ def matrix_shapes(shape: EagleShape) -> dict[str, tuple[int, ...]]:
 
 
 def reason_against(shape: EagleShape, found: Forms) -> str:
-    """Return what is wrong with a file's tensors, given the number format and shape of each, or ""."""
+    """Return the fault of a file's tensors, given the number format and shape of each, or ""."""
     needed = matrix_shapes(shape)
     if shape.has_tables:
         needed |= {TO_TARGET: (shape.draft_vocab_size,)}

@@ -1,8 +1,8 @@
 """Rows of an EAGLE-3 head on a GPU by our own kernels: of texts, and of trees below them (`FusedEagle`).
 
 Only modules that import this one need Triton. `loading.eagle_kernels` decides where it runs. The layer consists of
-kernels around the vendor's matrix products: 11 launches instead of about 55 in plain torch. The arithmetic is that of
-`EagleNetwork` except for rounding: the residual stream and rotations are in float32.
+kernels around the vendor's matrix products. It needs 11 launches instead of about 55 in plain torch. The arithmetic is
+that of `EagleNetwork` except for rounding. The residual stream and the rotations are in float32.
 
 Rows of texts keep their keys and values together with those of their context. Rows of trees keep them apart, in memory
 that is freed with the trees (`FusedTrees`). Contexts are read in place. This module never waits for the device, so all

@@ -11,15 +11,15 @@ Each context has the same number of rows, one context after the other. Each row 
 - the index of its rotation.
 - how many rows of its context it sees.
 
-Rows of texts also have their position. Rows of trees also have their number among the tree's nodes, and the bits of
-their cumulative log-probability.
+Rows of texts also have their position. Rows of trees also have their number among the tree's nodes. They also have the
+bits of their cumulative log-probability.
 
-Slots are those of keys and values of a head, [*, HEAD_DIM]. Rows of texts have slots in their context, and see each
+Slots are those of keys and values of a head, [*, HEAD_DIM]. Rows of texts have slots in their context. They see each
 other as a part of the context. Rows of trees have separate slots, and see those in `paths` i32[rows, PATH], where their
 own comes last.
 
-Values that differ from tree to tree are not constants, so that a new shape rarely needs a compilation. Sizes are padded
-to powers of two, and usual sizes to the same one.
+Values that differ from tree to tree are not constants. So a new shape rarely needs a compilation. Sizes are padded to
+powers of two, and usual sizes to the same one.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def descend_kernel(
 ):  # fmt: skip
     """Program tree: from the tokens ranked behind its num_above rows to the nodes of a level and the rows below.
 
-    The level has num_ranked_nodes nodes, and num_next rows below them, or none if NEXT_PAD is 0. With KEPT_PAD > 0 only
+    The level has num_ranked_nodes nodes. It has num_next rows below them, or none if NEXT_PAD is 0. With KEPT_PAD > 0
     the num_kept likeliest nodes are kept, likeliest first, and get lines.
 
     ranked       i32[trees * num_above, count, 2]: columns and bits of log-probabilities.

@@ -3,12 +3,12 @@
 `batch_of_grown` makes drafts from trees that the host has read. `batch_of_unread` makes drafts from trees that a step
 verifies before that. These have the likeliest nodes of each level, as many as `level_sizes` asks for.
 
-The step is launched behind the trees, so the device does not wait for the host in between. For each node the host knows
+The step is launched behind the trees. So the device does not wait for the host in between. For each node the host knows
 its level, its place in the level, likeliest first, and the usual probability of that place. It does not know the
-parent: the first node of the level above stands for it until the tree is read.
+parent. The first node of the level above stands for it until the tree is read.
 
-Rule: a step takes the first nodes of such a tree in their order, because a node needs its ancestors. So no node gets a
-higher probability than the one before.
+Rule: a step takes the first nodes of such a tree in order. A node needs its ancestors. So no node gets a higher
+probability than the one before.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def put_read(trees: DraftTrees, drafted: DeviceTokens, grown: Grown) -> None:
 
 
 def batch_of_grown(grown: Grown, sessions: Sequence[Session], wanted: BoolArray, lane: int, least: float) -> DraftBatch:
-    """Return the wanted nodes, bool[m, n], as drafts; a node's ancestors must be wanted, too.
+    """Return the wanted nodes, bool[m, n], as drafts; a node's ancestors must be, too.
 
     Scores are raised to at least `least`.
     """

@@ -2,8 +2,8 @@
 
 There are three kinds of trees. Best-first trees follow EAGLE-2 (Li et al. 2024, arXiv 2406.16858): at each level the
 BEAM nodes with the highest cumulative probability are expanded, with WIDTH children each. Other trees have a given
-shape. The third kind grows best first with a given number of nodes kept at each level. Then the depth of each node is
-known in advance, and a step can be launched before the host has read the trees.
+shape. The third kind grows best first with a fixed number of nodes at each level. Then the depth of each node is known
+in advance. So a step can be launched before the host has read the trees.
 
 `specq.drafting.eagle3.drafter` implements this interface. This module does not import torch.
 """
@@ -58,7 +58,7 @@ class Grown(NamedTuple):
 
 
 class DeviceNodes(NamedTuple):
-    """Nodes of m trees of n nodes on the head's device, in the order of `Grown`.
+    """m trees of n nodes on the head's device, in the order of `Grown`.
 
     token_ids  i32[m, n]: each below `TreeHead.limit_vocab`.
     lines      i32[levels, m, n]: for each node its ancestor at each level, or itself, as an index in its tree. Deeper

@@ -50,7 +50,7 @@ def best_first(depth: int, num_columns: int, device: torch.device) -> list[Level
 
 
 def of_sizes(level_sizes: Sequence[int], num_columns: int, device: torch.device) -> list[Level]:
-    """Return the levels of a tree that grows best first, with at most these numbers of nodes."""
+    """Return the levels of a tree that grows best first, with at most that many nodes."""
     count, num_rows, levels = min(WIDTH, num_columns), 1, list[Level]()
     for size in level_sizes:
         behind = torch.arange(num_rows, device=device).repeat_interleave(count)
@@ -61,7 +61,7 @@ def of_sizes(level_sizes: Sequence[int], num_columns: int, device: torch.device)
 
 
 def of_ranks(tree: RankTree, num_columns: int, device: torch.device) -> list[Level]:
-    """Return the levels of a shape, without nodes of ranks that do not exist and their descendants."""
+    """Return the levels of a shape, without nodes of missing ranks and their descendants."""
     levels = list[Level]()
     expanded: IntpArray = np.array([-1], np.intp)  # the tree's nodes that are a level's rows; -1: the context
     for depth in range(int(tree.depths.max(initial=-1)) + 1):

@@ -1,8 +1,8 @@
-"""Passes of an EAGLE-3 head in a few fixed shapes: each is recorded once and then replayed.
+"""Passes of an EAGLE-3 head in a few fixed shapes, each recorded once and then replayed.
 
-They compute rows of texts, and whole trees. The number of sessions and the lengths of contexts are padded to a power of
-two. Padding reads and writes a place of the cache that belongs to no text. A pass takes one copy of integers to the
-device, and trees one copy back.
+They compute rows of texts, and whole trees. The number of sessions and the context lengths are padded to a power of two.
+Padding reads and writes a place of the cache that belongs to no text. A pass takes one copy of integers to the device,
+and trees one copy back.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class RecordedTrees:
     def _compute(
         self, shape: tuple[int, int, int], taps: Sequence[_Taps], rows: Int32Array, of_texts: Int32Array
     ) -> None:
-        """Run a pass; shape: the numbers of texts, rows of each, and rows of a context.
+        """Run a pass; shape: the numbers of texts, their rows, and rows of a context.
 
         rows      i32[3, texts * rows]: rows of the hidden states, one step after the other. For the computed rows, one
                   text after the other: the index of the state before each, and tokens.
@@ -196,7 +196,7 @@ class RecordedTrees:
         """Record passes of usual sizes, the largest first.
 
         They cover at most `most_sessions` sessions, contexts up to USUAL_ROOM, and the `kinds` of trees for each number
-        of sessions. If our own kernels turn out not to run, those of torch are used from then on.
+        of sessions. If our own kernels do not run, those of torch are used from then on.
         """
         has_failed = False
         try:
@@ -230,7 +230,7 @@ class RecordedTrees:
 
 
 class _Taps(NamedTuple):
-    """Hidden states [n, width] of a step, and the span of a pass's rows that use them."""
+    """Hidden states [n, width] of a step, and the span of the rows that use them."""
 
     values: torch.Tensor
     span: slice

@@ -5,7 +5,7 @@ The verifier sends the states of the text (`Activations`). Their rows are comput
 own states, as SSD's EAGLE mode does. When true states arrive, all rows beyond them are computed again, each when a node
 below it is expanded. Children that were drafted before stay, because they are only hints.
 
-The head drafts nothing for a text without states, or beyond MOST_PREDICTED tokens without states.
+The head drafts nothing without states, or beyond MOST_PREDICTED tokens without states.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Session(TreeSession):
     known: tuple[int, int] = (0, 0)
 
     def above(self, node_id: int) -> list[Node]:
-        """Return the tail, the node's ancestors, and the node: all between the true rows and its children."""
+        """Return the tail, the node's ancestors, and the node: all from the true rows to its children."""
         return self.tail + [self.nodes[i] for i in self.line(node_id)]
 
     def forget_rows(self) -> None:
@@ -158,7 +158,7 @@ class EagleTrees(Drafter):
     # -----------------------------------------------------------------------------------------------------------
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Draft the children of all requested nodes; none at the target's maximum length, or without known states.
+        """Draft the children of all requested nodes; none at the maximum length or without states.
 
         See `Drafter.expand`.
         """

@@ -1,6 +1,6 @@
 """Rows of an EAGLE-3 head in tensors: rows of texts, whose keys and values are kept, and levels of trees.
 
-Trees leave nothing in the cache. This module neither waits for a device nor reads its values, so all of it may be
+Trees leave nothing in the cache. This module neither waits for a device nor reads its values. So all of it may be
 recorded.
 """
 
@@ -29,7 +29,7 @@ Rank = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
 def of_any_shape() -> AbstractContextManager[None]:
     """Return a context without cuDNN's attention.
 
-    Newer versions of torch prefer it on Hopper, but it plans each new shape again, which takes the host tens of
+    Newer versions of torch prefer it on Hopper. But it plans each new shape again, which takes the host tens of
     milliseconds. Passes of fixed shapes may use it.
     """
     found: AbstractContextManager[None] = sdpa_kernel(OTHER_KERNELS)
@@ -43,7 +43,7 @@ class TextRows(NamedTuple):
     states             [b, rows, hidden]: the state before each row's token.
     token_ids, positions   [b, rows].
     row_places, slots  [b, rows]: where each row is kept in the cache.
-    is_seen            bool[b, rows, n]: which slots of its text each row sees, itself included.
+    is_seen            bool[b, rows, n]: the slots of its text that each row sees, with itself.
     """
 
     places: torch.Tensor
@@ -219,7 +219,7 @@ def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_
     keys, values   [b, kv_heads, n, dim].
     is_seen        bool[b, rows, n].
 
-    The query heads of a key-value head are rows for the kernel, so keys need not be copied.
+    The query heads of a key-value head are rows for the kernel. So keys need not be copied.
     """
     num_texts, num_rows, num_heads, dim = queries.shape
     num_kv_heads = keys.shape[1]

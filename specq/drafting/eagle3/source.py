@@ -6,10 +6,10 @@ has the shape that the job or the configuration asks for, else it grows best fir
 nodes are point masses. Scores are the head's own log-probabilities, calibrated by the outcomes of this lane's nodes.
 
 If the device grows trees without the host, best-first trees have a fixed number of nodes at each level. The step is
-launched behind the trees before the host has read them, so the device does not wait for the host (`grown_trees`). With
+launched behind the trees before the host has read them. So the device does not wait for the host (`grown_trees`). With
 few sessions these trees are broad and deep, with many sessions they are chains.
 
-The part of a prompt that the engine has in its prefix cache has no hidden states. The head works without them.
+A prompt's part in the engine's prefix cache has no hidden states. The head works without them.
 
 As for every source, measurement decides whether it pays off. No I/O; time is an argument.
 """
@@ -173,7 +173,7 @@ class EagleSource(DraftSource):
     def _learn(self) -> None:
         """Learn the outcomes of the last trees that were grafted unread.
 
-        This happens only after the next trees have begun, because the device would wait for it.
+        It comes after the start of the next trees, because the device would wait for it.
         """
         if self._unlearned is not None:
             (sizes, counts, is_accepted), self._unlearned = self._unlearned, None
@@ -228,7 +228,7 @@ class EagleSource(DraftSource):
     def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
         """Give the head the hidden states of the texts' rows, and the token after each.
 
-        These are the rows of the tokens that a step computed, and of the accepted path.
+        They are the rows of a step's computed tokens, and of the accepted path.
         """
         verified, self._verified = self._verified, None
         if verified is not None:

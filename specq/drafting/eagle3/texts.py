@@ -93,7 +93,7 @@ class StateCache:
         return keys, values
 
     def keep_lasts(self, places: torch.Tensor, states: torch.Tensor) -> None:
-        """Store the output [n, hidden] of the last rows of the texts at these places [n]."""
+        """Store the output [n, hidden] of the last rows of texts, at these places [n]."""
         self._lasts.index_copy_(0, places, states)
 
     def lasts(self, places: torch.Tensor) -> torch.Tensor:
