@@ -1,4 +1,4 @@
-"""The broker: routes drafts and verdicts, places sessions on workers, and keeps the transcript of every job.
+"""The broker: routes drafts and verdicts, places sessions on workers, and keeps every job's transcript.
 
 - `core`: messages in, effects out. It is the broker without its sockets.
 - `gate`: decides what the broker admits. It checks roles, limits and revoked keys.

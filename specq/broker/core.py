@@ -210,8 +210,8 @@ class Broker:
     def unbind_jobs(self, since: float, now: float) -> list[Effect]:
         """Unbind the jobs of the verifiers that have sent something since then.
 
-        If such a verifier crashes while no broker runs, that does not count against its jobs. A later broker
-        finds out whether the other verifiers crashed.
+        If such a verifier crashes while no broker runs, that does not count against jobs. A later broker finds out
+        whether the other verifiers crashed.
         """
         self.state.clock.now = now
         for job in self.state.jobs.active.values():
@@ -221,7 +221,7 @@ class Broker:
         return self._effects()
 
     def give_up(self, now: float) -> list[Effect]:
-        """End the jobs that no broker can continue: this one stops, and it keeps no journal."""
+        """End the jobs that no broker can continue: this one stops without a journal."""
         self.state.clock.now = now
         for job in list(self.state.jobs.active.values()):
             self.intake.fail(job, "lost", "the broker was stopped before the job ended, and it keeps no journal")

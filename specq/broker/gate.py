@@ -129,7 +129,7 @@ class Gate:
         return self.state.roles.refusal(identity, who, Hello, message.role)
 
     def charge(self, identity: bytes, kind: type[Message] | None, effects: list[Effect]) -> list[Effect]:
-        """Charge a peer for the answers to its message of this kind, and return the effects."""
+        """Charge a peer for the answers to its message of this kind; return the effects."""
         if kind not in _OF_WORKERS or self.state.workers.get(identity) is None:
             sends = [effect.frames for effect in effects if isinstance(effect, Send) and effect.to == identity]
             self.state.limits.charge_answer(self.state.roles.peer(identity), sum(sum(map(len, f)) for f in sends))
@@ -160,7 +160,7 @@ class Gate:
         self.state.outbox.add(Send("back", job.session.verifier, list(frames)))
 
     def _is_taken(self, job: BrokerJob, lane: DrafterLane, frames: Sequence[bytes], num_bytes: int) -> bool:
-        """Return whether the job's verifier can take a draft of this size on this lane now."""
+        """Return whether the job's verifier can take a draft of this size on this lane."""
         now, verifier = self.state.clock.now, self.state.workers.get(job.session.verifier)
         if verifier is None or now - verifier.last_seen > self.state.settings.quiet_s:
             return False

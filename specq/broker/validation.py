@@ -1,4 +1,4 @@
-"""The invariants of the broker's memory, checked after each message and tick in tests and chaos runs."""
+"""Invariants of the broker's memory, checked after each message and tick (tests, chaos runs)."""
 
 from __future__ import annotations
 

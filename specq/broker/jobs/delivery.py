@@ -1,7 +1,7 @@
 """What the readers of jobs receive: acceptance of the job, its tokens, its end.
 
-Rules: a reader receives only what the journal holds, and each token once. Tokens of a message that it did not take are
-sent again at the next tick. New tokens of several jobs of one client go in one message.
+Rules: a reader receives only what the journal holds, and each token once. Tokens of a message not taken are sent again
+at the next tick. New tokens of several jobs of one client go in one message.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ metrics read the state.
 
 Rules:
 - Counters only grow while the broker runs. For a rate, take two reports and their `time_s`.
-- For any number of workers and sessions, a report stays far below the maximum frame size. It lists only the requested
+- For any number of workers and sessions, a report stays far below the frame limit. It lists only the requested
   number of busiest sessions, with clipped texts.
 - A job is shown only to peers that may know it.
 - Waiting and running jobs are listed from memory, ended ones from the journal.
@@ -84,7 +84,7 @@ class StatusReports:
         self._answer(client, skip, [summary_of(job) for job in finished[skip : skip + limit]])
 
     def listed(self, client: bytes, skip: int, found: list[JobSummary] | JournalBusyError) -> None:
-        """Answer with a list of active jobs and of the ended jobs that the journal found.
+        """Answer with a list of active jobs and ended jobs that the journal found.
 
         If the journal cannot be read, list only the jobs in memory.
         """

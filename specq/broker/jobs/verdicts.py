@@ -1,4 +1,4 @@
-"""Verdicts into jobs: to the session's drafters at once, then into the transcript and to the journal.
+"""Verdicts into jobs: to the session's drafters at once, then to transcript and journal.
 
 Verdicts are the broker's most frequent messages. The verdicts of a step arrive as one message of arrays. For a verdict
 that arrives alone, only the header is checked as a whole (`decode_scalars`). The broker then reads four of its arrays.
@@ -6,10 +6,9 @@ That takes 60% of the time of a whole `decode`. The four arrays are checked as s
 rest.
 
 Drafters usually receive verdicts at once and unchanged. But a busy verifier verifies hardly any draft. A drafter that
-then receives every verdict only takes processor time and memory bandwidth from it. In that case the broker holds
-verdicts back and sends several as one. It sends less often the longer this lasts. If the verifier asks drafters to be
-silent, the broker uses the lowest rate at once. A synchronous drafter receives each verdict, since its round waits for
-it.
+then receives each verdict only takes processor time and bandwidth from it. In that case the broker holds verdicts back
+and sends several as one. It sends less often the longer this lasts. If the verifier silences drafters, the broker uses
+the lowest rate at once. A synchronous drafter receives each verdict, since its round waits for it.
 
 When the journal holds a verdict's tokens, the clients receive them: see `specq.broker.core.Broker.journaled`.
 """
@@ -63,7 +62,7 @@ MOST_HELD = 32  # verdicts that go as one
 
 
 class Added(NamedTuple):
-    """A verdict that added tokens to a job: all of its tokens except the first `known`."""
+    """A verdict that added tokens to a job: its tokens except the first `known`."""
 
     job: BrokerJob
     commit: Commit
@@ -245,7 +244,7 @@ def relay(job: BrokerJob, commit: Commit, frames: Sequence[bytes]) -> list[Send]
 
 
 class StepRelay:
-    """The messages to drafters for a step: one to each drafter, with the verdicts of its sessions.
+    """The messages to drafters for a step: one to each, with its sessions' verdicts.
 
     Verdicts that were held back go as separate messages.
     """

@@ -1,4 +1,4 @@
-"""Jobs: the request, the committed tokens, and the workers, each in a part of its own.
+"""Jobs: the request, the committed tokens, and the workers, each in its own part.
 
 - `request` (JobRequest): what the client asked for.
 - `session` (JobSession): the verifier that holds the job.
@@ -102,10 +102,10 @@ class JobSession:
 
 
 def sharers(owner: str, tenant: str, cache_salt: str) -> str:
-    """Return the group of jobs that may share KV of prefixes and earlier texts, as in `Open.owner`.
+    """Return the job group that may share KV of prefixes and earlier texts, as in `Open.owner`.
 
-    Different (owner, tenant, salt) give different results, since an owner's name never begins with a plus. A salt is
-    the client's secret, so only a digest leaves the broker.
+    Different (owner, tenant, salt) give different results, since no owner's name begins with a plus. A salt is the
+    client's secret, so only a digest leaves the broker.
     """
     name = bucket(owner, tenant)
     if not cache_salt:
@@ -243,7 +243,7 @@ class BrokerJob:
 
     @property
     def is_cleared(self) -> bool:
-        """Return whether a job in quarantine is past the point that may have crashed the verifier."""
+        """Return whether a quarantined job is past the point that may have crashed the verifier."""
         return self.is_quarantined and self.transcript.num_tokens >= self.crashes.length + CLEARED_AFTER
 
     def info(self, now: float) -> JobInfo:

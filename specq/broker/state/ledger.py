@@ -45,7 +45,7 @@ class Ledger:
         return self.sequence
 
     def settle(self, sequence: int) -> list[BrokerJob]:
-        """Note that the journal holds all records up to this one, and return the jobs concerned."""
+        """Note that the journal holds all records up to this; return the jobs concerned."""
         marks, concerned = self._marks, dict[int, BrokerJob]()
         while marks and marks[0][0] <= sequence:
             _, job, num_tokens, ended = marks.popleft()
@@ -62,7 +62,7 @@ def taken_record(job: BrokerJob) -> JobTaken:
 
 
 def bound_record(job: BrokerJob) -> JobBound:
-    """Return the record of the job's verifier, and of the weights that its tokens come from."""
+    """Return the record of the job's verifier, and of the weights behind its tokens."""
     return JobBound(job.job_id, job.session.weights, job.session.incarnation)
 
 

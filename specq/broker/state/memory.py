@@ -164,7 +164,7 @@ class BrokerClock:
     """The time of the current message or tick, in seconds of the caller's clock.
 
     - `offset`: the journal's time (`specq.journal.interface`) is the caller's time plus this.
-    - `grace_until`: until then, verifiers from before a broker restart or before a crash may come back.
+    - `grace_until`: until then, verifiers from before a broker restart or a crash may return.
     """
 
     offset: float = 0.0
@@ -178,7 +178,7 @@ class BrokerClock:
 
     @property
     def in_grace(self) -> bool:
-        """Return whether a missing verifier may come back, shortly after a broker restart or a lost verifier."""
+        """Return whether a missing verifier may return, shortly after a broker restart or a lost verifier."""
         return self.now < self.grace_until
 
     def allow(self, seconds: float) -> None:

@@ -116,7 +116,7 @@ class HeldVerdicts:
 
 
 class Drafters:
-    """The drafters of one job. A drafter that is added again gets a new lane, since it drafts from a new start."""
+    """The drafters of one job. A drafter that is added again gets a new lane, since it starts anew."""
 
     __slots__ = ("_next_lane", "held", "lanes")
 

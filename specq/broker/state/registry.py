@@ -1,8 +1,8 @@
 """The workers that the broker knows: their models, their jobs, and whether they are alive.
 
-A worker is alive while it sends anything. Its identity is the one of its socket, which is new at each start of the
-process. A drafter fits a verifier iff their tokenizers are equal (padding of the vocabularies may differ). A drafter
-without a tokenizer drafts from the text alone, and fits all verifiers.
+A worker is alive while it sends anything. Its identity is the one of its socket, new at each process start. A drafter
+fits a verifier iff their tokenizers are equal (padding of vocabularies may differ). A drafter without a tokenizer
+drafts from the text alone, and fits all verifiers.
 """
 
 from __future__ import annotations

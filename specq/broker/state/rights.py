@@ -1,6 +1,6 @@
 """What each peer of the broker may do, and how many requests it may make.
 
-Roles, with keys: the broker checks each message against the roles of the key that it came with. The socket knows the
+Roles, with keys. The broker checks each message against the roles of the key that it came with. The socket knows the
 key (`who`, the key's name). What a peer claims about itself does not count. A job belongs to the key that submitted it.
 Other keys get no information about it, not even that it exists. The grants, by name, may change at any time. A removed
 key loses all rights, and receives no more messages: see `specq.broker.gate.Revocation`. Without keys, every peer may do
@@ -105,7 +105,7 @@ class Roles:
                 self._names.popitem(last=False)
 
     def peer(self, identity: bytes) -> str:
-        """Return the name that limits and shares use: the key's name, or the socket's without keys."""
+        """Return the name for limits and shares: the key's, or the socket's without keys."""
         return identity.hex() if self._grants is None else self.shown(identity).name
 
     def owns(self, identity: bytes, owner: str) -> bool:
@@ -168,7 +168,7 @@ class Roles:
         return True
 
     def stands(self, shown: Shown, role: str) -> bool:
-        """Return whether this key is still on the list, under this name and with this role."""
+        """Return whether this key is still listed, under this name and with this role."""
         if self._grants is None:
             return True
         grant = self._grant(shown)
@@ -183,7 +183,7 @@ class Roles:
         return self._grants is None or (owner in self._grants and "client" in self._grants[owner].roles)
 
     def _grant(self, shown: Shown) -> Grant | None:
-        """Return the current grant of a key, or None if another key has its name now."""
+        """Return the current grant of a key, or None if another key has its name."""
         grant = (self._grants or {}).get(shown.name)
         return grant if grant is not None and grant.public_key == shown.public_key else None
 

@@ -7,7 +7,7 @@ comes back goes first and is free, since it was paid for. It comes back when its
 restarts.
 
 A job is aged when it has waited for `AGED_S` seconds since its submission. While there are aged jobs, every second
-place goes to the oldest one, at any priority. So a higher priority keeps at least half of all places. A lower one never
+place goes to the oldest at any priority. So a higher priority keeps at least half of all places. A lower one never
 starves.
 
 Rule: a job whose model has no space delays no other job.
@@ -154,7 +154,7 @@ class FairQueue:
 
 
 def cost(job: BrokerJob) -> int:
-    """Return what a client pays for a job's turn: the tokens that the job may take."""
+    """Return a client's price for a job's turn: the tokens that the job may take."""
     return 0 if job.session.was_placed else job.request.max_length
 
 

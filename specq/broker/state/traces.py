@@ -8,9 +8,9 @@
 A job is traced in all processes if it asks for it (`Submit.trace`). Up to `at_once` other jobs are also traced that
 way. So a few are traced at any time. The cost does not grow with the load.
 
-Rules: the broker accepts events only from the workers that had the job and from its client. Events are numbers and are
-shown as numbers. They are stored as received, which takes a tenth of the memory of named values. For each job the first
-notes and the latest events are kept. A trace holds neither its job nor the job's text.
+Rules: the broker accepts events only from the job's workers and client. Events are numbers and are shown as numbers.
+They are stored as received, which takes a tenth of the memory of named values. For each job the first notes and the
+latest events are kept. A trace holds neither its job nor the job's text.
 """
 
 from __future__ import annotations

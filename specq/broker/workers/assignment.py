@@ -6,7 +6,7 @@ Rules:
   work. The jobs get drafters when the verifier asks for drafts again.
 - Hidden states are forwarded unchanged after a check of their form. Only the drafter reads them.
 - A silent drafter receives no hidden states, so that few queue up for it.
-- If a verifier sends hidden states for a removed lane, the broker asks it to stop.
+- If a verifier sends states for a removed lane, the broker asks it to stop.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Rule: each session is opened under a new epoch. The broker ignores what a former verifier still sends for it.
 
 The journal names the verifier of a job by its incarnation. So a restarted broker knows which verifiers must come back.
-Their jobs wait until a verifier of that incarnation registers or the time for that is over. In the first case the jobs
-may continue. The second case counts as a crash. This also finds a job that crashes verifier and broker together. A
-broker or verifier that stops in good order leaves no job bound.
+Their jobs wait until a verifier of that incarnation registers or the time is over. In the first case the jobs may
+continue. The second case counts as a crash. This also finds a job that crashes verifier and broker together. A broker
+or verifier that stops in good order leaves no job bound.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Bindings:
         ] = {}  # from before the broker's start, by incarnation of their verifier
 
     def bind(self, job: BrokerJob, weights: str, incarnation: int = 0) -> None:
-        """Note in job and journal the weights that its text comes from, and its verifier's incarnation."""
+        """Note in job and journal the weights behind its text, and its verifier's incarnation."""
         session = job.session
         if (session.weights, session.incarnation) != (weights, incarnation):
             session.weights, session.incarnation = weights, incarnation

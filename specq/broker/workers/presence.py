@@ -5,15 +5,14 @@ It also finds jobs that no worker can serve.
 Rules: a worker that is silent or hangs loses its sessions. Others continue them from the transcript. A draining worker
 hands them over if there are others. Lost messages are sent again.
 
-A session that two heartbeats in a row lack was lost on the way, and is sent again. If `MAX_OPENS` attempts fail while
-the verifier sends heartbeats, the session cannot reach it. The message may be too large for the verifier, or no message
-reaches it. That counts as a failure of the session there, and another verifier may try. Ordinary loss fails no job.
-With 1% of all messages lost, three `Open`s in a row are lost once in a million. A job fails only after three such
-failures. A slow line is not a loss. The session must also be missing for `PATIENCE` times the allowed silence of a
-verifier.
+A session that two heartbeats in a row lack was lost. It is sent again. If `MAX_OPENS` attempts fail while the verifier
+sends heartbeats, the session cannot reach it. The message may be too large for the verifier, or no message reaches it.
+That counts as a failure of the session there, and another verifier may try. Ordinary loss fails no job. With 1% of all
+messages lost, three `Open`s in a row are lost once in a million. A job fails only after three such failures. A slow
+line is not a loss. The session must also be missing for `PATIENCE` times the allowed silence of a verifier.
 
-A job waits if no verifier has its model or the weights that its text began with. A verifier may come back, so the job
-waits, but only for a limited time.
+A job waits if no verifier has its model or the weights behind its text. A verifier may come back, so the job waits, but
+only for a limited time.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Presence:
         )
 
     def _refuse_misfits(self) -> None:
-        """Refuse drafters that registered while there was no verifier, if they fit none of the present ones."""
+        """Refuse drafters that registered without a verifier, if they fit no present one."""
         for worker in self.state.workers.drafters():
             if reason := self._mismatch(worker.model):
                 self.state.outbox.send_front(worker.identity, Refused(reason=reason))
@@ -201,7 +200,7 @@ def confirm(session: JobSession, worker: Worker) -> None:
 
 
 def judge_missing(session: JobSession, now: float, patience_s: float) -> What:
-    """Note that a heartbeat of a job's verifier lacks its session, and return what to do."""
+    """Note that a heartbeat of a job's verifier lacks its session; return the action."""
     if session.unconfirmed.verifier != session.verifier or not session.unconfirmed.num_opens:
         session.unconfirmed = Unconfirmed(session.verifier, 1, now)
     if not session.mark.is_missing:  # `Open` may still be on its way
@@ -214,7 +213,7 @@ def judge_missing(session: JobSession, now: float, patience_s: float) -> What:
 
 
 def give_up_on(session: JobSession, worker: Worker) -> str:
-    """Note that a verifier never confirmed a job's session, and return the reason for its client."""
+    """Note that a verifier never confirmed a job's session; return the reason for its client."""
     worker.is_unreachable = True
     session.avoided |= {worker.identity}
     opens, session.unconfirmed = session.unconfirmed.num_opens, Unconfirmed()
@@ -232,7 +231,7 @@ class Unserved:
         self._since: dict[Requirements, float] = {}
 
     def given_up(self) -> list[tuple[BrokerJob, str]]:
-        """Return the jobs that have waited too long for a missing verifier, and what is missing."""
+        """Return jobs that have waited too long for a verifier, and what is missing."""
         now = self.state.clock.now
         wanted = set(map(_wanted, self.state.jobs.queue.requirements()))
         self._since = {one: self._since.get(one, now) for one in wanted if not self._is_served(one)}

@@ -8,7 +8,8 @@ Tokens are ranked like a draft model's, by scores that the target's own noise pe
 other random numbers, they are ranked by the head's scores.
 
 On a GPU the rows of the texts and whole trees are recorded in a few fixed shapes, and the host waits only for the trees
-(`specq.drafting.eagle3.recorded`). Elsewhere, and for cutting parameters (top-k, top-p), the same arithmetic runs in the exact shapes.
+(`specq.drafting.eagle3.recorded`). Elsewhere, and for cutting parameters (top-k, top-p), the same arithmetic runs in
+the exact shapes.
 """
 
 from __future__ import annotations

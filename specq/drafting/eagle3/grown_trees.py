@@ -7,8 +7,8 @@ The step is launched behind the trees. So the device does not wait for the host 
 its level, its place in the level, likeliest first, and the usual probability of that place. It does not know the
 parent. The first node of the level above stands for it until the tree is read.
 
-Rule: a step takes the first nodes of such a tree in order. A node needs its ancestors. So no node gets a higher
-probability than the one before.
+Rule: a step takes the first nodes of such a tree in order. The reason: a node needs its ancestors. So no node gets a
+higher probability than the one before.
 """
 
 from __future__ import annotations

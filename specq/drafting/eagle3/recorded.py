@@ -1,8 +1,8 @@
 """Passes of an EAGLE-3 head in a few fixed shapes, each recorded once and then replayed.
 
-They compute rows of texts, and whole trees. The number of sessions and the context lengths are padded to a power of two.
-Padding reads and writes a place of the cache that belongs to no text. A pass takes one copy of integers to the device,
-and trees one copy back.
+They compute rows of texts, and whole trees. The number of sessions and the context lengths are padded to a power of
+two. Padding reads and writes a place of the cache that belongs to no text. A pass takes one copy of integers to the
+device, and trees one copy back.
 """
 
 from __future__ import annotations

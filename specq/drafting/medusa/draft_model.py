@@ -1,12 +1,12 @@
-"""`draft-model` with Medusa heads: a small target decodes with its heads, and so drafts its tokens in fewer passes.
+"""`draft-model` with Medusa heads: a small target decodes with its heads. So it drafts its tokens in fewer passes.
 
 The pass for a node also computes guesses below it. Heads make them from the hidden state of the row before it. After
 the pass, the model's own output at these rows is known. If a child of the model was guessed, its own children need no
 pass. So every child is the model's, made from its logits by the same `ChildMaker` as those of a draft model without
 heads, drawn or ranked. Heads only decide what is computed in advance.
 
-A guess has a KV slot, as a node has. It becomes a node when its token is among the children of the node above it. The
-other guesses are discarded as soon as that node's children are made.
+A guess has a KV slot, as a node has. It becomes a node when its token is among the children of its parent. The other
+guesses are discarded as soon as that node's children are made.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class MedusaModel(KvTrees):
     # -------------------------------------------------------------------------------------------------------------
 
     def _compute(self, asked: Asked) -> dict[tuple[int, int], torch.Tensor]:
-        """Compute pending tokens, the requested nodes, and guesses below them; return the logits of each node."""
+        """Compute pending tokens, requested nodes, and guesses below them; return each node's logits."""
         self._contexts.prefill(self._pool.places(asked))
         plans = self._plans(asked)
         sizes = [plan.num_own + len(plan.guesses) for plan in plans]
@@ -263,7 +263,7 @@ class MedusaModel(KvTrees):
         return plans
 
     def _guess(self, asked: Asked) -> dict[int, list[_Planned]]:
-        """Return the tokens that heads find likeliest below the requested nodes, at most MOST_GUESSES in all."""
+        """Return the heads' likeliest tokens below the requested nodes, at most MOST_GUESSES in all."""
         places: list[tuple[int, int]] = []
         states: list[HiddenRow] = []
         for session_id, node_ids in asked.items():
@@ -296,7 +296,7 @@ class MedusaModel(KvTrees):
         return found
 
     def _state_before(self, session_id: int, node_id: int) -> HiddenRow | None:
-        """Return the state of the row before a node's token, or the context's last one; None if unknown."""
+        """Return the state before a node's token, or the context's last one; None if unknown."""
         known = self._known[session_id]
         if node_id == CONTEXT:
             return known.before
@@ -322,7 +322,7 @@ class MedusaModel(KvTrees):
             packer.add_node(guess.token_id, slot, guess.position, session.length, of_guesses[-1])
 
     def _settle(self, plan: _Plan, slots: Int32Array) -> None:
-        """After the pass, commit the pending tokens to the table, and give the nodes their slots."""
+        """After the pass, commit the pending tokens to the table, and give nodes their slots."""
         pending, fresh, _ = np.split(slots, [plan.num_pending, plan.num_own])
         for node_id, slot in zip(plan.fresh, fresh.tolist(), strict=True):
             plan.session.nodes[node_id].slot = slot

@@ -1,10 +1,10 @@
 """Medusa heads (Cai et al. 2024, arXiv 2401.10774) as a source of drafts: the likely tokens after each context.
 
-The hidden states stay where the target computes, and so does everything but the likeliest tokens. Tokens are ranked as
-a draft model's are, by scores that the target's own noise perturbs. Where the verifier draws with other random numbers,
-they are ranked by the heads' scores alone.
+The hidden states stay where the target computes. Only the likeliest tokens go elsewhere. Tokens are ranked like a draft
+model's, by scores that the target's own noise perturbs. Where the verifier draws with other random numbers, they are
+ranked by the heads' scores.
 
-On a GPU this is recorded for numbers of contexts that are powers of two, and the host waits only for the tokens.
+On a GPU this is recorded for numbers of contexts that are powers of two. The host waits only for the tokens.
 """
 
 from __future__ import annotations

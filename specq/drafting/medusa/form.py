@@ -96,7 +96,7 @@ def output_name(shape: HeadsShape, head: int) -> str:
 
 
 def reason_against(shape: HeadsShape, found: Forms) -> str:
-    """Return what is wrong with a file's tensors, given the number format and shape of each, or ""."""
+    """Return the fault of a file's tensors, given the number format and shape of each, or ""."""
     first, _ = block_names(0, 0)
     hidden = shape.hidden_size or (found[first][1][-1] if first in found else 0)
     if not hidden:

@@ -1,4 +1,4 @@
-"""Load Medusa heads in the form of `specq.drafting.medusa.form` as matrices that turn hidden states into logits.
+"""Load Medusa heads in the form of `specq.drafting.medusa.form` as matrices from hidden states to logits.
 
 Rule: heads that do not fit their target are refused here, before they draft.
 """
@@ -39,7 +39,7 @@ class MedusaHeads:
 
     @torch.no_grad()
     def rows(self, states: torch.Tensor) -> torch.Tensor:
-        """Return logits [K, n, columns] from hidden states [n, hidden], in the heads' own number format."""
+        """Return logits [K, n, columns] from hidden states [n, hidden], in the heads' number format."""
         x = states.to(self.output.dtype).expand(self.num_heads, -1, -1)  # [K, n, hidden]
         for weights, biases in self.blocks:
             x = x + functional.silu(torch.baddbmm(biases, x, weights.mT))
@@ -116,7 +116,7 @@ def _token_ids(tensors: Tensors) -> Int32Array | None:
 
 
 def tensor_value(name: str, tensors: Tensors) -> torch.Tensor:
-    """Return a tensor's values; 8-bit values are rounded to bfloat16, so that they are the same everywhere."""
+    """Return a tensor's values; 8-bit values are rounded to bfloat16, to be the same everywhere."""
     scale = tensors.get(name + draft_form.SCALE)
     return tensors[name] if scale is None else (tensors[name].float() * scale[:, None]).bfloat16()
 
@@ -138,7 +138,7 @@ def _output(
     device: torch.device,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return the heads' own matrices [K, columns, hidden], or the needed rows of the target's [columns, hidden]."""
+    """Return the heads' matrices [K, columns, hidden], or needed rows of the target's [columns, hidden]."""
     names = [medusa_form.output_name(shape, head) for head in range(shape.medusa_num_heads)]
     if names[0] in values:
         return torch.stack([values[name] for name in names])

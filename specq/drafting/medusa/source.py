@@ -1,4 +1,4 @@
-"""Medusa heads as a source: some matrices draft trees from the target's own last hidden state.
+"""Medusa heads as a source: matrices draft trees from the target's last hidden state.
 
 The step in which the target makes a token also returns the hidden state of that token's row, at no cost. It stays on
 the device. `begin` lets the heads rank the next tokens. `collect` grafts a tree of the likeliest tokens onto each
@@ -79,7 +79,7 @@ class MedusaSource(DraftSource):
     # --- a round ------------------------------------------------------------------------------------------------------
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
-        """Let the heads rank the next tokens of the sessions whose last hidden state is known."""
+        """Let the heads rank the next tokens of sessions whose last hidden state is known."""
         sessions = [session for session in sessions if self._knows(session)]
         of_rooms = zip(sessions, rooms_of(sessions), strict=True)
         rooms = {one.session_id: room for one, room in of_rooms if room > 0}

@@ -1,4 +1,4 @@
-"""A draft worker's sessions, what it drafts for each session, and how reliable its scores are.
+"""A draft worker's sessions, what it drafts for each session, and its scores' reliability.
 
     worker                  verdicts in, drafts out, one drafter inside
     session, draft_nodes    the committed context and the nodes drafted beyond it; how nodes become a message

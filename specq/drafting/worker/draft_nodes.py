@@ -66,10 +66,9 @@ def draft_fields(nodes: Sequence[DraftNode]) -> dict[str, Any]:
 
 
 def _whole_groups(nodes: Sequence[DraftNode]) -> tuple[list[DraftDistribution], list[int]]:
-    """Return the draft distributions of the included sibling groups, and each node's row in that list.
+    """Return the draft distributions of the included sibling groups, and each node's row there.
 
-    A group is included if its first node is. The row is -1 for a point mass, and for a node whose first sibling was
-    sent before.
+    A group is included if its first node is. The row is -1 for a point mass, and if the first sibling was sent before.
     """
     distributions = [node.distribution for node in nodes if node.distribution is not None and not node.rank]
     row_of = {id(distribution): row for row, distribution in enumerate(distributions)}

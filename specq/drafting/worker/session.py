@@ -1,8 +1,8 @@
-"""One session at a drafter: the committed context, and the tree of nodes drafted beyond it.
+"""One session at a drafter: the committed context, and the drafted tree beyond it.
 
-Rules: the tree grows best first, down to the acceptance probability that the verifier asks for. If the verifier asks
-for more than 1, the tree does not grow. A verdict moves its root and cuts the rest. This module has no I/O, no clock
-and no model.
+Rules: the tree grows best first, down to the acceptance probability set by the verifier. If the verifier asks for more
+than 1, the tree does not grow. A verdict moves its root and cuts the rest. This module has no I/O, no clock and no
+model.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class DraftSession:
             level = [child for node in level for child in node.children.values()]
 
     def frontier(self) -> Iterator[tuple[float, DraftNode | None]]:
-        """Yield (log-probability, node) for each node that may be expanded next; None stands for the context itself."""
+        """Yield (log-probability, node) for each node that may be expanded; None: the context itself."""
         ahead = self.ahead
         if self.backoff or self.awaits_verdict or self.is_silenced or ahead < 1 or self.num_live >= self.most_live:
             return
@@ -138,7 +138,7 @@ class DraftSession:
     def _floor(self) -> float:
         """Return the minimum log_reach_prob of a node that is expanded or sent: likely enough, and within the budget.
 
-        Children of a node outside the budget are also outside it, so the budget stops growth. Nodes drawn run-ahead are
+        Children of a node outside the budget are outside it, so the budget stops growth. Nodes drawn run-ahead are
         never outside the budget, because growth stops before.
         """
         least = self.base_log_reach_prob + (math.log(MIN_REACH_PROB) if self.is_answer else self.floor)
@@ -149,7 +149,7 @@ class DraftSession:
     def grow(self, parent: DraftNode | None, children: Children, ids: Sequence[int]) -> DraftNode | None:
         """Attach a drafter's children below a node, or below the context, as far as there is room; return the first.
 
-        A drawn child is judged if its earlier siblings are rejected. It never gets a higher rating than they do, so a
+        A drawn child is judged if its earlier siblings are rejected. It never gets a higher rating than they do. So a
         cut by probability removes the last sibling. A node is never cut because of its own token.
         """
         if self.draws_children:
@@ -183,8 +183,8 @@ class DraftSession:
     def draft(self) -> Draft | None:
         """Return the nodes that are likely enough and not yet sent, or None.
 
-        An answer that the session waits for is sent as a whole, even if it is empty. Such answers are a synchronous
-        round and a chain in `jit` mode.
+        An answer that the session waits for is sent whole, even if empty. Such answers are a synchronous round and a
+        chain in `jit` mode.
         """
         is_answer = self.is_answer
         if is_answer and next(self.frontier(), None) is not None:
@@ -203,7 +203,7 @@ class DraftSession:
         """Return the likely nodes that were not sent yet, within the budget.
 
         They come in the order in which they grew, in a synchronous round likeliest first. The first of drawn siblings
-        is sent at once even if it is not likely enough. The verifier must know which nodes were expanded before others
+        is sent at once even if not likely enough. The verifier must know which nodes were expanded before others
         (decision 0008).
         """
         nodes = list(self.live_nodes())
@@ -247,7 +247,7 @@ class DraftSession:
             self.acceptance_stats.calibration.observe(mine[i][0].predicted, i in accepted)
 
     def commit(self, tokens: Sequence[int]) -> list[int]:
-        """Append committed tokens and move the root; return the ids of the drafted nodes that they followed."""
+        """Append committed tokens and move the root; return the ids of drafted nodes they followed."""
         path: list[int] = []
         siblings: dict[int, DraftNode] | None = self.roots
         last: DraftNode | None = None
@@ -274,7 +274,7 @@ class DraftSession:
     def adjust(self, verdict: Verdict) -> None:
         """Apply the verdict's minimum acceptance probability, and detect lost drafts.
 
-        A node is also drafted for the round after the next. Its ancestors must be accepted before, so its probability
+        A node is also drafted for the round after the next. Its ancestors must be accepted before. So its probability
         may be as low as the square of the minimum.
         """
         self.backoff = max(0, self.backoff - 1)
@@ -299,6 +299,6 @@ class DraftSession:
 
 
 def drafting_params(params: SamplingParams, speculation: Speculation) -> SamplingParams:
-    """Return the parameters to draft with: the job's, with the temperature and top-p of its candidates."""
+    """Return the parameters for drafts: the job's, with temperature and top-p of its candidates."""
     temperature = params.temperature if speculation.candidate_temp < 0 else speculation.candidate_temp
     return replace(params, temperature=temperature, top_p=speculation.candidate_top_p or params.top_p)

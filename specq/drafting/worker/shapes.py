@@ -1,8 +1,8 @@
 """The shapes of a drafted tree: how many children each of its nodes gets.
 
 A node is named by its path of ranks below the committed context: () is the context, (0, 2) the third child of its first
-child. With `BestFirst` the drafter chooses what to expand. The other shapes are fixed in advance, for comparison and
-for users who know their workload. A shape only bounds what is drafted. The scheduler chooses which nodes are verified.
+child. With `BestFirst` the drafter chooses what to expand. Other shapes are fixed in advance, for comparison and users
+who know their workload. A shape only bounds what is drafted. The scheduler chooses which nodes are verified.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FixedFanOuts:
     """A chain of `depth` tokens with guesses for each place where it may fail, and a chain below each guess.
 
     This is the speculation cache of SSD ("Speculative Speculative Decoding") as part of the tree. Entry i is the number
-    of children of the chain's i-th node, where 0 is the context. There is one list after a hit and one after a miss.
+    of children of chain node i; 0 is the context. There is one list after a hit and one after a miss.
     """
 
     depth: int

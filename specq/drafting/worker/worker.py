@@ -1,13 +1,13 @@
 """A draft worker without its sockets: verdicts in, drafts out, one drafter inside.
 
-For each session it keeps the committed context and the tree of nodes drafted beyond it. The tree grows best first. Each
-pass expands the nodes likeliest to lie on the target's path, in one batched call over all sessions. A drafter never
-waits. It receives verdicts between passes, and they cut the tree and move its root.
+For each session it keeps the committed context and the drafted tree beyond it. The tree grows best first. Each pass
+expands the nodes likeliest to lie on the target's path, in one batched call over all sessions. A drafter never waits.
+It receives verdicts between passes, and they cut the tree and move its root.
 
-Rules: a drafter's output is only a hint. It may be useless, with a poor model or a verifier too busy to check extra
-tokens. Then the drafter backs off: it sends no drafts and makes an occasional pass. A draft names positions, so late,
-doubled or lost messages do no harm. If several verdicts in a row use none of the sent nodes, the nodes were lost, and
-are sent again.
+Rules: a drafter's output is only a hint. It may be useless, with a poor model or a verifier too busy for extra tokens.
+Then the drafter backs off: it sends no drafts and makes an occasional pass. A draft names positions, so late, doubled
+or lost messages do no harm. If several verdicts in a row use none of the sent nodes, the nodes were lost, and are sent
+again.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class DraftWorker:
         raise ProtocolError(f"a {message.TYPE} could not be handled: {type(error).__name__}") from error
 
     def _refuse(self, session: DraftSession | Assign | Verdict) -> None:
-        """Stop drafting for a session that raised an exception, until it is assigned with another epoch."""
+        """Stop drafting for a session that raised an exception, until it gets another epoch."""
         self._refused[session.session_id] = session.epoch
         if len(self._refused) > MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
@@ -175,7 +175,7 @@ class DraftWorker:
         self.drafter.close(session.session_id)
 
     def _verdicts(self, message: Verdicts) -> None:
-        """Handle each verdict of a step; then raise the ProtocolError of the first that failed, if any."""
+        """Handle each verdict of a step; then raise the first failure's ProtocolError, if any."""
         errors = list[SpecqError]()
         for verdict in message.each():
             try:
@@ -261,7 +261,7 @@ class DraftWorker:
         return drafts
 
     def _drafted(self, session: DraftSession) -> list[Draft]:
-        """Return the draft to send now for a session: a list of one, or an empty one."""
+        """Return the draft to send now for a session: a list of one or none."""
         draft = session.draft()
         if draft is None:
             return []
@@ -330,7 +330,7 @@ class DraftWorker:
         )
 
     def heartbeat(self) -> Heartbeat:
-        """Return the state of this drafter and the length of each session as it knows it."""
+        """Return this drafter's state and the length of each session as it knows it."""
         sessions = list(self.sessions.values())
         return Heartbeat(
             incarnation=self.incarnation,

@@ -2,15 +2,15 @@
 
 - loading: a checkpoint -> `ModelInfo` and a forward.
 - gguf_network: a GGUF file -> a transformers model.
-- draft_network: a draft model in specq's own form -> a transformers model with a smaller head.
+- draft_network: a draft model in specq's form -> a transformers model with a smaller head.
 - generic: forward through transformers' own modelling code, on every device and architecture.
 - native: the compiled CPU forward (`specq.engines.native`) for Llama-like float32 models.
-- cuda/: forward through Triton kernels and CUDA graphs on a GPU; chains of draft tokens; recorded work.
+- cuda/: forward by Triton kernels and CUDA graphs on a GPU; draft chains; recorded work.
 - forward: what the forwards share: KV tensors, results, requested hidden states.
 - top: the best tokens of each row, for drafters.
 - row_noise: the noise of rows, from keys.
 
-`specq.engines.native` has the parts that do not need torch: rows, the KV pool, the compiled forward. All forwards take
+`specq.engines.native` has the parts without torch: rows, the KV pool, the compiled forward. All forwards take
 `PackedRows`. Their KV tensors have one shape, [num_layers, num_kv_heads, num_slots, head_dim]. The engine and the
 draft-model proposer use any forward in the same way.
 """

@@ -51,7 +51,7 @@ def load_draft(directory: Path, shape: draft_form.DraftModelShape, device: torch
 
 
 def draft_blocks(directory: Path, shape: draft_form.DraftModelShape) -> dict[str, BlockWeight]:
-    """Return the 8-bit weights of linear layers by name, in the blocks that the kernels read.
+    """Return the 8-bit weights of linear layers by name, in the kernels' blocks.
 
     Layers whose rows are not whole blocks are left out.
     """

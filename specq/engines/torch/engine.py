@@ -4,9 +4,9 @@ The KV pool (native/kv_pool.py) decides where KV is stored. A forward (torch/nat
 rows. `specq.verification` decides which tokens are accepted. A step changes the pool only after the forward pass and
 the judgement have succeeded. So a failed step can be repeated with some of its sessions.
 
-On a GPU a step may be launched before the last one is collected (flights.py). The slots of its rows are known. Tokens
-that are not yet known pass from step to step on the device. The device works in launch order. So a free slot may still
-be read or written by a step in flight. The next user of the slot runs later on the device.
+On a GPU a step may be launched before the last is collected (flights.py). The slots of its rows are known. Tokens that
+are not yet known pass from step to step on the device. The device works in launch order. So a free slot may still be
+read or written by a step in flight. The next user of the slot runs later on the device.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class TorchEngine:
             raise
 
     def _commit(self, flight: Flight, judgements: Judgements) -> None:
-        """Append each session's chain and accepted path to its table; free the slots of the other rows."""
+        """Append each session's chain and accepted path to its table; free the other rows' slots."""
         plan, is_kept = flight.plan, flight.plan.is_token
         batch, token_ids, slots = plan.batch, plan.rows.token_ids, plan.slots
         if (

@@ -35,7 +35,7 @@ class Plan:
 
 
 class Unread(NamedTuple):
-    """Packed rows i64[n] with tokens that the host has not read, and their handles, i32[n]."""
+    """Packed rows i64[n] with tokens unread by the host, and their handles, i32[n]."""
 
     rows: IntpArray
     handles: Int32Array
@@ -66,7 +66,7 @@ class Flight:
     - output: the return value of the step, except the judgements.
     - after: the step that feeds this one.
     - logits: the logits to log, if any.
-    - unread: the rows with draft tokens that the host had not read at launch, and their handles.
+    - unread: the rows with draft tokens unread by the host at launch, and their handles.
     - closed: its sessions that have been closed since launch.
     - is_held: whether another step was planned after it while it was in flight.
     """

@@ -114,7 +114,7 @@ class ForwardOutput(NamedTuple):
 
 
 class Forward(Protocol):
-    """Runs packed rows: writes their KV into `kv` and returns the outputs of the rows in `logit_rows`.
+    """Runs packed rows: it writes their KV to `kv` and returns the outputs of the rows in `logit_rows`.
 
     - num_tap_layers, is_helped, jumps: as in `specq.engines.Engine`.
     - ARITHMETIC: name of its kernels. Forwards with other kernels round differently.

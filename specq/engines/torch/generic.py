@@ -143,7 +143,7 @@ def paged_attention(
 
 
 def _make_groups(rows: PackedRows, device: torch.device) -> list[_Group]:
-    """Group sessions by row count, rounded up to a power of two, which bounds the padding."""
+    """Group sessions by row count, rounded up to a power of two to bound padding."""
     members = defaultdict(list)
     for session, count in enumerate(np.diff(rows.row_starts).tolist()):
         members[(count - 1).bit_length()].append(session)

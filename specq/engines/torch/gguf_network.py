@@ -62,7 +62,7 @@ def _empty(path: Path, said: dict[str, Any], dtype: torch.dtype) -> Any:
 
 
 def load_blocks(path: Path) -> dict[str, BlockWeight]:
-    """Return the linear weights by name that the kernels can read in the file's own blocks."""
+    """Return by name the linear weights that the kernels read in the file's blocks."""
     file = read_gguf(path)
     found = gguf_tensors.blocks(file, gguf_config.model_config(file), BLOCK_TYPES)
     return {name: BlockWeight(kind, np.array(rows)) for name, kind, rows in found}

@@ -1,4 +1,4 @@
-"""A checkpoint directory, GGUF file or hub name -> its description (`ModelInfo`) and a forward that runs it.
+"""A checkpoint directory, GGUF file or hub name -> its description (`ModelInfo`) and its forward.
 
 For the supported models see `specq.engines.torch.supported` and `specq.engines.torch.rotary`.
 """
@@ -41,7 +41,7 @@ class LoadedModel:
     """The result of `load`; the forward's KV has `info.kv_slots` slots.
 
     - token_ids: i32[columns], the token of each logits column, ascending. None: column i is token i.
-    - num_masks: for a parallel draft model, how many token ids from `info.vocab_size` on are masks
+    - num_masks: of a parallel draft model: how many ids from `info.vocab_size` on are masks
       (`specq.checkpoints.draft_form`).
     """
 
@@ -169,7 +169,7 @@ def _make_forward(
 
 
 def _runs_fused(network: Any) -> bool:
-    """Return whether the model is on a GPU that runs our kernels, and of a supported kind."""
+    """Return whether the model is on a GPU with our kernels, and of a supported kind."""
     return runs_triton(network.device) and fused_weights.supports(network)
 
 

@@ -115,7 +115,7 @@ def _layer(layer: Any, blocks: Mapping[Any, BlockWeight]) -> DecoderLayer:
 
 
 def _linear(layers: list[Any], blocks: Mapping[Any, BlockWeight], *, interleaves: bool = False) -> Linear:
-    """Return linear layers as one; in blocks only if all of them have blocks of one type."""
+    """Return linear layers as one; in blocks only if all have blocks of one type."""
     given = [blocks[layer] for layer in layers if layer in blocks]
     is_whole = len(given) == len(layers) and len({block.type for block in given}) == 1
     weights = given if is_whole else [_array(layer.weight) for layer in layers]

@@ -1,11 +1,11 @@
-"""Rotary positions: which kinds of scaling a model may have here, and its cosines as tables.
+"""Rotary positions: the supported kinds of scaling, and a model's cosines as tables.
 
 Rule: a position has the same cosines in every text. They depend neither on the text's length nor on its neighbours.
 Kept keys were rotated when they were computed. A kind whose frequencies depend on the text's length (longrope) would
-rotate later keys in another way. One long session would then change the keys of all sessions in its step.
+rotate later keys differently. One long session would then change the keys of all sessions in its step.
 
-So this module compares the outputs of transformers' own modules, not the name of a kind. Kinds that transformers adds
-later are checked in the same way.
+So this module compares outputs of transformers' own modules, not names of kinds. Kinds that transformers adds later are
+checked in the same way.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _numbers(said: Any) -> Iterator[int]:
 def _cosines(module: Any, positions: list[int], options: dict[str, str]) -> tuple[torch.Tensor, ...]:
     """Return a module's outputs for positions [P, values], computed in three ways.
 
-    First each position as the end of a text, then all at once, then each position again.
+    First each position as a text's end, then all at once, then each again.
     """
     device = next(module.buffers()).device
     like = torch.zeros(1, 1, 1, device=device)

@@ -1,4 +1,4 @@
-"""The noise of the target at some positions, as keys from which a device generates it."""
+"""The target's noise at some positions, as keys from which a device generates it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class RowNoise(NamedTuple):
     def perturbed(self, logits: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
         """Return `near_scores` of the logits, f32[rows, columns], for parameters that are all `is_uncut`.
 
-        No data is copied to the host. token_ids, i32[columns]: the token of each column, if that is not the column
-        number.
+        No data is copied to the host. token_ids, i32[columns]: each column's token, if that is not its number.
         """
         if token_ids is None:
             token_ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
@@ -45,7 +44,7 @@ class Sampling(NamedTuple):
 
 
 def noise_of(sampling: list[Sampling], positions: np.ndarray) -> tuple[Float32Array, Int32Array]:
-    """Return the fields of `RowNoise` for n sessions and the positions i64[n, m] after each.
+    """Return the fields of `RowNoise` for n sessions and positions i64[n, m] after each.
 
     Returns f32[n] and i32[n, m, 2].
     """

@@ -42,7 +42,7 @@ def probe(network: Any, forward: Forward) -> None:
 
 
 def _probe_rows(token_ids: Sequence[int], start: int, end: int) -> PackedRows:
-    """Return a step with a part of a text, and with another text of the same length."""
+    """Return a step with part of a text, and with another text of that length."""
     own, others = np.split(np.arange(2 * len(token_ids), dtype=np.int32), 2)
     packer = RowPacker()
     packer.add_session(own)

@@ -46,7 +46,7 @@ class PublicClient:
 
 
 def request_params(top: int) -> SamplingParams:
-    """Return the request parameters of a prompt: its next token, and the `top` likeliest tokens there."""
+    """Return request parameters of a prompt: its next token, and the `top` likeliest tokens there."""
     return SamplingParams(
         temperature=0,
         max_tokens=1,

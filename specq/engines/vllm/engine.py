@@ -156,7 +156,7 @@ class VllmEngine:
                 raise misfit(step, f"the vllm engine takes chains of at most {self.max_chain} nodes")
 
     def _check_room(self, batch: StepBatch) -> None:
-        """Raise EngineError if a step exceeds the free slots, or the limits that vLLM was started with."""
+        """Raise EngineError if a step exceeds the free slots, or vLLM's limits from its start."""
         num_rows = len(batch.token_ids)
         if num_rows > self.free_slots:
             raise EngineError(f"{num_rows} KV slots are needed and {self.free_slots} of {self.info.kv_slots} are free")
@@ -185,7 +185,7 @@ def _start_beside(arguments: dict[str, Any], *, verbose: bool) -> tuple[Sessions
 
 
 def _begin_compiling(arguments: Mapping[str, Any]) -> subprocess.Popen[bytes] | None:
-    """Begin to compile the judge's kernels, if the device has some and the checkpoint specifies their sizes."""
+    """Begin to compile the judge's kernels, if the device has some and the checkpoint specifies sizes."""
     from vllm.platforms import current_platform
 
     said = read_config(Path(arguments["model"]))

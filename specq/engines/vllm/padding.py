@@ -41,7 +41,7 @@ def graphs_up_to(most_rows: int, most_sessions: int) -> dict[int, tuple[int, ...
 
 
 def mixed_up_to(most_rows: int) -> tuple[int, ...]:
-    """Return the step sizes in rows to capture, including the largest, for any rows per session."""
+    """Return the step sizes in rows to capture, with the largest, for any rows per session."""
     fitting = {size for size in (*MIXED_ROWS, most_rows) if size <= min(most_rows, MIXED_ROWS[-1])}
     return tuple(sorted(fitting - {0}))
 

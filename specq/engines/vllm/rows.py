@@ -1,7 +1,7 @@
 """Convert between the order of a step's sessions and that of vLLM's persistent batch. Pure.
 
-`order`, i64[n], is the session of a step for each request of vLLM's batch. A request has a row of logits after its last
-token and after each draft token.
+`order`, i64[n], is the session of a step for each request of vLLM's batch. A request has logits after its last token
+and after each draft token.
 """
 
 from __future__ import annotations

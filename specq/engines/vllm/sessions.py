@@ -125,7 +125,7 @@ class Sessions:
         )  # not used: specq samples
 
     def _check(self) -> None:
-        """Raise ConfigError for models whose KV cannot be cut after rejected drafts, or with pipeline stages."""
+        """Raise ConfigError for pipeline stages, or if KV cannot be cut after rejected drafts."""
         if self._scheduler.has_mamba_layers or self._scheduler.is_encoder_decoder:
             raise ConfigError("the vllm engine runs decoders with attention only")
         if self._scheduler.use_pp:
@@ -230,7 +230,7 @@ class Sessions:
         )
 
     def _delta_of(self, flight: SessionFlight, *, goes_on: bool) -> StepDelta:
-        """Allocate the KV for a step, which must be free, and return the message for the workers.
+        """Allocate the KV for a step, which must be free; return the message for workers.
 
         `goes_on`: the step continues the newest one by one token.
         """
@@ -270,7 +270,7 @@ class Sessions:
     def _even_length(self, batch: StepBatch, places: IntpArray) -> int:
         """Return the padded number of rows per session for a whole graph; 0: no padding.
 
-        It is 0 if padding would take KV that other sessions may need, or exceed the maximum length.
+        It is 0 if padding would take KV that others may need, or exceed the maximum length.
         """
         length = even_length(batch, self._graphs)
         if not length:
@@ -281,7 +281,7 @@ class Sessions:
         return length if has_room and int(ends.max()) <= self.max_length else 0
 
     def _check_transcripts(self, batch: StepBatch, places: IntpArray) -> None:
-        """Raise EngineError unless each step continues its request's own tokens and is judged only at their end."""
+        """Raise EngineError unless each step continues its request's tokens and is judged only at the end."""
         is_wrong = batch.is_judged != (batch.base_lens == self._table.lengths[places])
         if is_wrong.any():
             session_id = batch.session_ids[int(is_wrong.argmax())]

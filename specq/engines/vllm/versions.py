@@ -1,4 +1,4 @@
-"""The vLLM versions that were tested with specq, and facts about the installed one without an import.
+"""The vLLM versions that were tested with specq, and facts about the installed one (no import).
 
 To add a version, run `make test-vllm` with it. Then add it to TESTED, and to the extra `vllm` of pyproject.toml. These
 ran with the current steps (`patches`): 0.31.0 and 0.32.0 on CPUs, 0.26.0 on H200s. 0.33.0 has no CPU build yet. Its
@@ -45,7 +45,7 @@ def argument_names() -> frozenset[str]:
 
 
 def lacks_architecture(name: str) -> bool:
-    """Return whether vLLM's table of models is known and lacks this architecture, as named in config.json."""
+    """Return whether vLLM's table of models is known and lacks this architecture of config.json."""
     source = _source(_MODELS)
     return bool(name and source) and f'"{name}"' not in source
 
@@ -160,7 +160,7 @@ def missing_parts(runner: Any) -> list[str]:
 
 
 def can_count(runner: Any) -> bool:
-    """Return whether a plain step's rows follow from the step before by adding 1 to each of COUNTS.
+    """Return whether a plain step's rows follow from the last by adding 1 to COUNTS.
 
     KV blocks are updated in addition. Returns False if this vLLM's runner is not known well enough.
     """

@@ -2,8 +2,8 @@
 
 A step is one message to all workers and one answer from each. The first worker's answer is the result. A worker process
 launches the step and reads the next message. Meanwhile a thread of vLLM waits for the device and answers. So the host
-handles one step while the next is launched, as with vLLM's own scheduler. An error in a worker arrives with its own
-answer, or with the next one.
+handles one step while the next is launched, as in vLLM's scheduler. An error in a worker arrives with its own answer,
+or with the next one.
 
 An error raised here must not hold vLLM's message queues. vLLM's future holds its error, and the error's frames hold the
 future and the queues. Up to vLLM 0.31 a garbage collector that finds them together waits forever. It ends a queue's
@@ -128,8 +128,8 @@ class Workers:
     def _lost(self, error: Exception) -> EngineLostError:
         """Return the error to raise for an error of vLLM.
 
-        If workers are processes, the error and its causes lose their frames, because these hold vLLM's queues. The
-        worker's own log shows where it failed.
+        In worker processes, errors and causes lose their frames, because these hold vLLM's queues. The worker's own log
+        shows where it failed.
         """
         behind: BaseException | None = error if self.are_apart else None
         while behind is not None:

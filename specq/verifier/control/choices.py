@@ -21,7 +21,7 @@ class Choice(NamedTuple):
 
     sources     the sources that draft. None: plain decoding.
     is_unread   whether drafts are verified before the host has read them.
-    is_early    whether steps are launched before the last one has ended although draft workers draft. Their drafts
+    is_early    whether steps are launched before the last ended although draft workers draft. Their drafts
                 then come too late (only with `--drafts always`).
     """
 
@@ -50,8 +50,8 @@ class SourceTraits(NamedTuple):
     levels_s       (sessions, levels) -> seconds of a draft, for a source that drafts as many levels as the controller
                    asks for. None: unknown.
     most_levels    the most levels that it drafts.
-    may_be_unread  whether its drafts can be verified before they are read, and the controller chooses that.
-    level_size     sessions -> the most nodes of a level, for a source that may be unread. None: unknown.
+    may_be_unread  whether its drafts can be verified unread, and the controller chooses that.
+    level_size     sessions -> most nodes of a level, for a source that may be unread. None: unknown.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Drafting(NamedTuple):
 class Step(NamedTuple):
     """A step, and its results.
 
-    kind, rows     its kind, with the sources that were in use for it, and its rows.
+    kind, rows     its kind, with the sources in use for it, and its rows.
     looked_at      the sources that drafted for one session only.
     depth          levels that a draft model drafted.
     num_sessions   sessions that decode.
@@ -99,7 +99,7 @@ class Step(NamedTuple):
     seconds        from the end of the step before to its own end.
     waits          for each source: the seconds that the step waited for it.
     judged         for each source: the results of its drafts.
-    is_told        whether it can show if drafts pay: no session is synchronous, and some accept drafts.
+    is_told        whether it can show if drafts pay: no session is synchronous, some accept drafts.
     """
 
     kind: StepKind
@@ -117,10 +117,10 @@ class Step(NamedTuple):
 class DraftDecision(NamedTuple):
     """A decision of the policy.
 
-    step, sessions      the number of the step, and the sessions that the decision was made for.
+    step, sessions      the step's number, and the sessions of the decision.
     reason              one of DECISIONS.
-    used, rate          the choice that is in use from then on, and its forecast tokens a second.
-    other, other_rate   the choice that it was compared with, and its forecast tokens a second.
+    used, rate          the choice in use from then on, and its forecast tokens a second.
+    other, other_rate   the choice compared with it, and its forecast tokens a second.
     """
 
     step: int

@@ -3,7 +3,7 @@
 `policy` decides which sources draft. `prefill_limit` limits the rows of prompts. `bursts` decides whether a step is put
 off. This module decides when the next step is launched.
 
-A step with drafted nodes needs the tokens of the last step, so the device is idle while the host plans it. A step
+A step with drafted nodes needs the tokens of the last step. So the device is idle while the host plans it. A step
 without nodes is launched before the last one has ended. The next step always waits for sessions in mode `sync` or
 `jit`. Besides, it waits for the last one in three cases:
 
@@ -46,7 +46,7 @@ class Controller:
 
     time, forecast    the expected step times, and the forecast of each choice of drafts.
     policy            how steps draft.
-    prefill, bursts   how many rows of prompts a step has, and whether it is put off.
+    prefill, bursts   how many prompt rows a step has, and whether it is delayed.
     last_end          the end of the last step in seconds. None: there was no work to continue with at once.
     """
 
@@ -75,7 +75,7 @@ class Controller:
 
     @property
     def is_helped(self) -> bool:
-        """Whether threads on other cores help with steps; also true if the engine cannot use such help."""
+        """Whether threads on other cores help with steps; also true if the engine cannot use help."""
         return self._engine.is_helped or not self._can_be_helped
 
     @property
@@ -129,10 +129,10 @@ class Controller:
         return 0.0 if self._sources.are_own_awaited(sessions, self.policy.allowed) else self.time.saved_s
 
     def follow_load(self, sessions: OpenSessions, max_sessions: int) -> None:
-        """Adapt to the number of sessions: how to draft, and whether threads on the drafters' cores help.
+        """Adapt to the number of sessions: how to draft, and whether the drafters' cores help.
 
         These threads help while no draft workers are used, and while prompts are computed. A step with many rows is
-        faster with help even if drafters compute on the same cores.
+        faster with help even if drafters share the cores.
         """
         self.forecast.hear(self._sources.num_sent)
         if num_sessions := sessions.num_running:

@@ -3,9 +3,9 @@
 Tokens come from what each source has brought (`specq.verifier.models.token_yield`). Seconds come from what steps have
 taken (`specq.verifier.models.step_time`).
 
-Several sources find the same tokens, and drafts may be late. So each set of sources also has a ratio: the tokens that
-came, divided by the tokens that were forecast. Steps whose prompts left no room for drafts do not count for it. Each
-token has its share of prompt rows, because a text that ends makes room for another prompt.
+Several sources find the same tokens, and drafts may be late. So each set of sources also has a ratio. It is the tokens
+that came, divided by the forecast tokens. Steps whose prompts left no room for drafts do not count for it. Each token
+has its share of prompt rows. The reason: a text that ends makes room for another prompt.
 
 Pure: no clock.
 """
@@ -63,7 +63,7 @@ class Foreseen(NamedTuple):
 
 
 class Forecast:
-    """What is known of the sources of one verifier, and the forecasts that follow from it.
+    """What is known of one verifier's sources, and the forecasts that follow from it.
 
     sources    all sources.
     `heard`    the sources that have ever sent a node.
@@ -90,7 +90,7 @@ class Forecast:
     def hear(self, num_sent: Mapping[str, int]) -> None:
         """Note how many nodes each source has sent in all.
 
-        Draft workers that have sent none are always allowed and not compared, so that a worker that joins can send.
+        Draft workers that have sent none are always allowed and not compared. So a worker that joins can send.
         """
         self.heard |= {source for source, count in num_sent.items() if count}
 
@@ -263,7 +263,7 @@ class Forecast:
     ) -> Float64Array:
         """Return f64[NUM_LEVELS + 1]: the seconds of steps, without the waits for sources.
 
-        With `tokens`, f64[NUM_LEVELS + 1] of a session's round, each token has its share of prompt rows. The reason is
+        With `tokens`, f64[NUM_LEVELS + 1] of a session's round, each token has its prompt rows. The reason is
         that a text that ends makes room for another prompt.
         """
         num_rows = num_sessions + np.ceil(num_nodes).astype(np.intp)
@@ -277,7 +277,7 @@ class Forecast:
         return seconds
 
     def joining(self, choice: Choice, used: Choice, num_sessions: int) -> Foreseen:
-        """Return the forecast of a choice that begins now: its new sources must compute the texts first."""
+        """Return the forecast of a choice that begins now: new sources compute the texts first."""
         other = self.foresee(choice, num_sessions)
         join_s = sum(self._time.wait(name).join_s for name in choice.sources - used.sources)
         part = join_s * other.rate / (HORIZON * other.tokens)  # relative to the seconds of HORIZON steps

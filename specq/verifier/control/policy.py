@@ -6,7 +6,7 @@ forecast to be better. Any other choice needs a probe.
 
 A probe drafts for one session first, then for all. It ends at the first step that shows that it loses or wins. It may
 begin if its choice *may* be better, given how uncertain the forecast is. What is known of a silent source fades, so its
-forecast becomes less certain. Choices that differ only in whether drafts are read first bring the same tokens, so only
+forecast becomes less certain. Choices that differ only in whether drafts are read first bring the same tokens. So only
 their seconds are compared.
 
 All probes together may lose BUDGET of the tokens (the credit). A probe that is forecast to win costs no credit.
@@ -145,7 +145,7 @@ class Policy:
     def _pay(self, step: Step) -> None:
         """Add credit for probes, and subtract what the present probe lost in this step.
 
-        In a step with prompts, the loss is the wait for the sources that are tried.
+        In a step with prompts, the loss is the wait for the tried sources.
         """
         before, unit = self._credit, self._first_s
         if before < MOST_CREDIT * unit:
@@ -197,9 +197,9 @@ class Policy:
             self._end_probe("probe_lost", now, other)
 
     def _deviation(self, choice: Choice, other: Foreseen) -> float:
-        """Return the standard deviation of a choice's log rate, in comparison with the choice in use.
+        """Return the standard deviation of a choice's log rate, compared with the choice in use.
 
-        If both differ only in `is_unread`, they bring the same tokens, so only the seconds are uncertain.
+        If both differ only in `is_unread`, they bring the same tokens. So only the seconds are uncertain.
         """
         used = self.forecast.felt(self.used)
         return other.of_seconds if choice == used._replace(is_unread=choice.is_unread) else other.deviation
@@ -254,7 +254,7 @@ class Policy:
         """Return the choices that may be made, with the one in use.
 
         If drafts are not measured, all sources draft in each of them. If they are, choices with early launches are left
-        out: plain decoding is better than drafts that come too late.
+        out. Plain decoding is better than drafts that come too late.
         """
         found = self.forecast.choices(used)
         if self._is_measured:
@@ -262,7 +262,7 @@ class Policy:
         return [one for one in found if one.sources == used.sources]
 
     def _apply(self) -> None:
-        """Set what the sources must do from now on, by the choice in use or the probe."""
+        """Set what the sources must do from now on, by the current choice or probe."""
         silent = self.forecast.sources - self.forecast.felt(Choice(self.forecast.sources)).sources
         used, probe = self.used, self._probe
         self.looked_at = PLAIN.sources

@@ -1,14 +1,14 @@
-"""Chunked prefill, limited by time: how many rows of prompts share a step with sessions that decode.
+"""Chunked prefill, limited by time: how many prompt rows share a step with decoding sessions.
 
-All sessions of a step get their tokens when it ends, so a long prompt delays its neighbours. While sessions decode, the
-rows of prompts are limited: the expected time of the step stays below `max_slowdown` times its time without them.
-Prompts get the larger of two minimums in any case:
+All sessions of a step get their tokens when it ends. So a long prompt delays its neighbours. While sessions decode, the
+rows of prompts are limited. The step's expected time stays below `max_slowdown` times its time without them. Prompts
+get the larger of two minimums in any case:
 
-- Rows that take an eighth of the time without prompts, so that each prompt comes to its end.
+- Rows that take an eighth of the time without prompts, so that each prompt ends.
 - Rows that take as long as the fixed cost of a step with prompts. Many tiny chunks would cost the others more in total.
 
 After PLAIN_EVERY steps with prompts, one step has none. Only such a step shows how long the other sessions take while
-their contexts grow. So a long prompt takes at most 17 / 16 * max_slowdown / (max_slowdown - 1) times as long as alone.
+their contexts grow. A long prompt takes at most 17 / 16 * max_slowdown / (max_slowdown - 1) times as long as alone.
 That is 2.4 by default, and 7.9 if the prompt always gets the minimum.
 
 If no session decodes, prompts take all rows. Short prompts take all rows too if they came when at most as many sessions
@@ -22,7 +22,7 @@ The seconds of prompt rows beyond the step curve are learned from steps. They ha
 
 - A fixed part of each step with prompts, for example because CUDA graphs exist only for plain rows.
 - A part of each row.
-- A part of each token that a row attends to: rows become slower as the context grows.
+- A part of each token that a row attends to: rows slow down as the context grows.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PrefillLimit:
     def sizes(
         self, chunks: Chunks, is_free: BoolArray, num_decoding: int, room: int, curve: StepCurve, *, is_late: bool
     ) -> IntpArray:
-        """Return i64[n]: how many rows each of n prompts gets, in order of precedence; rarely all 0.
+        """Return i64[n]: the rows of each of n prompts, in order of precedence; rarely all 0.
 
         chunks         what is left of each prompt.
         is_free        bool[n]: prompts that may take all rows.
@@ -108,7 +108,7 @@ class PrefillLimit:
         return as_such + float(self._costs[0]), curve(num_rows) - as_such
 
     def prompts_s(self, chunks: Chunks, num_decoding: int, curve: StepCurve, *, is_late: bool) -> float:
-        """Return the expected seconds that parts of prompts add to a step of decoding sessions without nodes."""
+        """Return the expected seconds that prompt parts add to a step of decoding sessions without nodes."""
         attended = np.cumsum(_attended(chunks))
         without = self._without(num_decoding, 0, curve, is_late=is_late)
         return float(self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)[-1])
@@ -207,7 +207,7 @@ def _fitted(seen: Float64Array, right: Float64Array, costs: Float64Array, least:
 
 
 def filled(pending: IntpArray, room: int) -> IntpArray:
-    """Return i64[n]: how many rows of each prompt fit into the room, in order of precedence."""
+    """Return i64[n]: how many rows of each prompt fit, in order of precedence."""
     filled: IntpArray = np.clip(room - ends_of(pending) + pending, 0, pending)
     return filled
 

@@ -1,4 +1,4 @@
-"""Sources of drafts for a verifier's sessions, and the parts of the verifier that a source needs.
+"""Sources of drafts for a verifier's sessions, and the verifier parts that sources need.
 
     interface, source_set     the interface of a source, and all sources of a verifier together.
     mailbox                   remote drafts, and the limit on their time.
@@ -7,7 +7,7 @@
     source_clock              the seconds and the results of each source in a step.
 
 The sources themselves are `source.py` of each method in `specq.drafting`. Of the verifier they import only this
-package. To add one, write a file with a class derived from `DraftSource` and a function `make`. Add their lines to
+package. To add one, write a file with a subclass of `DraftSource` and a function `make`. Add their lines to
 `specq.drafting.table` and `specq.protocol.origins`. Every source runs through the suite of
 `specq.testing.conformance.sources`.
 """

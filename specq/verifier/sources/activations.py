@@ -1,11 +1,11 @@
-"""Hidden states for remote drafters that read them: rows of each session's text, from steps, kept for a while and sent.
+"""Hidden states for remote drafters that read them: rows of texts from steps, kept for a while and sent.
 
 Rules:
 
 - A session without requests for hidden states costs no time.
 - For each session the newest rows are kept in bfloat16, at most as many as a drafter requested. So a drafter that joins
   late has rows to begin with. All sessions together keep at most MOST_KEPT_BYTES.
-- While draft workers are paused, no states are sent, and the host does not wait for the device.
+- While draft workers are paused, no states are sent. The host does not wait for the device.
 - Lost messages are not sent again. The drafter begins behind the gap.
 
 No I/O.
@@ -108,7 +108,7 @@ class _Feed:
     kept: dict[Layers, _Kept] = field(default_factory=dict)
 
     def forget_unread(self) -> None:
-        """Forget the rows of layers that no drafter reads any more: steps do not compute them."""
+        """Forget rows of layers that no drafter reads any more: steps skip them."""
         read = {lane.request.layers for lane in self.lanes.values()}
         self.kept = {layers: kept for layers, kept in self.kept.items() if layers in read}
 

@@ -39,7 +39,7 @@ class Budget(NamedTuple):
     unread_vocab     tokens below this may be verified before the host has read them (`DraftBatch.drafted`). 0: none.
     max_rows         the most rows of a step without prompts.
     depth            levels to draft, for a source whose levels can be chosen (`DraftSource.levels_s`).
-    promised         drafted tokens of all sources that are expected to be accepted in a session's round.
+    promised         drafted tokens of all sources expected to be accepted in a session's round.
     is_unread        whether to graft drafts unread, for a source that has the choice (`DraftSource.may_be_unread`).
     """
 
@@ -165,7 +165,7 @@ class DraftSource(ABC):
     def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:  # noqa: B027 - need not be written
         """Learn what a step committed to each session, and so the results of the drafts.
 
-        `computed` has the requested hidden states and logits of scratch rows, if the engine keeps them.
+        `computed` has requested hidden states and scratch rows' logits, if the engine keeps them.
         """
 
     def refuse(self, session: Session) -> None:  # noqa: B027

@@ -1,4 +1,4 @@
-"""The seconds that each source of drafts cost in a step, and the results of its drafts.
+"""The seconds of each draft source in a step, and the results of its drafts.
 
 The seconds are those in which the verifier waited for the source, and those of its scratch rows.
 """

@@ -1,4 +1,4 @@
-"""The sources of a verifier, called one after the other: each sees the drafts of the sources before it."""
+"""The sources of a verifier, called one after the other. Each sees the drafts of the sources before it."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class SourceSet:
             self.num_sent[source.name] += len(batch.token_ids)
 
     def _is_followed(self, source: DraftSource, sessions: Sequence[Session], allowed: Sources) -> bool:
-        """Return whether a later source drafts for some of the sessions, and so reads their trees."""
+        """Return whether a later source drafts for some sessions, and so reads their trees."""
         later = self.sources[self.sources.index(source) + 1 :]
         return any(
             one.takes_sync or not session.waits
@@ -192,7 +192,7 @@ class SourceSet:
         )
 
     def read(self, clock: Callable[[], float]) -> bool:
-        """Wait for drafts that are grafted unread, and put them in place; return whether there were any."""
+        """Wait for drafts that are grafted unread, and put them in place; return whether any were."""
         drafted, source, self.drafted, self._unread = self.drafted, self._unread, None, None
         if drafted is None or source is None:
             return False
@@ -210,7 +210,7 @@ class SourceSet:
     def _set_scratch(self, sessions: Sequence[Session], allowed: Sources) -> None:
         """Ask the sources for scratch rows. A session has the rows of the first source that returns some.
 
-        Rows of the last step are removed from all sessions: they belong where the text ended then.
+        Rows of the last step are removed from all sessions. They belong where texts ended then.
         """
         for session in self._with_scratch:
             session.scratch = NO_SCRATCH
@@ -285,7 +285,7 @@ class SourceSet:
             source.observe(rounds, [part.of_layers(source.layers) for part in computed])
 
     def _drafted_for(self, sessions: Sequence[Session], source: DraftSource, allowed: Sources) -> Sequence[Session]:
-        """Return the sessions that a source may draft for: always the synchronous ones, since they requested drafts."""
+        """Return the sessions that a source may draft for: always synchronous ones, since they requested drafts."""
         if source.name in allowed - self.looked_at:
             return sessions
         others = [session for session in sessions if not session.waits] if source.name in allowed else []

@@ -1,7 +1,7 @@
 """Drafts that a step verifies before the host has read them (*unread* drafts).
 
 They are grafted onto the trees as handles. Once they are read, their tokens replace the handles. Their nodes lie level
-by level. The host knows the level of each node and its place in the level, but not its token.
+by level. The host knows each node's level and its place there, but not its token.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class UnreadLayout(NamedTuple):
 def may_be_unread(sessions: Sequence[Session], width: int) -> bool:
     """Return whether drafts of this width may be grafted unread onto these sessions' trees.
 
-    No tree may have other nodes, and all drafts must be judged only by the target's own tokens.
+    No tree may have other nodes. All drafts must be judged only by the target's own tokens.
     """
     own = [session for session in sessions if session.place != NONE]
     if not own:

@@ -1,1 +1,1 @@
-"""One step: its plan, its draft nodes, its run in the engine, its commit, and its report."""
+"""One step: its plan, its draft nodes, its run in the engine, commit, and report."""

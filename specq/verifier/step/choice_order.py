@@ -12,7 +12,7 @@ So the verifier sees the order of the expansions. Two cases hide it:
     a lost message        it may have held any expansion. So everything after it depends on all nodes before it
 
 A node may be left out if it is too unlikely, or if the engine does not support trees. Such a node is not verified in
-this step, and no other node waits for it.
+this step. No other node waits for it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
 
 
 def _expanded_before(t: Any, grown: Sequence[int], first_after_loss: int, *, is_sync: bool) -> Iterator[Sequence[int]]:
-    """Yield, for each of a lane's nodes in order, the further nodes that must be known first.
+    """Yield, for each node of a lane in order, further nodes to be known first.
 
     These are the nodes beyond the ones that the nodes before it need.
     """
@@ -88,7 +88,7 @@ class _Order:
         self.waiting[awaited].append(i)
 
     def wait_for_growth(self, grown: Sequence[int], expanded: Iterator[Sequence[int]]) -> None:
-        """Let each of a lane's nodes wait for the sampled nodes that were expanded before it."""
+        """Let each node of a lane wait for the sampled nodes expanded before it."""
         point: int | None = None
         for node, fresh in zip(grown, expanded, strict=True):
             sampled = [one for one in fresh if self.t.group[one] != NONE]

@@ -138,7 +138,7 @@ class Rounds(Sequence[Round]):
     def _note_path(self, trees: DraftTrees, path: IntpArray) -> None:
         """Store which nodes were accepted, and the origin of each token.
 
-        The target's own token is a correction if the accepted path's end has a verified child.
+        The target's own token is a correction if the path's end has a verified child.
         """
         is_drafted, own = path != NONE, np.arange(len(self))
         accepted, of_tokens = path[is_drafted], own.repeat(self.num_tokens)
@@ -294,7 +294,7 @@ def _without(left_out: Collection[int], shares: Shares, judgements: Judgements) 
 class _Kept(NamedTuple):
     """The number of tokens kept from each judgement, i64[n].
 
-    Also the sessions that end there, with the reason, and the places of the failed sessions.
+    Also the sessions that end there, with the reason, and the failed sessions' places.
     """
 
     num_tokens: IntpArray
@@ -330,7 +330,7 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
 
 
 def _first_ends(judgements: Judgements, end_ids: Int32Array) -> dict[int, int]:
-    """Return, by place, the number of tokens up to and including the session's first end token.
+    """Return, by place, the number of tokens up to the session's first end token, inclusive.
 
     end_ids  i32[n, most].
 

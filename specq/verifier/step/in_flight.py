@@ -1,13 +1,12 @@
 """The verifier's steps between launch and collection.
 
 An engine that overlaps can launch the next step before the last one is collected. It does so if the last step can be
-*followed*. Two conditions must hold. Each session of the step takes one token that the device knows first, and no
-draft. And the next step does not wait for drafts (`specq.verifier.control.waiting`), or for the host
+*followed*. Two conditions must hold. Each session of the step takes one token that only the device knows, and no draft.
+And the next step does not wait for drafts (`specq.verifier.control.waiting`), or for the host
 (`specq.verifier.control.early_steps`).
 
-If a session turns out to have ended, its row in the next step is wasted. Its output is discarded. An error at
-collection also costs the step that was launched behind: it is discarded. The failed step is repeated with some of its
-sessions.
+If a session has ended meanwhile, its row in the next step is wasted. Its output is discarded. An error at collection
+also costs the step that was launched behind: it is discarded. The failed step is repeated with some of its sessions.
 
 Separate processes may launch the steps (`specq.engines.is_apart`). Then two steps stay in flight while messages are
 sent and handled. A next step of the same sessions, one token further, is launched behind both. Then the older one is
@@ -137,7 +136,7 @@ class StepsInFlight:
     def is_due(self) -> bool:
         """Whether to wait for the oldest step now.
 
-        This holds with too many steps, without a step behind it, or if none can follow it.
+        This holds with too many steps, without a following step, or if none can follow.
         """
         if len(self._steps) > self.most or self.launched is None or not self.launched.parts:
             return bool(self._steps)
@@ -167,9 +166,9 @@ class StepsInFlight:
     def _launch_parts(self, shares: Shares, before: InFlightStep | None, faults: Faults) -> list[Part]:
         """Launch a step, and return its parts.
 
-        If the launch raises, the step is computed in halves. Sessions that still raise are left out. This is not
-        possible behind a step in flight, since only one step can follow it. Nor is it possible with unread drafts. In
-        both cases no part is returned.
+        If the launch raises, the step is computed in halves. Sessions that still raise are left out. This is impossible
+        behind a step in flight, since only one step can follow it. Nor is it possible with unread drafts. In both cases
+        no part is returned.
         """
         try:
             return [(shares, self._launch(None if before is None else before.parts[0][1], shares))]

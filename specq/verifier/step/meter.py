@@ -45,7 +45,7 @@ def trace_open(tracer: Tracer, message: Open, now: float) -> None:
 
 
 def trace_step(tracer: Tracer, shares: Shares, rounds: Rounds, at: Moments, committed: float) -> None:
-    """Record a step for each traced session: the computed part of its prompt, and its round."""
+    """Record a step for each traced session: its computed prompt part, and its round."""
     step_us, batch = int((committed - at.began) * 1e6), shares.batch
     for i in _traced(tracer, shares.sessions):
         num_tokens = int(batch.num_tokens[i])
@@ -100,8 +100,8 @@ class Moments(NamedTuple):
     drafted  when the drafts were on the trees.
     planned, judged  when the step was planned, and judged.
 
-    If a step began before the last one ended, the host spent no time before it. Its forward pass began when the last
-    one ended.
+    If a step began before the last ended, the host spent no time before it. Its forward pass began when the last one
+    ended.
     """
 
     last: float | None
@@ -144,7 +144,7 @@ class StepMeter:
         self._num_decided = 0
 
     def note_all(self, at: Moments, done: Sequence[tuple[Shares, StepOutput]], num_rows: int, rounds: Rounds) -> None:
-        """Count a step with `num_rows` rows, from the results of its engine calls, if any succeeded."""
+        """Count a step with `num_rows` rows, from results of engine calls, if any succeeded."""
         if done:
             judge_s = sum(output.judge_s for _, output in done)
             self.note(at, judge_s, num_rows, sum(len(shares) for shares, _ in done), rounds)

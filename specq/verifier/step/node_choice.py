@@ -1,13 +1,13 @@
 """Choose the draft nodes that the next forward pass verifies.
 
-One rule: draft nodes are added, likeliest first, as long as this raises the step's goodput. Goodput is (expected
-tokens) / (expected seconds). The number of drafts is not fixed, and there is no second controller.
+One rule: draft nodes are added, likeliest first, while this raises the step's goodput. Goodput is (expected tokens) /
+(expected seconds). The number of drafts is not fixed, and there is no second controller.
 
-The rule looks ahead, since a step's time is not a smooth function of its rows. A node is also added if it pays only
-together with the nodes after it. But the choice of a sampled node must not depend on its own token. So it must not
-depend on the node's children, nor on tokens drawn after it (decision 0008). With n nodes added, the rule therefore
-looks only at the nodes that are known by then. Such nodes do not depend on the token of a node not yet added. Point
-masses are all known from the start. For them the rule finds the number with the highest goodput.
+The rule looks ahead, since a step's time is no smooth function of rows. A node is also added if it pays only together
+with the nodes after it. But the choice of a sampled node must not depend on its own token. So it must not depend on the
+node's children, nor on tokens drawn after it (decision 0008). With n nodes added, the rule looks only at the nodes
+known by then. Such nodes do not depend on the token of a node not yet added. Point masses are all known from the start.
+For them the rule finds the number with the highest goodput.
 
 Some engines are faster if all chains have the same length. For them, decoding sessions with point masses use one length
 (`in_even_chains`).
@@ -66,7 +66,7 @@ class Shares(Sequence[ScheduledSession]):
         self.sessions, self.places, self.batch, self.nodes = sessions, places, batch, nodes
 
     def prompts(self) -> tuple[int, int]:
-        """Return the number of rows of prompts, and the number of sessions that finish their prompt.
+        """Return the number of prompt rows, and of sessions that finish their prompt.
 
         Such a session gets its first token in this step.
         """
@@ -240,7 +240,7 @@ def promised(sessions: Sequence[Session]) -> Float64Array:
 def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Float64Array) -> Float64Array:
     """Return f64[num_offered]: the sort key for the nodes of all sessions.
 
-    The key is the node's likelihood. With an order of choice it is at most the key of the session's nodes before.
+    The key is the node's likelihood. With a choice order it is at most the key of the session's earlier nodes.
     """
     precedence = reach_prob
     for i, session in enumerate(sessions) if _take_distributions(sessions) else ():
@@ -252,7 +252,7 @@ def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Flo
 
 
 def _num_needed(trees: DraftTrees, nodes: Int32Array, order: IntpArray) -> IntpArray:
-    """Return i64[num_offered], likeliest first: how many nodes must be added before each is known.
+    """Return i64[num_offered], likeliest first: how many nodes are needed before each is known.
 
     The number is 0 for a node that depends on no other. For others it is the place of the node that they depend on,
     plus 1. That node comes first in the order. So a node is known at the latest when it is next.
@@ -311,8 +311,8 @@ def in_even_chains(
     """Return bool[num_offered]: the nodes to verify of sessions that have one row each.
 
     All sessions get one length. A session with fewer nodes is padded. Of a session with more nodes the likeliest are
-    verified. Each length is compared with the others, and with none, by its goodput, padding included. This is for an
-    engine that computes such steps at once and others in pieces (`specq.engines.even_chains`).
+    verified. Each length is compared with the others, and with none, by its goodput, padding included. This serves an
+    engine that computes such steps whole and others in pieces (`specq.engines.even_chains`).
 
     firsts, reach_prob  as in `choose_nodes`; each session's nodes are one chain.
     room         rows that may be added.

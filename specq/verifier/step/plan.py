@@ -136,7 +136,7 @@ class _Limits(NamedTuple):
 
 
 def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _Chunks:
-    """Return how many tokens the step computes of each session, as far as there is room.
+    """Return how many tokens the step computes of each session, within the room.
 
     is_fed  whether the step in flight supplies a token where no token is known.
     """
@@ -161,7 +161,7 @@ def _beside_decoding(
 ) -> IntpArray:
     """Return how many tokens of each session the step may compute.
 
-    The step limits the rows of prompts, and so does the time that decoding sessions can spare.
+    The step limits prompt rows, and so does the time that decoding sessions can spare.
     """
     is_prompt = pending > 1
     num_decoding = len(pending) - int(np.count_nonzero(is_prompt))
@@ -193,7 +193,7 @@ def _fit_scratch(sessions: Sequence[Session], room: int) -> int:
 
 
 def _below(rows: ScratchRows, num_nodes: int) -> ScratchRows:
-    """Return scratch rows placed behind this number of nodes; their parents are -1 or earlier scratch rows."""
+    """Return scratch rows placed behind that many nodes; their parents are -1 or earlier scratch rows."""
     if not (rows.num_rows and num_nodes):
         return rows
     return replace(rows, parents=np.where(rows.parents < 0, -1, rows.parents + num_nodes).astype(np.int32))
@@ -248,7 +248,7 @@ def _fed_by(chunks: _Chunks, before: Shares) -> Int32Array | None:
 def _tokens_of(chunks: _Chunks) -> Int32Array:
     """Return i32[sum of sizes]: the committed tokens that the step computes.
 
-    A session whose token comes from the step in flight has its last known token here.
+    A session with a token from the step in flight has its last known token here.
     """
     sessions, places, starts, sizes, is_judged, num_tokens = chunks
     trees = sessions[0].trees
@@ -325,7 +325,7 @@ class StepPlanner:
     def asked(self) -> int:
         """The minimum acceptance probability that `Verdict` sends to drafters.
 
-        If remote drafts bring no gain, it is the maximum, so that drafters send no drafts.
+        Without gain from remote drafts it is the maximum, so that drafters send no drafts.
         """
         return self.priced if self._control.allows_remote else MAX_MIN_ACCEPT_PROB
 

@@ -31,7 +31,7 @@ LANE_NUMBERS = np.arange(MAX_LANES)
 
 
 class Reports(Sequence[Message]):
-    """The messages about a step, one for each session; `packed` returns as few messages as possible."""
+    """A step's messages, one for each session; `packed` returns as few messages as possible."""
 
     def __init__(
         self, verdicts: Verdicts | None, messages: Sequence[Message], activations: Sequence[Activations] = ()
@@ -48,7 +48,7 @@ class Reports(Sequence[Message]):
         return Reports(self._verdicts, [*self._messages, *messages], self._activations) if messages else self
 
     def behind(self, activations: Sequence[Activations]) -> Reports:
-        """Return the same behind hidden states, so that a reader has these states before the tokens."""
+        """Return the same behind hidden states, so that a reader has them before the tokens."""
         return Reports(self._verdicts, self._messages, activations) if activations else self
 
     @property
@@ -177,7 +177,7 @@ def _verdict(session: Session, base_len: int, token_ids: Int32Array, min_accept_
 
 
 def _has_one_remote_lane(session: Session) -> bool:
-    """Return whether all nodes belong to one drafter, so that its lane can be left out.
+    """Return whether all nodes belong to one drafter (its lane can be left out).
 
     The verifier's own lanes are always named.
     """

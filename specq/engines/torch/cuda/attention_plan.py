@@ -1,10 +1,10 @@
-"""Lay out the integers of a forward pass for the fused path, as one int32 block. No torch.
+"""Lay out a forward pass's integers for the fused path, as one int32 block. No torch.
 
 The block is copied to the device at once. Attention is cut into work items. An item is a few rows of one session
-against part of a list of slots. So many programs read a long context in parallel. The rows of a session share what they
+against part of a slot list. So many programs read a long context in parallel. The rows of a session share what they
 read:
 
-- prefix item: a block of at most `rows_per_block` rows against `chunk` slots of the session's table.
+- prefix item: a block of at most `rows_per_block` rows against `chunk` of the session's slots.
 - nodes item: a run of rows against the extras of the last row. Each row is the child of the row before. It sees as many
   of these extras as it has itself.
 
@@ -14,7 +14,7 @@ places. One prefix item and one nodes item that cover a session form one item. I
 The block's parts, for a padded number of rows R (padding: token 0, slot -1, no partials):
 
 - token_ids, positions, slots: i32[R].
-- visible: i32[2, R], how many slots of the table, and of its extras, a row sees.
+- visible: i32[2, R], how many table slots, and extras, a row sees.
 - spans: i32[R, 3], first partial, distance, number of partials. 0 partials: the item writes the result directly.
 - logit_rows: i32[R] (padding: 0).
 - num_items: i32[4], only the first entry is used.

@@ -1,8 +1,8 @@
-"""Chains of draft steps on the device, without the host: each step's best token is the next input.
+"""Chains of draft steps on the device, without the host. Each step's best token is the next input.
 
-One CUDA graph holds a whole step: all layers, the head, the choice of tokens, the update of the batch. A chain of K
-nodes is K - 1 replays after the pass over the context. It also needs one copy to the device and one copy back. A row is
-one chain. Rows of many sessions, or of branches of one session, run together.
+One CUDA graph has a whole step: all layers, the head, the choice of tokens, the update of the batch. A chain of K nodes
+is K - 1 replays after the pass over the context. It also needs one copy to the device and one copy back. A row is one
+chain. Rows of many sessions, or of branches of one session, run together.
 
 A chain's own slots are its row's extras (see `attention_plan`). The item that reads them grows by one slot per step.
 """
@@ -40,7 +40,7 @@ ALL = 1 << 30
 class CudaChainDrafter:
     """Drafts chains with one fused model.
 
-    - runs_beside_host: whether `start` returns before the chains are complete, so that the host is free.
+    - runs_beside_host: whether `start` returns before the chains are complete (the host is free).
     """
 
     runs_beside_host: ClassVar[bool] = True
@@ -60,7 +60,7 @@ class CudaChainDrafter:
     def takes(self, params: Sequence[SamplingParams], lengths: Sequence[int], depth: int, count: int) -> bool:
         """Return whether these chains, after contexts of these lengths, can run in one batch.
 
-        The host handles distributions that are cut (top-k, top-p, min-p) or that travel with the draft.
+        The host handles distributions that are cut (top-k, top-p, min-p) or sent with the draft.
         """
         num_slots = sum(lengths) + len(lengths) * 2 * MAX_STEPS
         is_size_ok = len(params) <= MAX_ROWS and depth <= MAX_STEPS and 1 <= count <= MAX_COUNT
@@ -76,11 +76,11 @@ class CudaChainDrafter:
     ) -> ChainsOnDevice:
         """Begin to draft chains. Return an object that waits for the device and gives the results.
 
-        The results are the `count` best tokens at each of `depth` steps of each chain, best first. They are i32[depth,
+        The results are the `count` best tokens of each of `depth` steps of each chain, best first. They are i32[depth,
         rows, count], with their log-probabilities, f32. Each step follows the first token of the step before. The
         object's `tokens` are the same tokens on the device.
 
-        logits [rows, vocab]: the model's outputs at the starts of the chains, still on the device. Only tokens below
+        logits [rows, vocab]: the model's outputs at the chains' starts, still on the device. Only tokens below
         limit_vocab are used.
         """
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
@@ -201,7 +201,7 @@ class ChainsOnDevice:
 
 
 class _Top:
-    """Buffers for choosing `count` of `num_tokens` tokens per row: candidates of each tile, results of all steps."""
+    """Buffers for choosing `count` of `num_tokens` tokens per row: each tile's candidates, all steps' results."""
 
     def __init__(self, count: int, num_tokens: int, device: torch.device) -> None:
         self.count, self.num_tokens = count, num_tokens

@@ -1,8 +1,8 @@
 """The fast path on a GPU: packed rows through the fused decoder and CUDA graphs.
 
-A step copies integers to the device and replays one graph: all layers, for a padded number of rows. Then it runs the
-final norm and the head for the judged rows. No part of it waits for the device. Logits stay there, and the host is free
-while the layers run.
+A step copies integers to the device and replays one graph. The graph has all layers, for a padded number of rows. Then
+it runs the final norm and the head for the judged rows. No part of it waits for the device. Logits stay there, and the
+host is free while the layers run.
 
 A graph is captured when its size is first used. The engine's profile at start-up uses all sizes. A step may exceed the
 largest size, or the room for lists of slots. It then runs the same kernels without a graph. Passes that return hidden
@@ -124,7 +124,7 @@ class FusedForward:
 
 
 def _send(inbox: Inbox, rows: PackedRows, batch: Batch, block: torch.Tensor, feed: Feed | None) -> None:
-    """Lay out a step's integers, copy them to the device, and add the data that only the device knows."""
+    """Lay out a step's integers, copy them to the device, and add the device's own data."""
     inbox.wait()
     inbox.copy(lay_out(rows, batch.layout, inbox.array), block)
     if feed is None:

@@ -106,7 +106,7 @@ class FusedDecoder:
         self._few = max(FEW_LINES, triton.next_power_of_2(self.group))
 
     def layout(self, num_rows: int, most: int, *, joins: bool = True) -> BlockLayout:
-        """Return the layout of a batch padded to `num_rows` rows, with at most `most` rows per session."""
+        """Return the layout of a batch padded to `num_rows` rows, of at most `most` rows per session."""
         lines = self._few if most * self.group <= self._few else self._lines
         num_chunks = max(ATTENTION_PROGRAMS // self.weights.num_kv_heads, 4)
         return BlockLayout(num_rows, lines // self.group, num_chunks, joins)

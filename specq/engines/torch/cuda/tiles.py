@@ -49,7 +49,7 @@ def shared_bytes_of(like: torch.Tensor) -> int:
 
 
 def choose_tiles(weights: DecoderWeights, num_rows: int, shared_bytes: int) -> Tiles:
-    """Return the tiles of a narrow batch, for programs that may use `shared_bytes` of shared memory."""
+    """Return the tiles of a narrow batch, for programs with `shared_bytes` of shared memory."""
     is_small = weights.hidden <= 1024  # one tile holds a whole row of most weights
     if num_rows > 1 and weights.embedding.dtype == torch.float32:  # for exactness, not for speed
         tiles = EXACT

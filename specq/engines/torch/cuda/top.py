@@ -32,7 +32,7 @@ def ranked_in_tiles(
     """Return i32[rows, count, 2]: columns, and the bits of their log-probabilities.
 
     The noise may have fewer rows than the scores. Each noise row then serves an equal number of consecutive rows. The
-    noise may also have keys i32[rows, n, 2]: the first key of each row is used.
+    noise may also have keys i32[rows, n, 2]: each row's first key is used.
     """
     num_rows, num_tokens = scores.shape
     num_tiles = triton.cdiv(num_tokens, TILE)

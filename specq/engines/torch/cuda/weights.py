@@ -1,4 +1,4 @@
-"""A transformers decoder's weights in the layout of the fused path: projections merged, without a second copy.
+"""A transformers decoder's weights in the layout of the fused path: merged projections, no second copy.
 
 The merged tensors replace the model's own tensors, which become views of them. The model still runs as before, and the
 memory is that of one checkpoint.

@@ -4,6 +4,6 @@
 - runner: replaces sampling in vLLM's first model runner; specq judges the logits.
 - batch_state: updates the runner's tables of its requests with arrays.
 - token_injection: replaces `_prepare_input_ids`; adds tokens that vLLM does not know.
-- decode_fast_path: replaces `_prepare_inputs`, which is skipped if a batch of plain steps is unchanged.
+- decode_fast_path: replaces `_prepare_inputs`, skipped if a batch of plain steps is unchanged.
 - cuda_graphs: replaces the dispatcher of CUDA graphs. Adds graphs for steps with several rows per session.
 """

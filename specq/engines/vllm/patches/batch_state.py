@@ -1,7 +1,7 @@
 """Update the rows, computed tokens and output tokens of vLLM's first model runner with arrays.
 
-In each step the runner loops over all requests that it receives. So it receives only requests with new blocks and those
-that were not in the step before. The number of computed tokens of all others is written into its batch at once. The
+In each step the runner loops over all requests that it receives. So it receives only requests with new blocks and
+requests absent from the last step. The number of computed tokens of all others is written into its batch at once. The
 output tokens of a request are in its row of the batch. The request's own list of them is only updated while it has no
 row.
 """
@@ -26,7 +26,7 @@ from specq.verification.transfers import to_device
 class BatchState:
     """The tables of `runner`.
 
-    - rows: i64[n], the row in the runner's batch of each request of the running step.
+    - rows: i64[n], each request's row in the runner's batch, for the running step.
     - order: i64[n], which request each row has.
     """
 
@@ -83,7 +83,7 @@ class BatchState:
         return self._rows_there
 
     def say(self, names: Sequence[str], lengths: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
-        """Append tokens to requests that still exist: counts i64[n] of each, token_ids i32[all].
+        """Append tokens to existing requests: counts i64[n] of each, token_ids i32[all].
 
         `lengths`, i64[n], are the numbers of tokens before.
         """
@@ -155,7 +155,7 @@ class BatchState:
 
 
 def _chains(names: Sequence[str], counts: IntpArray) -> dict[str, list[int]]:
-    """Return, for each request, as many tokens as it has rows after its own, i64[n].
+    """Return, for each request, as many tokens as rows after its own, i64[n].
 
     Requests without such rows are left out. The token values are not used (`token_injection`).
     """

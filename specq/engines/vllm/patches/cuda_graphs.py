@@ -1,9 +1,9 @@
 """Whole CUDA graphs of vLLM's first model runner for steps with several rows per session.
 
 The runner captures whole graphs for one number of rows per session, its `uniform_decode_query_len`. With that number it
-also decides in its dispatcher whether a step has a graph. All other steps run in pieces, with attention between them,
-up to a number of rows. Beyond that they run one kernel after another. On an H100 such steps of a 7B model take 10 and
-25 ms of host time. The device needs 8.4 ms for 336 rows and 19 ms for 1,024.
+also decides in its dispatcher whether a step has a graph. Other steps run in pieces, with attention between them, up to
+a number of rows. Beyond that they run one kernel after another. On an H100 such steps of a 7B model take 10 and 25 ms
+of host time. The device needs 8.4 ms for 336 rows and 19 ms for 1,024.
 
 Which other graphs can be captured depends on vLLM's attention. With FlashAttention 3, one graph serves any division of
 rows among sessions. Prompts may be among them, and there is one graph for each number of rows. Otherwise there is one
@@ -42,7 +42,7 @@ class WholeDispatcher:
     def __init__(self, descriptors: Sequence[BatchDescriptor], usual: Any) -> None:
         """Make a dispatcher. `descriptors` are the graphs, ascending.
 
-        Either all are for equal numbers of rows per request, or all are for other steps.
+        All are for equal numbers of rows per request, or all for other steps.
         """
         self._descriptors, self._usual = descriptors, usual
         self._are_even = descriptors[0].uniform
@@ -97,7 +97,7 @@ class WholeGraphs:
     def capture(self, graphs: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
         """Capture graphs, given as from `possible_graphs`; return the graphs that now exist.
 
-        If memory is short for one kind, its graphs above half of the largest are left out. If another error occurs, all
+        If memory is short for one kind, its graphs above half the largest are omitted. If another error occurs, all
         graphs of all kinds are left out. Raises the device's error if the device is lost.
 
         The largest graphs come first, all in one call of vLLM if memory allows. Only graphs captured on one stream
@@ -141,7 +141,7 @@ class WholeGraphs:
         return WholeDispatcher(found, self._usual[0])
 
     def _in_turn(self, waiting: list[int]) -> Iterator[tuple[CUDAGraphMode, list[BatchDescriptor]]]:
-        """Yield what the runner captures, one number of rows after another, and prepare the runner for it.
+        """Yield what the runner captures, one row count after another, and prepare the runner for it.
 
         `waiting` keeps the numbers that are not done.
         """
@@ -161,7 +161,7 @@ class WholeGraphs:
         torch.accelerator.synchronize()
 
     def use(self, length: int) -> None:
-        """Let the runner's next step use a graph for `length` rows per request, if there is one.
+        """Let the next step use a graph for `length` rows per request, if there is one.
 
         MIXED: rows without padding.
         """
@@ -203,7 +203,7 @@ def possible_graphs(runner: Any) -> dict[int, tuple[int, ...]]:
 
 
 def _is_special(runner: Any) -> bool:
-    """Return whether vLLM's mode makes a step's graph depend on more than its rows and requests."""
+    """Return whether in vLLM's mode a step's graph depends on more than rows and requests."""
     parallel, cache = runner.parallel_config, runner.vllm_config.cache_config
     return bool(
         runner.lora_config is not None
@@ -218,7 +218,7 @@ def _is_special(runner: Any) -> bool:
 
 
 def _support(runner: Any) -> int:
-    """Return for which steps all of the model's attention can be captured, as a value of `AttentionCGSupport`."""
+    """Return the steps whose whole attention can be captured, as a value of `AttentionCGSupport`."""
     supports = [
         group.get_metadata_builder().get_cudagraph_support(runner.vllm_config, group.kv_cache_spec)
         for groups in runner.attn_groups

@@ -2,9 +2,8 @@
 
 In most plain steps the requests of the step before continue by one token each. This module handles those steps. For
 each step vLLM's first model runner computes on the host where each row stands. It copies that to the device in about
-twenty small pieces. This takes about 0.85 ms of the 3 ms in which a worker launches a step. Two or four GPUs that share
-a 7B model need about 3 ms each for the step itself. Here the data is already on the device, and only moves by one
-token.
+twenty small pieces. This takes about 0.85 ms of the 3 ms in which a worker launches a step. Two or four GPUs with one
+7B model need about 3 ms each for a step. Here the data is already on the device, and only moves by one token.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ PREPARE = "_prepare_inputs"  # the method with which vLLM's runner prepares a st
 
 
 class DecodeFastPath:
-    """Replaces `PREPARE` of `runner`, if its rows depend only on the counts that are updated here."""
+    """Replaces `PREPARE` of `runner`, if rows depend only on counts updated here."""
 
     def __init__(self, runner: Any, batch_state: BatchState, injection: TokenInjection) -> None:
         self._runner, self._batch_state, self._injection = runner, batch_state, injection
@@ -49,7 +48,7 @@ class DecodeFastPath:
         return prepared
 
     def _go_on(self, num: int, *, has_blocks: bool) -> None:
-        """Move each of `num` requests by one token, and take the token of the step before."""
+        """Move each of `num` requests by one token, and take the last step's token."""
         runner, blocks = self._runner, self._runner.input_batch.block_table
         if has_blocks:
             blocks.commit_block_table(num)

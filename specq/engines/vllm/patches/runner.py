@@ -170,7 +170,7 @@ class RunnerSteps:
             self._batch_state.say(flight.request_ids, flight.lengths, *said_tokens(flight.answer.get_output()))
 
     def _mark(self) -> torch.cuda.Event | None:
-        """Return an event for the end of the device's work, if a thread waits for it."""
+        """Return an event for the device work's end, if a thread waits for it."""
         if not (self._is_apart and self.overlaps):
             return None
         done = _event(sleeps=True)
@@ -178,13 +178,13 @@ class RunnerSteps:
         return done
 
     def _tokens_in_flight(self, batch: StepBatch) -> torch.Tensor | None:
-        """Return the newest step's tokens, i32[judged] on the device, if the batch begins with some."""
+        """Return the newest step's tokens, i32[judged] on the device, if the batch has some."""
         if batch.fed_by is None:
             return None
         return self._flights[-1].answer.tokens
 
     def _logits(self, batch: StepBatch, even_length: int) -> torch.Tensor:
-        """Take the logits to judge, [rows, vocab], in the order of the step, like vLLM's `sample_tokens`."""
+        """Take the logits to judge, [rows, vocab], in step order, like vLLM's `sample_tokens`."""
         runner = self._runner
         logits: torch.Tensor = runner.execute_model_state.logits
         runner.execute_model_state = None

@@ -1,7 +1,7 @@
-"""vLLM's scheduler, driven from outside: the verifier plans the requests of a step, and the tokens of each.
+"""vLLM's scheduler, driven from outside: the verifier plans a step's requests, and their tokens.
 
 vLLM's own `schedule` and `update_from_output` are never called. specq uses only its KV cache manager. A request is
-never preempted: a step that does not fit is refused before any state changes.
+never preempted. A step that does not fit is refused before any state changes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types if
         assert allocated is not None
 
     def announce(self, delta: StepDelta, holdings: Sequence[Holding], has_grown: Sequence[int]) -> None:
-        """Write into a delta the blocks that are new to the workers, and the requests that have ended.
+        """Write into a delta the blocks that are new to the workers, and ended requests.
 
         `has_grown`: places of the requests that have new blocks, or are new.
         """

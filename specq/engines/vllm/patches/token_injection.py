@@ -1,8 +1,8 @@
 """Insert tokens that vLLM does not know into a step's rows: drafts, and tokens only on the device.
 
 They are inserted where vLLM fills in the tokens that it knows. So its own tables never hold a draft token. Requests
-with drafts need no update message. A worker in its own process waits for late tokens (`late_tokens`) once everything
-else is ready.
+with drafts need no update message. A worker in its own process waits for late tokens (`late_tokens`) when all else is
+ready.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ FORWARD = "_model_forward"  # the method with which it launches the model
 class _Waiting(NamedTuple):
     """A step whose rows are filled in next.
 
-    It has the step's requests, and the tokens of the step before, i32[judged] on the device. `late` is as in
-    `StepDelta`.
+    It has the step's requests, and the previous step's tokens, i32[judged] on the device. `late` is as in `StepDelta`.
     """
 
     batch: StepBatch

@@ -39,7 +39,7 @@ def attend_kernel(
     - q: [num_padded, HEADS * HEAD_DIM], rotated.
     - keys, values: the layer's [kv_heads, slots, HEAD_DIM]; heads are kv_stride apart.
     - items: i32[items, 8]; lists: i32, slots.
-    - visible: i32[2, num_padded], how much of its context, and of its nodes, a row sees.
+    - visible: i32[2, num_padded], how much of its context and nodes a row sees.
     - partials: f32[partial rows, HEADS, HEAD_DIM]; weights: f32[partial rows, HEADS].
     - out: as q.
     - scale: includes the factor log2(e).

@@ -35,7 +35,7 @@ def prefetch(pointers):
 def start_weights(
     w_ptr, n, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr
 ):
-    """Fetch the first of weight rows n of w [*, K], before the other operand is ready.
+    """Fetch the first of weight rows n of w [*, K], before the input is ready.
 
     For one row they are returned, [BLOCK_N, BLOCK_K]. For more rows they are prefetched into the L2 cache.
     """
@@ -120,7 +120,7 @@ def qkv_kernel(
     PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     CHAINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute rotated queries q [ROWS, HEADS * HEAD_DIM], and rotated keys and values in their slots.
+    """Compute rotated queries q [ROWS, HEADS * HEAD_DIM], and store rotated keys and values.
 
     The input is normed. A program computes BLOCK_N / 2 rotary pairs of one head. cos, sin f32[positions, HEAD_DIM / 2].
     keys, values point to the layer's [KV_HEADS, slots, HEAD_DIM]. Heads are kv_stride apart. A slot of -1 is not

@@ -1,6 +1,6 @@
-"""Triton kernels for the best tokens of each row, with the same noise as the judge.
+"""Triton kernels for each row's best tokens, with the same noise as the judge.
 
-A token's score is its logit at temperature 0, else logit / T + Gumbel noise of (seed, position, token). This equals
+The score is the logit at temperature 0, else logit / T + Gumbel noise of (seed, position, token). This equals
 `specq.verification.sampling` without top-k, top-p or min-p. It is computed in float64, so that the two differ only by
 rounding. The first kernel finds the best of each tile of the vocabulary. The second finds the best over all tiles. In a
 chain of draft steps it also advances the batch. So the next step can run without the host.
@@ -40,7 +40,7 @@ def tile_kernel(
     NOISY: tl.constexpr, STEPPED: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
     NAMED: tl.constexpr,
 ):  # fmt: skip
-    """Find the COUNT best scores of a tile, and the tile's part of the softmax's sum. Program (row, tile).
+    """Find the COUNT best scores of a tile, and its part of the softmax's sum. Program (row, tile).
 
     - logits: [rows, stride]. The first num_tokens columns count.
     - share: this number of consecutive rows has the same noise.
