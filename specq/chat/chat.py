@@ -41,7 +41,7 @@ class Conversation:
         return [*said, {"role": "user", "content": question}]
 
     def fit(self, question: str, encode: Callable[[Messages], Sequence[int]], limit: int) -> int:
-        """Drop the oldest turns until the messages have at most `limit` tokens, or no turn is left.
+        """Drop the oldest turns until the messages have at most `limit` tokens, or none is left.
 
         Returns the number of dropped turns.
         """

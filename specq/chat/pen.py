@@ -35,7 +35,7 @@ from specq.protocol import (
 
 @dataclass(frozen=True, slots=True)
 class TextMark:
-    """The look of text of one origin: its colour, or the marks around it without colours."""
+    """The look of text of one origin: its colour, or marks around it without colours."""
 
     meaning: str
     colour: str | None = None

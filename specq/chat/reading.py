@@ -15,7 +15,7 @@ ReadLine = Callable[[str], str]
 
 
 def read_message(read_line: ReadLine) -> str:
-    """Read a message; raise EOFError at the end of the input, and KeyboardInterrupt as `read_line` does."""
+    """Read a message; raise EOFError at the input's end, and KeyboardInterrupt as `read_line` does."""
     line = read_line(PROMPT)
     if line.startswith(QUOTES):
         return _until_quotes(line.removeprefix(QUOTES), read_line)

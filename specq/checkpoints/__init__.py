@@ -1,6 +1,6 @@
-"""Read a model's files: a directory in Hugging Face layout, or a GGUF file, whole or in parts.
+"""Read a model's files. They are a directory in Hugging Face layout, or a GGUF file, whole or in parts.
 
-- files: the small texts of a model by name (config.json, tokenizer.json and so on). For a GGUF file, made from its
+- files: a model's small texts by name (config.json, tokenizer.json and so on). For a GGUF file, made from its
   metadata.
 - draft_form: the configuration and tensors of a draft model in our own form, autoregressive or parallel.
 - gguf_file: the header of a GGUF file.

@@ -107,7 +107,7 @@ def draft_shape(model: Path) -> DraftModelShape | None:
 
 
 def num_places(model: Path) -> int:
-    """Return how many tokens a draft model drafts in a pass: 1 unless it is a parallel one.
+    """Return how many tokens a draft model drafts in a pass: 1 unless it is parallel.
 
     Raises ConfigError for an impossible number.
     """

@@ -8,7 +8,7 @@ Rule: an unknown key of the architecture may change the text. So the file is ref
 The tokens that end a text are llama.cpp's end-of-generation tokens:
 
 - by metadata: eos, eot and eom; the padding and the separators of fill-in-the-middle (FIM).
-- by name: tokens with the names of known end tokens, since most files name only one end.
+- by name: tokens with the names of known end tokens, since most files name one end.
 
 The names are those of llama.cpp (`special_eog_ids` in src/llama-vocab.cpp). Two differences are intended:
 
@@ -211,7 +211,7 @@ def _rope(said: _Said) -> dict[str, Any]:
 
 
 def _check_fits(file: GgufFile, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    """Raise ConfigError unless the file has these numbers of layers and heads, before memory is allocated."""
+    """Before memory is allocated, raise ConfigError unless the file has that many layers and heads."""
     layers = {int(match[1]) for name in file.tensors if (match := _LAYER.match(name))}
     rows = {"attn_q": num_heads * head_dim, "attn_k": num_kv_heads * head_dim, "attn_v": num_kv_heads * head_dim}
     said = {f"blk.0.{name}.weight": count for name, count in rows.items()}

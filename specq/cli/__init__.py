@@ -1,4 +1,5 @@
-"""The command line: one file per command, imported only when it is called, so that `specq --help` is fast.
+"""The command line: one file per command. A file is imported only when its command is called, so that `specq --help` is
+fast.
 
 To add a command, add a file with a click command of the same name and one line in `COMMANDS`.
 
@@ -106,5 +107,5 @@ def exit_status(error: SpecqError) -> int:
 def main() -> None:
     """Speculative decoding as a message queue.
 
-    Draft workers guess tokens, verifiers check them with the target model, a broker routes the messages.
+    Draft workers guess tokens, verifiers check them with the target model, a broker routes messages.
     """

@@ -28,8 +28,8 @@ from specq.protocol import ConfigError, JobError
 def choose(model: str, served: Sequence[str], address: str) -> str:
     """Return which of the served models to use; "" to start processes for `model`.
 
-    Raises click.Abort if the user gives up. Raises ConfigError without a terminal, or if no verifier can have a model
-    of this name.
+    Raises click.Abort if the user gives up. Raises ConfigError without a terminal, or if no verifier can have this
+    model.
     """
     note = served_instead(model, served, address)
     if not is_terminal():

@@ -1,7 +1,7 @@
 """Groups of commands and of options.
 
 LazyGroup        Commands by table, each imported only when it is called. The group's `--help` imports none.
-GroupedCommand   `--help` shows each group of options under its own heading, in the order of declaration.
+GroupedCommand   `--help` shows each group of options under its heading, in order of declaration.
 """
 
 from __future__ import annotations

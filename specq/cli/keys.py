@@ -77,8 +77,8 @@ def curve(
 ) -> None:
     """Create a CURVE key pair: the private DIRECTORY/NAME.secret and the public DIRECTORY/NAME.pub.
 
-    The broker accepts connections from all keys with a .pub file in its directory, with their roles. Each other process
-    needs its own .secret file and the broker's .pub file. Pass the directory as --keys; see docs/security.md.
+    The broker accepts all keys with a .pub file in its directory, with their roles. Each other process needs its own
+    .secret file and the broker's .pub file. Pass the directory as --keys; see docs/security.md.
     """
     secret, public = make_keys(directory, name, roles, trusted=trusted, max_priority=max_priority, tenants=tenants)
     click.echo(

@@ -111,7 +111,7 @@ def own_key_options(own: Mapping[str, Sequence[type[OwnOptions]]], num_roles: in
 
 
 def _keys(sections: Iterable[tuple[str, type[Section]]]) -> dict[str, tuple[Any, dict[str, Field[Any]]]]:
-    """Return for each key its type, and its field in each section that has the key."""
+    """Return for each key its type, and its field in each section with it."""
     keys: dict[str, tuple[Any, dict[str, Field[Any]]]] = {}
     for section, cls in sections:
         for f in fields(cls):

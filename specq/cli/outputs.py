@@ -1,8 +1,8 @@
 """Errors of unwritable outputs: a full disk, a directory instead of a file, a pipe without a reader.
 
-Rule: after any failed write, the command ends with one line on standard error and status 2. A pipe without a reader
-ends it silently, with status 1. Standard output is flushed before the command ends. A failure at interpreter exit
-would print a traceback.
+Rule: after a failed write, the command ends with a line on standard error and status 2. A pipe without a reader ends it
+silently, with status 1. Standard output is flushed before the command ends. A failure at interpreter exit would print a
+traceback.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _named() -> Iterator[None]:
 def _unflushed(stream: TextIO) -> OSError | None:
     """Flush a stream and return the error, if any.
 
-    After an error the buffered data is dropped, so that the interpreter exits without a traceback.
+    After an error the buffered data is dropped, so the interpreter exits without a traceback.
     """
     try:
         stream.flush()
@@ -112,7 +112,7 @@ def _line(error: Exception) -> str:
 
 
 def _system_error(error: Exception) -> OSError | None:
-    """Return the operating system error that an exception is or reports; None for any other exception."""
+    """Return the operating system error that an exception is or reports; else None."""
     if isinstance(error, OSError):
         return error
     if (match := _FOREIGN.search(str(error))) is None:

@@ -123,7 +123,7 @@ class _Written:
         self._codecs, self._verbose, self.problems = codecs, verbose, list[str]()
 
     def line(self, found: FoundJob) -> bytes:
-        """Return the line of a job; b"" for an unknown job or one without a result."""
+        """Return the line of a job; b"" for an unknown job or without a result."""
         if found.error is not None:
             self.problems.append(str(found.error))
         elif not found.ended:

@@ -3,8 +3,8 @@
     read_all    reads to the end; used if the user requested standard input
     read_piped  reads piped text only; ignores a terminal and a pipe without data
 
-Rule: test runners and ssh may leave an open pipe on standard input and never write to it. specq does not wait for such
-a pipe unless the user requests it.
+Rule: test runners and ssh may leave an open pipe on standard input without writing. specq does not wait for such a pipe
+unless the user requests it.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def top(
     """Watch a broker: workers, sessions, tokens/s, drafts by source, step times, queues and recent faults.
 
     Keys: q quits, s sorts sessions by the next column, r reverses them, f filters all rows, arrows scroll, p pauses.
-    With CURVE keys, you see only your own sessions and failed jobs; the broker's key shows all.
+    With CURVE keys, you see only your sessions and failed jobs. The broker's key shows all.
     """
     config = override(load(config_file).client, **values)
     is_live = not (once or as_json)

@@ -1,4 +1,4 @@
-"""`specq train METHOD`: a table of methods, each a command in its own file, imported only when it is called."""
+"""`specq train METHOD`: a table of methods, each a command in its own file, imported only when called."""
 
 from __future__ import annotations
 

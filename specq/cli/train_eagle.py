@@ -1,4 +1,4 @@
-"""`specq train eagle3`: trains a layer that drafts from the hidden states of the target and its own."""
+"""`specq train eagle3`: trains a layer that drafts from the target's hidden states and its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared parts of the `specq train` commands: running one or all stages of a table, and common options."""
+"""Shared parts of the `specq train` commands: running stages of a table (one or all), and common options."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def served_instead(model: str, served: Sequence[str], address: str) -> str:
 
     Returns "" if it serves no model yet, or `model` itself.
 
-    Raises ConfigError if it serves other models and no verifier can have a model of this name.
+    Raises ConfigError if it serves other models and no verifier can have this one.
     """
     if not served or model in served:
         return ""

@@ -10,7 +10,7 @@ passes events to the caller's loop.
 
 `PreparedClient` is for a gateway. It splits a call into two steps: read the requests first, send them later.
 
-Rule: `read_requests` may run in a thread, so that a long prompt does not block the loop. The methods here send at once.
+Rule: `read_requests` may run in a thread. So a long prompt does not block the loop. The methods here send at once.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class BaseClient(ABC):
         return read_request(arguments, served), served
 
     async def _read_all(self, arguments: dict[str, Any]) -> tuple[list[Request], ServedModel]:
-        """Return the requests of one prompt or several, and the model against which they were checked."""
+        """Return the requests of one or more prompts, and the model they were checked against."""
         served = await self._get_served()
         return read_requests(arguments, served), served
 

@@ -106,7 +106,7 @@ def read_requests(arguments: dict[str, Any], served: ServedModel) -> list[Reques
 
 
 def is_batch(arguments: dict[str, Any]) -> bool:
-    """Return whether these are the arguments of a list of prompts; the list may be empty."""
+    """Return whether these are the arguments of a list of prompts, perhaps empty."""
     return _is_list(arguments.get("prompt")) or any(_is_nested(arguments.get(name)) for name in SOURCES[1:])
 
 

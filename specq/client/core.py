@@ -1,4 +1,4 @@
-"""The client without its socket: messages of the broker in, events out, time as an argument.
+"""The client without its socket: broker messages in, events out, time as an argument.
 
     submit, cancel, abandon            jobs with a waiting caller
     submit_detached, find, list_jobs   jobs without a waiting caller, by their ids
@@ -364,7 +364,7 @@ class ClientCore:
         return f"a verifier{of_model} to register with the broker at {self.address}"
 
     def _waits(self, request: PendingRequest, what: str, reason: str = "") -> list[Event]:
-        """Report once what the tokenizer request waits for, and again if the broker gives another reason.
+        """Report once what the tokenizer request waits for, and again for another reason.
 
         The reason changes, for example, when the broker now serves other models.
         """

@@ -103,7 +103,7 @@ class JobAccepted:
 
 @dataclass(frozen=True, slots=True)
 class FoundJob:
-    """A job that was looked up: its description, its tokens so far, and its error, if any.
+    """A job that was looked up: its description, tokens so far, and error, if any.
 
     The times of the transcript are the broker's, in seconds since submission. `started` is 0, and `finished` is the
     end.

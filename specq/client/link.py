@@ -184,7 +184,7 @@ class Link:
     def _was_in_vain(self, action: Action) -> bool:
         """Return whether the client was closed before an action ran, and take the action back.
 
-        The I/O thread may have looked for the last time before the action was added.
+        The I/O thread may have looked for the last time before the action came.
         """
         if not self._closed:
             return False
@@ -284,8 +284,8 @@ class Link:
     def _act(self) -> None:
         """Run the actions that other threads have submitted so far.
 
-        Later actions run after these messages have been sent. Otherwise a thread that submits many jobs would delay the
-        first messages until the last job.
+        Later actions run after these messages have been sent. Otherwise a thread with many jobs would delay the first
+        messages until the last job.
         """
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
@@ -314,7 +314,7 @@ class Link:
                 sink(event)
 
     def _explained(self, event: Event) -> Event:
-        """Add the present problem of the broker's address to a failure, if the broker never answered."""
+        """Add the present problem of the broker's address to a failure, if it never answered."""
         if not isinstance(event, RequestFailed) or event.error.code != "no_broker":
             return event
         reason = why_unreachable(self._core.address)

@@ -70,7 +70,7 @@ class JobOptions:
     cache_salt: str = ""
 
     def job_id(self, index: int) -> int:
-        """Return the job id of a completion: derived from the job key, or random without a key."""
+        """Return the job id of a completion: from the job key, or random without one."""
         if self.job_key is None:
             return secrets.randbits(ID_BITS) or 1
         return keyed_number(f"{self.job_key} job {index}")

@@ -217,8 +217,7 @@ class OpenRequests(dict[int | str, PendingRequest]):
 
         `heard` is the time of the last message of the broker at `address`.
 
-        If the broker has been silent for that long, requests that wait for their turn fail too. Each would wait as
-        long.
+        If the broker is silent for that long, requests that await their turn fail too. Each would wait as long.
         """
         late = [(key, request) for key, request in self.items() if now >= request.deadline(timeout_s, heard)]
         if late and (heard is None or now >= heard + timeout_s):

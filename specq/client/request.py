@@ -270,7 +270,7 @@ def _fitted(parameters: Parameters, room: int, served: ServedModel) -> SamplingP
 
 
 def _ending_turns(params: SamplingParams, served: ServedModel) -> SamplingParams:
-    """Return the parameters of a chat, where the end of a turn may end the text.
+    """Return the parameters of a chat, where a turn's end may end the text.
 
     This applies if no file of the model names an end-of-text token. The job carries this choice, so it ends the same
     way on any verifier.

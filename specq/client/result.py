@@ -1,4 +1,4 @@
-"""The results of a call: pieces of text during a job, one result at its end.
+"""The results of a call: pieces of text during a job, one result after it.
 
 Rule: a `Result` has exactly the fields of a results file's line (docs/reference/jobs.md, "Results"). `to_dict` returns
 that line.
@@ -66,7 +66,7 @@ class Result:
 class Piece:
     """The text and tokens of one message.
 
-    text      text that may be shown now; a token whose text is still uncertain adds none.
+    text      text that may be shown now; a token with uncertain text adds none.
     token_ids, origins  the new tokens, and the origin of each: a name of `specq.protocol.ORIGINS`.
     texts     the text that each token makes certain.
     logprobs  if requested, of each new token, as in `Result`.
@@ -167,7 +167,7 @@ def _placed(entries: Sequence[dict[str, Any]], offsets: Sequence[int]) -> tuple[
 def completion_text(
     codec: TextCodec, token_ids: list[int], params: SamplingParams, before: PromptIds = ()
 ) -> tuple[str, list[int]]:
-    """Return the text up to the first possible stop string, and each token's offset in it.
+    """Return text up to the first possible stop string, and each token's offset in it.
 
     before  the prompt.
 
@@ -246,7 +246,7 @@ def internal_counts(counts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tree_shape(counts: dict[str, Any]) -> dict[str, float]:
-    """Return the mean leaves and depth of the verified trees, if the verifier has counted them."""
+    """Return the mean leaves and depth of the verified trees, if the verifier counted them."""
     sums = {"candidates": "leaves", "depth": "depths"}
     if not {"drafted_rounds", *sums.values()} <= set(counts):
         return {}

@@ -4,8 +4,8 @@ If `specq submit` is killed and run again, it does the remaining work.
 
 An unfinished run keeps `results.jsonl.unfinished` beside `results.jsonl`. Its first line describes the run (its key and
 its options). Each further line is its progress: {"done": prompts, "size": bytes of the results, "digest": of the
-prompts done}. This line is written before the results. It is valid once the results file has that size. So results that
-are complete in the file count as done, however the run was interrupted.
+prompts done}. This line is written before the results. It is valid once the results file has that size. So complete
+results in the file count as done, however the run was interrupted.
 
 The next run finds this file. It cuts off anything after the last valid size, such as a torn line. Then it skips the
 finished prompts. Job ids are derived from the key. So the broker does not compute them again.
@@ -84,7 +84,7 @@ class ResultsFile:
                 raise self._refusal(f"has a damaged log beside it ({error!r})") from None
 
     def _take_over(self, line: dict[str, Any], size: int) -> None:
-        """Note the progress in a line of the log, if the results file has that size."""
+        """Note the progress in a log line, if the results file has that size."""
         noted = line.get("size", size + 1)
         if noted > size:
             return
@@ -137,7 +137,7 @@ class ResultsFile:
         self._file.flush()
 
     def interrupted(self) -> None:
-        """Note that the jobs in progress were cancelled, so that the next run creates new ones."""
+        """Note that jobs in progress were cancelled, so that the next run creates new ones."""
         self._note({"key": secrets.token_hex(8)})
 
     def _note_progress(self) -> None:

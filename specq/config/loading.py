@@ -17,9 +17,9 @@ Arguments: `specq up` converts sections to command-line arguments for the proces
 
 Engine and proposer options: `[target]` holds the options that all engines share. `[target.NAME]` holds the options of
 the engine NAME, and `[draft.NAME]` those of the proposer NAME. Each is declared beside its engine or proposer. This
-module does not know their names: it keeps such tables unchanged until one is chosen. On the command line the same keys
-are `--engine-option name=value`. Engines and proposers that ship with specq also have separate options. The command
-line wins.
+module does not know their names: it keeps such tables until one is chosen. On the command line the same keys are
+`--engine-option name=value`. Engines and proposers that ship with specq also have separate options. The command line
+wins.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def state_dir() -> Path:
 def journal_address(config: BrokerConfig) -> str:
     """Return a broker's journal: a path, KIND://URL, or "" for none.
 
-    A broker that binds any free port has a journal only if the configuration names one.
+    A broker on any free port has a journal only if the configuration names one.
     """
     if config.journal == "none" or (not config.journal and config.bind.endswith(":*")):
         return ""

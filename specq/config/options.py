@@ -1,4 +1,4 @@
-"""Options: the fields of a section, each with a default, a help text and the allowed values."""
+"""Options: the fields of a section, each with a default, help text and allowed values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def option(
     *,
     is_hidden: bool = False,
 ) -> T:
-    """Return a dataclass field with its help text, the range of its numbers or its choices.
+    """Return a dataclass field with its help text, range of numbers or choices.
 
     `check` receives the key and the value. It raises ConfigError for a value that breaks another rule.
     """

@@ -1,9 +1,9 @@
 """Parsing and checks of structured option values: addresses, web origins, draft trees.
 
-Rule: specq listens on a non-local address without keys only if the option `insecure` is set.
+Rule: specq listens on non-local addresses without keys only if option `insecure` is set.
 
-A draft tree is a list of paths of ranks, or a file that contains one. Medusa publishes its choices as such lists, for
-example `[(0,), (0, 0), (1,)]` or `[[0], [0, 0], [1]]`. Both forms are valid.
+A draft tree is a list of paths of ranks, or a file with one. Medusa publishes its choices as such lists, for example
+`[(0,), (0, 0), (1,)]` or `[[0], [0, 0], [1]]`. Both forms are valid.
 """
 
 from __future__ import annotations

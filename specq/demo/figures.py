@@ -1,9 +1,8 @@
 """The figures of `specq demo`: the speed of each way, its range, and the verdict.
 
-Rule: a ratio belongs to one turn, in which the ways ran one after the other. The range over the turns is shown, not the
-median. The verdict is open if the range has both sides of 1. It is open too if plain decoding varied by more than the
-effect. If each turn is so close to 1 that users do not notice, the verdict is "as fast". This does not hold on a busy
-machine.
+Rule: a ratio belongs to one turn, in which the ways ran in sequence. The range over the turns is shown, not the median.
+The verdict is open if the range has both sides of 1. It is open too if plain decoding varied by more than the effect.
+If each turn is too close to 1 to notice, the verdict is "as fast". This does not hold on a busy machine.
 """
 
 from __future__ import annotations

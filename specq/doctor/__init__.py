@@ -1,4 +1,4 @@
-"""`specq doctor`: check the installation and a model pair, measure its speed here, and recommend a command.
+"""`specq doctor`: check installation and a model pair, measure its speed here, and recommend a command.
 
     checks        one check: ok, a note, or wrong, and what to do
     installation  packages, kernels, cores, memory, GPU, directories, ports

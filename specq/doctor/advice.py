@@ -21,7 +21,7 @@ class Situation:
     """The input of the advice.
 
     It has the options of `specq up` for models and heads, and the size of the target's weights. It also has the
-    machine, the engine, and the processes of specq that run there already.
+    machine, the engine, and specq's processes that run there already.
     """
 
     models: str
@@ -73,7 +73,7 @@ def command(at: Situation, method: str) -> str:
 
 
 def _by_load(at: Situation, predictions: Sequence[Prediction]) -> Iterator[str]:
-    """Yield, for each best method, the number of sessions from which it is best, in order."""
+    """Yield, for each best method, the number of sessions from which it wins, in order."""
     before = None
     for num_sessions in sorted({one.num_sessions for one in predictions}):
         best = max((one for one in predictions if one.num_sessions == num_sessions), key=lambda one: one.ratio)

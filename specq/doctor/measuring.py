@@ -1,6 +1,6 @@
-"""The pair in this process, without sockets: a verifier with one source of drafts at a time.
+"""The pair in this process, without sockets. A verifier with one source of drafts at a time.
 
-Steps are timed by their rows, in turn with help from other cores and without (`hardware`). Levels of drafts are timed
+Steps are timed by their rows, with help from other cores and without, in turn (`hardware`). Levels of drafts are timed
 by their sessions, as at each start of a verifier. Then a few bundled prompts are completed greedily: plainly, plainly
 all at a time, and with each source of drafts. Each method has its own verifier over the one engine. All methods
 complete a prompt before the next one, because a machine's speed drifts.

@@ -1,7 +1,7 @@
-"""The models: whether they are present and complete, fit each other, and fit this machine's memory.
+"""The models: whether they are present, complete, fit each other, and fit this machine's memory.
 
-Files are read, weights are not. The contents of a model's files are checked as a verifier and the broker check them.
-Heads are small, and only their tensors show their target. So they are loaded as a verifier loads them.
+Files are read, weights are not. A model's files are checked as a verifier and the broker check them. Heads are small,
+and only their tensors show their target. So they are loaded as a verifier loads them.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def heads_fit(heads: str, target: PairModel) -> Check:
 
 
 def room(models: Sequence[PairModel], free_bytes: int | None) -> Check:
-    """Check that weights and KV fit into the free memory while they are loaded on a CPU."""
+    """Check that weights and KV fit into free memory during loading on a CPU."""
     needed = sum(model.peak_bytes for model in models)
     found = f"weights and KV take up to {megabytes(needed)} while they are loaded on a CPU"
     if free_bytes is None:

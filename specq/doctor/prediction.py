@@ -17,10 +17,10 @@ comes from steps with that number of rows. So siblings, and unlikely nodes that 
 
 A draft worker drafts while the target steps. So its own time is free, but its drafts may be late. Its rounds alternate
 between two states (`worker`). In the first, no draft has arrived, so the step gives one token. The chain drafted
-meanwhile fits if its first token is this token. In the second, there is a chain of m levels. It continues if all of its
+meanwhile fits if its first token is this token. In the second, there is a chain of m levels. It continues if all its
 tokens are accepted and the next token was predicted too.
 
-A draft worker's tokens and rows come from the rounds with drafts of the draft model. A level that a round did not reach
+A draft worker's tokens and rows come from rounds with the draft model's drafts. A level that a round did not reach
 counts as not accepted.
 
 A token is a row. So no prediction exceeds the step curve's most rows a second (`most_rows_per_s`). This is asserted.
@@ -70,7 +70,7 @@ class PredictedRounds:
         return max((len(one.nodes) for one in self.rounds), default=0)
 
     def tokens(self, depth: int) -> float:
-        """Return the mean tokens of a round, the target's own included, with drafts to this depth."""
+        """Return a round's mean tokens, the target's own included, with drafts to this depth."""
         return 1 + sum(min(one.accepted, depth) for one in self.rounds) / max(len(self.rounds), 1)
 
     def nodes(self, depth: int) -> float:
@@ -210,7 +210,7 @@ def most_rows_per_s(step: Curve, most_rows: int) -> float:
 
 
 def beside(method: PredictedMethod, costs: Costs, num_sessions: int) -> tuple[float, int]:
-    """Return the tokens a second and the depth of a method that drafts in the verifier."""
+    """Return the tokens a second and the depth of a method in the verifier."""
     if method.levels is not None:
         depth = method.levels(num_sessions)
         tokens, seconds = _goodput(method, costs, num_sessions, depth)

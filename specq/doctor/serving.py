@@ -1,4 +1,4 @@
-"""A running deployment: whether drafts leave its texts unchanged, and its speed with and without them.
+"""A running deployment: whether drafts leave its texts unchanged, and its speed with and without.
 
 Each bundled prompt is completed plainly and with drafts, greedily and with a seed. The runs are seconds apart, in
 changing order, and follow an uncounted run. A ratio compares two such turns.

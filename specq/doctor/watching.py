@@ -1,4 +1,4 @@
-"""A verifier at work in this process, with the verdict and the time of each round.
+"""A verifier at work in this process, with each round's verdict and time.
 
 Rule: the time is bounded. The prompts of a verifier end after MOST_S, complete or not.
 """
@@ -93,7 +93,7 @@ class Watched:
     def complete(self, sessions: Sequence[Open]) -> None:
         """Complete these prompts together, until all have ended or the time is over.
 
-        A turn counts while all sessions decode, from their second verdict to the last but one. The first verdict
+        A turn counts while all sessions decode, from their second verdict to the second-to-last. The first verdict
         includes the prompt, and the last one is cut short.
         """
         for message in sessions:
@@ -168,7 +168,7 @@ def _verdict(message: Message) -> Verdict:
 
 
 def round_of(verdict: Verdict) -> PredictedRound:
-    """Return a round from the nodes of a verdict, in which parents come before their children."""
+    """Return a round from the nodes of a verdict, with parents before their children."""
     depths: list[int] = []
     for parent in verdict.node_parents.tolist():
         depths.append(depths[parent] + 1 if parent >= 0 else 1)

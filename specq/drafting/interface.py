@@ -185,7 +185,7 @@ class Drafter(ABC):
         """
 
     def knows(self, session_id: int) -> bool:
-        """Return whether an open session has hidden states to draft from; else `expand` returns no children."""
+        """Return whether an open session has hidden states; else `expand` returns no children."""
         return True
 
 
@@ -241,7 +241,7 @@ class NodeChains(ChainDrafter):
     def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
         """Append committed tokens; see `ChainDrafter`.
 
-        If the drafter raises for a session, the exception is raised when a chain is requested.
+        If the drafter raises for a session, a request for its chain raises the exception.
         """
         parts = np.split(token_ids, np.cumsum(num_tokens)[:-1])
         return np.array([self._follow(*one) for one in zip(session_ids, parts, strict=True)], np.intp)
@@ -289,7 +289,7 @@ def _distributions(levels: Sequence[Children]) -> tuple[DraftDistribution, ...]:
 
 
 def draws_children(params: SamplingParams) -> bool:
-    """Return whether children for these parameters are drawn, with their distribution; else they are the likeliest."""
+    """Return whether children for these parameters are drawn, with their distribution, or are the likeliest."""
     return strategy(params.strategy).samples_drafts(params)
 
 

@@ -147,7 +147,7 @@ def checked_tree(said: str, most: int, why: str) -> tuple[Path, ...]:
 
 
 def rooms_of(sessions: Sequence[Session]) -> list[int]:
-    """Return how many levels the tree of each session may have; the correction takes one position itself."""
+    """Return how many levels each session's tree may have; the correction takes one position."""
     if not sessions:
         return []
     limits: list[int] = sessions[0].trees.limit[[one.place for one in sessions]].tolist()

@@ -4,8 +4,8 @@ The tokens that end a text come from all files of a checkpoint. Many files name 
 add the end of a turn to the tokenizer alone. `generation_config.json` then still has the base model's end. vLLM, SGLang
 and llama.cpp end a text at any of them. For GGUF files see `specq.checkpoints.gguf_config`.
 
-Versions up to cb5a1ef read `generation_config.json`, else `config.json`, and three keys of a GGUF file. A job that
-began under them ends by those tokens (docs/decisions/0016). `added_ends` returns the other ones.
+Versions up to cb5a1ef read `generation_config.json`, else `config.json`, and three GGUF keys. A job that began under
+them ends by those tokens (docs/decisions/0016). `added_ends` returns the other ones.
 
 The fingerprint is one hash of everything that the text of a checkpoint depends on. Verifiers with equal fingerprints
 and number formats generate the same text.

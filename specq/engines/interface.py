@@ -48,7 +48,7 @@ class Engine(Protocol):
 
     @property
     def free_slots(self) -> int:
-        """Return the number of free KV slots for steps, including cached prefixes that can be dropped.
+        """Return the number of free KV slots for steps, including droppable cached prefixes.
 
         The verifier also reads it for each heartbeat. Raises EngineLostError if the engine is lost, even when no step
         is in flight.
@@ -176,7 +176,7 @@ class Computed:
 
 
 def takes_unread(engine: Engine) -> bool:
-    """Return whether a step may have draft tokens that the host has not read; see `OverlappingEngine`."""
+    """Return whether a step may have draft tokens unread by the host; see `OverlappingEngine`."""
     return engine.overlaps and cast("OverlappingEngine", engine).takes_unread
 
 

@@ -122,7 +122,7 @@ def step_times(
 
 
 def warm_up_steps(engine: Engine, sizes: Sequence[int], layers: tuple[int, ...], most_sessions: int) -> None:
-    """Run steps of these sizes with few and many sessions, so that they are prepared before service.
+    """Run steps of these sizes with few and many sessions, to prepare them before service.
 
     The steps return hidden states of `layers` (see `Tap`), if any. An engine may prepare few sessions with many rows in
     another way than many sessions with few rows.
@@ -206,7 +206,7 @@ def _quick_step(engine: Engine, num_rows: int, random: np.random.Generator) -> f
 def prefill(engine: Engine, contexts: Iterable[tuple[int, Int32Array, int]]) -> None:
     """Open sessions and compute their missing KV in one step.
 
-    Each session is an id, a context, and the number of its tokens that need KV.
+    A session is an id, a context, and the number of tokens that need KV.
     """
     steps = [
         SessionStep(session_id, start, context[start:count], SamplingParams(), judged=False)

@@ -167,7 +167,7 @@ class Events:
 
 
 def usage(call: Call, results: Sequence[Result]) -> Json:
-    """Return the token counts of a request, each prompt counted once, and the figures of speculation.
+    """Return the token counts of a request, each prompt counted once, and speculation figures.
 
     Later completions of a prompt share the KV of the first one. So the cached tokens of a prompt are the smallest count
     among its completions.

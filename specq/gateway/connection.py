@@ -1,6 +1,6 @@
 """Connections: their number, and time limits for clients.
 
-They limit the time for headers, for the rest of a refused body, and for reading. uvicorn bounds only the size of
+They limit the time for headers, for the rest of refused bodies, and for reading. uvicorn bounds only the size of
 headers and the idle time between requests.
 
 Rule: with too many connections, the gateway closes the connection idle for longest. So no client can block others by
@@ -140,9 +140,9 @@ def limited_protocol(header_s: float, most: int, stall_s: float = 60.0) -> type[
 def _bound(connection: socket.socket | None) -> None:
     """Bound the system's buffer and the time for a lost reader; send data at once.
 
-    An answer is a head and a body, and a stream is a series of events. A system that may wait sends the second part
-    only after an acknowledgement of the first. This takes 40 ms. asyncio turns this off only for sockets created with a
-    protocol number.
+    An answer is a head and a body. A stream is a series of events. A system that may wait sends the second part only
+    after the first is acknowledged. This takes 40 ms. asyncio turns this off only for sockets created with a protocol
+    number.
     """
     if connection is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""Access and limits: host name, API key, and number of requests of a key in progress.
+"""Access and limits: host name, API key, and a key's requests in progress.
 
 CORS decides which foreign pages may send requests from a browser (https://fetch.spec.whatwg.org/#http-cors-protocol).
 
@@ -8,8 +8,8 @@ limits.
 
 The `Host` header has the name that a client uses for the gateway. Its check is pure.
 
-With DNS rebinding, a foreign page makes a browser send requests here under its site's name. So names must be known.
-Addresses are safe, since they need no name.
+With DNS rebinding, a foreign page makes browsers send requests here under its name. So names must be known. Addresses
+are safe, since they need no name.
 """
 
 from __future__ import annotations

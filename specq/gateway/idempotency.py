@@ -66,6 +66,6 @@ def read(headers: Mapping[str, str], path: str, body: Any, call: Call) -> Repeat
 
 
 def digest(path: str, body: Any) -> str:
-    """Return a digest of a request that does not depend on the order of its fields."""
+    """Return a digest of a request that ignores the order of its fields."""
     content = path.encode() + b"\n" + orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(content).hexdigest()

@@ -90,7 +90,7 @@ def accepted_lengths(report: Report) -> Iterator[Sample]:
 
 
 def accepted_by_position(report: Report) -> Iterator[Sample]:
-    """Yield for each model and position the number of drafted rounds that accepted a node there."""
+    """Yield by model and position the number of drafted rounds that accepted a node there."""
     for model, counts in _object(report.get("rounds")).items():
         lengths = _list(_object(counts).get("accepted_lengths"))
         at_least = list(accumulate(reversed(lengths)))[::-1]  # [i]: rounds that accepted i or more

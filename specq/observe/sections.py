@@ -22,7 +22,7 @@ _FINISHED = "finished in memory (specq jobs lists all)"  # a journal also has ea
 
 @dataclass(frozen=True, slots=True)
 class ViewSection:
-    """A title with a note, the names of the columns, and rows of texts or numbers.
+    """A title with a note, column names, and rows of texts or numbers.
 
     optional  the columns to leave out of a short line, the first one first.
     """
@@ -156,7 +156,7 @@ def drafting(snapshot: Snapshot, view: View) -> ViewSection:
 
 
 def steps(snapshot: Snapshot, view: View) -> ViewSection:
-    """Return a row for each verifier: how its steps' time is divided since the report before."""
+    """Return a row for each verifier: how its steps' time is divided since the last report."""
     split = [(one["name"], total([one["metrics"].get("step_us", {})])) for one in snapshot.of_role("target")]
     phases = tuple(dict.fromkeys(phase for _, parts in split for phase in parts))
     rows = [

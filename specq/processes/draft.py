@@ -87,7 +87,7 @@ def run(config: DraftConfig) -> int:
 
 
 def build_worker(config: DraftConfig, tell: Tell = bool) -> DraftWorker:
-    """Load the model and warm it up, before the broker knows the worker and expects heartbeats."""
+    """Load and warm up the model, before the broker knows the worker and expects heartbeats."""
     spec: DrafterSpec = DRAFTERS.resolve(config.proposer)
     if not isinstance(spec, DrafterSpec):
         raise ConfigError(f"the proposer {config.proposer!r} must be a specq.drafting.DrafterSpec, but is {spec!r}")

@@ -1,4 +1,4 @@
-"""The protocol: every value that crosses a process boundary, and its conversion to and from frames.
+"""The protocol: each value that crosses a process boundary, and its conversion to and from frames.
 
 - `arrays`: types of arrays, for all of specq.
 - `types`: draft trees, steps, judgements, models.

@@ -9,8 +9,7 @@
 
 Rule: every number, string and list of every message names its bound here. `specq.protocol.wire` refuses to load a
 message type with an unbounded field. A bound allows all honest uses. It stays within the limits of the code behind it.
-An admitted value can neither overflow nor fill the memory. To add a field, give it a bound from the table, or add a new
-bound.
+An admitted value can neither overflow nor fill the memory. To add a field, give it a bound from the table, or add one.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def fits(draft: ModelInfo, target: ModelInfo) -> bool:
 
 
 def mismatch(draft: ModelInfo, targets: list[ModelInfo], shared: str = "") -> str:
-    """Return why a draft model fits none of the targets, with both names and a remedy.
+    """Return why a draft model fits no target, with both names and a remedy.
 
     `shared`: a text with the number of shared tokens, if known.
     """

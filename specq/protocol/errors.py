@@ -10,7 +10,7 @@
     └── JobError         a job was refused or failed; carries a machine-readable `code`
 
 Raise at the edge. Name the mistake, the place and the correct form. For an unknown name, an error suggests a similar
-known name and lists all known names.
+name and lists all known names.
 """
 
 from __future__ import annotations

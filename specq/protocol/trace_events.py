@@ -1,6 +1,6 @@
 """Events of a traced job in a worker or client, as numbers: a kind, a time, and the kind's values.
 
-Rules: an event is WIDTH + 2 numbers. So it is cheap to note, and no text of a worker has to be trusted. A kind never
+Rules: an event is WIDTH + 2 numbers. So it is cheap to note. No text of a worker has to be trusted. A kind never
 changes its number or the meaning of a value. A receiver leaves out unknown kinds. Times are microseconds of the
 broker's monotonic clock. Each process converts its own clock to it (`specq.runtime.Tracer`).
 """

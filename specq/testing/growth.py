@@ -17,7 +17,7 @@ from specq.protocol import Float32Array, Int32Array, IntpArray
 
 
 class Growth(Protocol):
-    """Trees that grow below some contexts, with the same number of rows per level for all."""
+    """Trees that grow below some contexts, with equal numbers of rows per level."""
 
     def ranked(self, count: int) -> Ranked:
         """Return the likeliest tokens, at most `count`, behind each row of the last level, [contexts, rows, count].

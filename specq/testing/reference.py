@@ -1,6 +1,6 @@
 """Speculative decoding in textbook order, one session, one row at a time: draft, verify, accept, correct.
 
-The rest of specq does the same for many sessions at once, over sockets, without waiting. Read this file first. The
+The rest of specq does this for many sessions at once, over sockets, without waiting. Read this file first. The
 conformance suites compare with it. The rules for one position are in `specq.testing.oracle`.
 
 - `target`: a function from token ids so far to logits f32[vocab] of the next token.

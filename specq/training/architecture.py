@@ -77,7 +77,7 @@ def tapped_states(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the outputs of some layers, beside each other [num_rows, length, layers * hidden], and `hidden_states`.
 
-    This skips the mask of `LlamaModel.forward`, so that the layers can use the fused causal kernel.
+    This skips the mask of `LlamaModel.forward`, so that layers can use the fused causal kernel.
     """
     decoder = model.model
     hidden = decoder.embed_tokens(token_ids)

@@ -70,7 +70,7 @@ def to_document(shard: str, record: dict[str, str]) -> Document:
 
 
 def dialogue_turns(text: str) -> list[tuple[str, str]]:
-    """Split lines of "User: ..." and "Assistant: ..." into (role, words) pairs; an empty list for other text."""
+    """Split lines of "User: ..." and "Assistant: ..." into (role, words) pairs; else an empty list."""
     pieces = _SPEAKER.split(text)
     if pieces[0].strip() or "Assistant" not in pieces[1::2]:
         return []

@@ -6,8 +6,8 @@ token. Then the column has N successive tokens, an n-gram for the session's pool
 last token are its drafts, at most G. No draft model or training is needed. The price is W * (N - 1) rows in each step,
 and a row for each node of the drafts.
 
-Rows are free as long as a step waits for the weights anyway. So the window is as wide as the step curve allows without
-cost, at most W. If no row is free, the window is empty. The controller measures whether the rest pays off
+Rows are free as long as a step waits for the weights anyway. So the window is as wide as the step curve allows for
+free, at most W. If no row is free, the window is empty. The controller measures whether the rest pays off
 (`specq.verifier.control.policy`).
 """
 
@@ -60,9 +60,9 @@ class LookaheadWindow:
         return len(self.levels[0]) if self.levels else 0
 
     def rows(self, token_ids: Sequence[int], num_columns: int) -> ScratchRows:
-        """Return the window of a text as scratch rows, `num_columns` wide, one level after the other.
+        """Return a text's window as scratch rows, `num_columns` wide, one level after the other.
 
-        The first level is a chain, and each token of another level follows the one above it. So a token sees its own
+        The first level is a chain. Each token of another level follows the one above it. So a token sees its own
         column, and the first tokens of all columns before.
         """
         self._resize(token_ids, num_columns)

@@ -4,14 +4,13 @@ The method is that of An et al. 2025, arXiv 2504.18583. The pass for a node read
 masks. The node's own row predicts the token after it, the first mask the next one, and so on. Masks see one another,
 but no drafted token. So the prediction for a position does not depend on the tokens before it. All nodes at one depth
 of a pass get the same children. The draft worker chooses which of them are expanded, best first
-(`specq.drafting.worker`). A request needs a pass only if no earlier pass predicted the children of its node. One pass
-covers all such nodes at once. These are the likely outcomes of the verification in flight: the context, and the ends of
-the predictions.
+(`specq.drafting.worker`). A request needs a pass only if no earlier pass predicted its node's children. One pass covers
+all such nodes at once. These are the likely outcomes of the verification in flight: the context, and the ends of the
+predictions.
 
-Nodes get their KV with the first pass for them or for one of their descendants. The KV of masks is discarded after each
-pass.
+Nodes get their KV with the first pass for them or a descendant. The KV of masks is discarded after each pass.
 
-Children are ranked as a draft model's are. They are chosen by content and not drawn, so they are point masses under
+Children are ranked as a draft model's are. They are chosen by content, not drawn, so they are point masses under
 `probabilistic`, too. There the scores are those of the model alone, because the random numbers of the job's seed must
 not choose the tokens that they judge.
 """

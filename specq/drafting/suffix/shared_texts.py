@@ -4,7 +4,7 @@ Rules: only its owner's sessions use a text, because drafts reveal their source,
 total size is bounded, in tokens of all owners. No I/O, no clock.
 
 A suffix tree never shrinks. An owner has two trees. When the newer one reaches half of the bound, it replaces the older
-one, and a new tree begins. If the bound is too small for all owners, the least recently served owner loses both.
+one, and a new tree begins. If the bound is too small for all, the least recently served owner loses both.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SharedTexts:
         return found
 
     def add(self, owner: str, token_ids: Sequence[int], prompt_len: int) -> None:
-        """Queue the generated text of a session, with the end of its prompt as its context."""
+        """Queue the generated text of a session, with its prompt's end as context."""
         text = list(token_ids[max(prompt_len - SUFFIX_DEPTH, 0) :]) if len(token_ids) > prompt_len else []
         if not text or len(text) > self.max_tokens // 2 or self._num_waiting + len(text) > self.max_tokens:
             return

@@ -1,7 +1,7 @@
 """Suffix decoding as a source: draft what followed the text's suffix earlier, if that promises more than other drafts.
 
 It searches this text and earlier ones of the same owner (SuffixDecoding, arXiv 2411.04975). A step makes one call to
-draft for all sessions, and one to choose what is grafted.
+draft for all sessions, and one to choose the grafts.
 """
 
 from __future__ import annotations

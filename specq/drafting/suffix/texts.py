@@ -1,6 +1,6 @@
 """The texts of many sessions, by slot: one call adds the committed tokens, and drafts for all.
 
-Rule: the texts in C draft the same as those in plain Python, bit by bit.
+Rule: texts in C draft the same as in plain Python, bit by bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draft models with another vocabulary than the target's: wrappers that translate to the target's token ids.
+"""Draft models with another vocabulary than the target's: wrappers that translate to the target's ids.
 
     same     the draft model has the target's tokenizer, and no wrapper is needed
     shared   `shared`: token-level intersection. Only tokens in both vocabularies are drafted, with their distribution

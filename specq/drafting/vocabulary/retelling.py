@@ -1,4 +1,4 @@
-"""Let a draft model follow a text of another vocabulary: what both ways have in common."""
+"""Let a draft model follow a text of another vocabulary: common parts of both ways."""
 
 from __future__ import annotations
 

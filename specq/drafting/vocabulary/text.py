@@ -7,8 +7,8 @@ The draft model continues the text greedily in its own tokens. Its output become
 cuts. So any proposer can draft any token of the target. But nodes are point masses with one child each, even if the job
 samples.
 
-A piece of text becomes target tokens only when its last token cannot grow any more. That is when another token follows
-it, when the draft has ended, or after `MOST_PIECES`, because a round must not wait without end.
+A piece of text becomes target tokens only when its last token cannot grow. That is when another token follows it, when
+the draft has ended, or after `MOST_PIECES`, because a round must not wait without end.
 """
 
 from __future__ import annotations

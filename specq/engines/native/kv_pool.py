@@ -91,7 +91,7 @@ class KvPool:
         return self._tables.token_ids[first : first + int(self._tables.lengths[place])]
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:
-        """Start a session and share the owner's cached blocks of its context without the last token.
+        """Start a session and share the owner's cached context blocks, without the last token.
 
         Returns the number of tokens with shared KV or with KV that will be copied.
         """

@@ -68,7 +68,7 @@ class LinePlaces(NamedTuple):
 
     @classmethod
     def of(cls, rows: IntpArray, starts: IntpArray, lengths: IntpArray) -> LinePlaces:
-        """Return the places of whole lines, from the start and number of nodes of each line."""
+        """Return the places of whole lines, from each line's start and number of nodes."""
         levels = places_in_runs(lengths)
         return cls(starts.repeat(lengths) + levels, rows.repeat(lengths), levels)
 

@@ -77,7 +77,7 @@ class TableMemory:
         return found
 
     def ends(self, places: IntpArray) -> IntpArray:
-        """Return the used length of each range, i64[places], including tokens of a step in flight."""
+        """Return each range's used length, i64[places], including tokens of a step in flight."""
         return self.lengths[places] + self.ahead[places] if self.num_ahead else self.lengths[places]
 
     def _move(self, place: int, length: int) -> None:

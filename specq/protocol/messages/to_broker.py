@@ -65,7 +65,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Heartbeat(Message):
-    """State of a worker and of all its sessions, so that the broker notices lost messages.
+    """State of a worker and all its sessions, so that the broker notices lost messages.
 
     - state: "loading", "ready" or "draining". The last heartbeat has "leaving", or "failed" if an error ends the
       worker.

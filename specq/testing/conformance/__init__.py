@@ -1,4 +1,4 @@
-"""Suites that every engine, drafter, journal and strategy must pass, ours and those of other packages.
+"""Suites that every engine, drafter, journal and strategy must pass, ours and other packages'.
 
     class TestDoubling(EngineConformance):
         @pytest.fixture

@@ -71,7 +71,7 @@ class SourceConformance:
 
     @pytest.mark.parametrize("when", ["before begin", "after begin", "after a step"])
     def test_a_session_may_be_closed_at_any_time(self, serve: Callable[..., Serving], when: str) -> None:
-        """It may also be opened again under the same id, and continues from the given context."""
+        """It may be opened again under the same id, and continues from the given context."""
         serving = serve()
         for i in (0, 1):
             serving.open(i, seed=i)

@@ -3,7 +3,7 @@
 One rule: draft nodes are added, likeliest first, while this raises the step's goodput. Goodput is (expected tokens) /
 (expected seconds). The number of drafts is not fixed, and there is no second controller.
 
-The rule looks ahead, since a step's time is no smooth function of rows. A node is also added if it pays only together
+The rule looks ahead, since a step's time is not smooth in its rows. A node is also added if it pays only together
 with the nodes after it. But the choice of a sampled node must not depend on its own token. So it must not depend on the
 node's children, nor on tokens drawn after it (decision 0008). With n nodes added, the rule looks only at the nodes
 known by then. Such nodes do not depend on the token of a node not yet added. Point masses are all known from the start.
