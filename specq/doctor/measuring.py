@@ -1,4 +1,4 @@
-"""The pair in this process, without sockets. A verifier with one source of drafts at a time.
+"""The pair in this process, without sockets. It is a verifier with one source of drafts at a time.
 
 Steps are timed by their rows, with help from other cores and without, in turn (`hardware`). Levels of drafts are timed
 by their sessions, as at each start of a verifier. Then a few bundled prompts are completed greedily: plainly, plainly

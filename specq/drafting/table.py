@@ -1,6 +1,6 @@
 """The methods of drafting, one line each: the drafter of a draft worker, and the source inside a verifier.
 
-Rule: a module is imported only when it is chosen, so that a process needs only the libraries of its own methods.
+Rule: a module is imported only when it is chosen. So a process needs only the libraries of its own methods.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ _TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def end_tokens(model: Path) -> dict[int, str]:
-    """Return {id: source} of the tokens that end a text; a source is a file or a metadata key.
+    """Return {id: source} of the tokens that end a text. A source is a file or a metadata key.
 
     The ids that older versions used come first.
     """

@@ -1,4 +1,4 @@
-"""The checks of all engines: whether a step fits its session and the model, and whether the engine works."""
+"""The checks of all engines: whether a step fits session and model, and the engine works."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ also share helpers: a thread on another core that takes part in a verifier's ste
 waits for it. Work that the helper cannot do is done on the step's own core.
 
 A process that computes knows when it will be done, and that does not change. A process that begins later is slowed by
-it. The time that this would take from the earlier process is owed to it, and added to its next work. So work is
-conserved: over time, each process gets as much done as it would in lockstep with the others.
+it. The time that this would take from the earlier process is owed to it. It is added to its next work. So work is
+conserved. Over time, each process does as much as in lockstep with the others.
 
 This module has a virtual clock and an event queue. It runs one event at a time, in the order of time, then of request.
 It also has the lines between two processes, one way each, which compute when a message arrives.
 
-No I/O and no clock: times are arguments, so that the simulator and bench.delay_proxy delay by the same rule.
+No I/O and no clock: times are arguments. So the simulator and bench.delay_proxy delay by the same rule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stub target's text, and which of a stub drafter's choices is right: keyed hashes, so that no data is stored.
+"""The stub target's text, and which of a stub drafter's choices is right. Both are keyed hashes, so no data is stored.
 
 The target's token is a hash of (session, position, previous token). A drafter's first choice is this token with a
 probability that may vary by position. If it is wrong, each further choice is right with a given probability, given that

@@ -1,7 +1,7 @@
 """The stage `rollouts` of all methods for an existing target: the target answers prompts of the corpus for some time.
 
 Each batch is a file, and a repeated run continues after the last file. When the time is over, the current answers end
-and are kept. The pass over a batch's prompts is not interrupted. On a CPU it may take minutes, so a batch has as many
+and are kept. The pass over a batch's prompts is not interrupted. On a CPU it may take minutes. So a batch has as many
 prompts as pass within a small part of the time. More prompts need fewer steps for the same number of tokens.
 """
 

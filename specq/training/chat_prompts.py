@@ -63,7 +63,7 @@ def is_held_out(number: int) -> bool:
 
 
 def corpus_prompts(settings: RunSettings, chat: PromptFormat, rng: np.random.Generator) -> list[list[int]]:
-    """Return the prompts of a corpus in random order, without duplicates and too long ones."""
+    """Return the prompts of a corpus in random order, without duplicates and overlong ones."""
     paths = prompt_paths(settings.corpus)
     asked = dict.fromkeys(words for path in paths for words in _words(path, settings, rng))
     prompts = [ids for ids in map(chat.prompt, asked) if len(ids) <= LONGEST_PROMPT]

@@ -13,8 +13,8 @@ The method is PARD (An et al. 2025, arXiv 2504.18583). It starts from the target
     evaluate   how many of the target's tokens the 8-bit draft predicts, benchmark by benchmark and depth by depth,
                beside the starting model
 
-The evaluation plays rounds along the target's own text. One pass of each model along a text is enough, because the
-masks of each token are placed beside the text.
+The evaluation plays rounds along the target's own text. One pass of each model along a text is enough. The reason: each
+token's masks are beside the text.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ class ChainModel(ChainDrafter):
         logits: torch.Tensor,
         width: int,
     ) -> tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]:
-        """Draft the chains of some sessions, one pass a level; a chain ends early where a token has no children."""
+        """Draft the chains of some sessions, one pass a level. A chain ends early where a token has no children."""
         count, depth, most = len(which), slots.shape[1] + 1, self.info.max_length
         token_ids = np.full((depth, count, width), NO_TOKEN, np.int32)
         scores = np.zeros((depth, count, width), np.float32)

@@ -75,7 +75,7 @@ class Contexts:
         return self._forward.jumps if getattr(self._forward, "uses_graphs", False) else ()
 
     def warm_up(self, most_sessions: int) -> None:
-        """Run a pass of each size that is recorded, because the first run of a size takes about ten milliseconds.
+        """Run a pass of each size that is recorded. The reason: the first run of a size takes about ten milliseconds.
 
         Some passes have many rows of one session, as prompts do. Others have few rows of each of up to `most_sessions`
         sessions, as verdicts do.
@@ -190,7 +190,7 @@ class Contexts:
 
     @contextmanager
     def taken(self, num_slots: int) -> Iterator[Int32Array]:
-        """Take slots for a forward pass; if the body fails, they are given back, and it may be repeated."""
+        """Take slots for a forward pass. If the body fails, they are given back, and it may be repeated."""
         slots = self.pool.take(num_slots)
         try:
             yield slots

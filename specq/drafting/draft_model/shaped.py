@@ -1,6 +1,6 @@
 """Trees of the shapes that jobs ask for, drafted in the verifier's process by the `DraftWorker` of draft workers.
 
-A job with `tree`, `num_candidates` or fixed fan-outs sets what is drafted for it, at any cost, so this module has no
+A job with `tree`, `num_candidates` or fixed fan-outs sets what is drafted for it, at any cost. So this module has no
 choice to make. Each step asks for the whole tree, one pass a level. Nodes on the verdict's path are kept, as at a draft
 worker.
 
@@ -75,7 +75,7 @@ class ShapedTrees:
         return session_id in self._known
 
     def _tell(self, session: Session, message: Message) -> None:
-        """Hand the worker a message on a session; if the worker cannot handle it, the session's drafts end."""
+        """Hand the worker a message on a session. If the worker cannot handle it, the session's drafts end."""
         try:
             self.worker.handle(message)
         except EngineLostError:

@@ -7,7 +7,7 @@ tokens are computed again from the target's states.
 Tokens are ranked like a draft model's, by scores that the target's own noise perturbs. Where the verifier draws with
 other random numbers, they are ranked by the head's scores.
 
-On a GPU the rows of the texts and whole trees are recorded in a few fixed shapes, and the host waits only for the trees
+On a GPU the rows of the texts and whole trees are recorded in a few fixed shapes. The host waits only for the trees
 (`specq.drafting.eagle3.recorded`). Elsewhere, and for cutting parameters (top-k, top-p), the same arithmetic runs in
 the exact shapes.
 """
@@ -46,7 +46,7 @@ class EagleRows(NamedTuple):
     states     [rows, hidden]: the state before each row's token.
     token_ids, positions   i64[rows].
     slots      i64[rows]: where each row is kept, in its text's range of the cache.
-    is_seen    bool[n, most rows, slots]: the part of the range that each row sees, with itself.
+    is_seen    bool[n, most rows, slots]: which part of the range each row sees, itself included.
     """
 
     places: Sequence[int]
@@ -164,7 +164,7 @@ class Eagle:
 
     @torch.no_grad()
     def run(self, rows: EagleRows) -> list[torch.Tensor]:
-        """Compute rows of some texts in one pass, and store their keys and values; return [rows, hidden] a text."""
+        """Compute rows of some texts in one pass, and store their KV; return [rows, hidden] a text."""
         found = self._run(rows)
         return [found[i, :count] for i, count in enumerate(rows.counts.tolist())]
 

@@ -15,8 +15,8 @@ Rows of texts also have their position. Rows of trees also have their number amo
 bits of their cumulative log-probability.
 
 Slots are those of keys and values of a head, [*, HEAD_DIM]. Rows of texts have slots in their context. They see each
-other as a part of the context. Rows of trees have separate slots, and see those in `paths` i32[rows, PATH], where their
-own comes last.
+other as a part of the context. Rows of trees have separate slots. They see those in `paths` i32[rows, PATH], where
+their own comes last.
 
 Values that differ from tree to tree are not constants. So a new shape rarely needs a compilation. Sizes are padded to
 powers of two, and usual sizes to the same one.
@@ -113,7 +113,7 @@ def attend_kept_kernel(
     Each row has the GROUP heads of the key-value head, up to LINES lines together. A part is a `chunk` of the context.
     If there are paths (PATH > 0), they are part 0. Parts beyond the context end at once. A part that a row does not see
     adds nothing to it. The parts are combined like those of `attention.attend_kernel`, with the same partials and
-    weights: partial row = part * rows + row.
+    weights. Partial row = part * rows + row.
 
     q                [rows, HEADS * HEAD_DIM], rotated.
     context_keys, context_values   [places, kv_heads, *, HEAD_DIM], with place_stride between places and head_stride

@@ -1,4 +1,4 @@
-"""Passes of an EAGLE-3 head whose arguments are integers from the host, so that they may be recorded.
+"""Passes of an EAGLE-3 head whose arguments are integers from the host. So they may be recorded.
 
 They compute rows of texts, and whole trees. They use our own kernels if the head's device has them
 (`specq.drafting.eagle3.fused`), else torch (`rows`).
@@ -32,7 +32,7 @@ class Passes:
         self._kernels = None
 
     def follow(self, room: int, taps: torch.Tensor, given: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-        """Compute rows of texts, the same number of each; return the output of each text's last row, [texts, hidden].
+        """Compute rows of texts, the same number of each. Return the output of each text's last row, [texts, hidden].
 
         This also stores the rows' keys and values, and the last outputs.
 

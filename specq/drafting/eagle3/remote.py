@@ -2,8 +2,8 @@
 
 The verifier sends the states of the text (`Activations`). Their rows are computed as beside the verifier
 (`specq.drafting.eagle3.drafter`). For tokens committed since then and for drafted nodes, the head continues with its
-own states, as SSD's EAGLE mode does. When true states arrive, all rows beyond them are computed again, each when a node
-below it is expanded. Children that were drafted before stay, because they are only hints.
+own states, as SSD's EAGLE mode does. When true states arrive, all rows beyond them are computed again. Each waits until
+a node below it is expanded. Children that were drafted before stay, because they are only hints.
 
 The head drafts nothing without states, or beyond MOST_PREDICTED tokens without states.
 """
@@ -259,6 +259,6 @@ def _seen(groups: Sequence[Sequence[tuple[_Line, int]]], firsts: Sequence[int]) 
 
 
 def _missing(line: _Line) -> Iterator[int]:
-    """Yield the depths of a line's nodes whose rows must be computed: the first missing one and all behind it."""
+    """Yield the depths of a line's nodes whose rows must be computed: the first missing one and all after."""
     first = next((i for i, node in enumerate(line.nodes) if node.slot == NO_SLOT), len(line.nodes))
     return iter(range(first, len(line.nodes)))

@@ -43,7 +43,7 @@ class TextRows(NamedTuple):
     states             [b, rows, hidden]: the state before each row's token.
     token_ids, positions   [b, rows].
     row_places, slots  [b, rows]: where each row is kept in the cache.
-    is_seen            bool[b, rows, n]: the slots of its text that each row sees, with itself.
+    is_seen            bool[b, rows, n]: which slots of its text each row sees, itself included.
     """
 
     places: torch.Tensor

@@ -75,7 +75,7 @@ class _Plan(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """Trees of one kind that are being grown: the sessions, the levels that each takes, and the pending result."""
+    """Growing trees of one kind: the sessions, the levels of each, and the pending result."""
 
     sessions: list[Session]
     plan: _Plan
@@ -289,7 +289,7 @@ def _verdicts(trees: _Begun, rounds: Rounds) -> tuple[tuple[int, ...], IntpArray
 def levels_for(num_nodes: int, most: int) -> int:
     """Return the maximum number of levels that grow best first for `num_nodes` nodes.
 
-    With few nodes, as with many sessions, the last levels would take long and rarely be among the nodes.
+    With few nodes, as with many sessions, the last levels would take long. They would rarely be among the nodes.
     """
     return min(most, 1 + num_nodes // 2)
 

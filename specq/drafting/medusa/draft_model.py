@@ -2,8 +2,8 @@
 
 The pass for a node also computes guesses below it. Heads make them from the hidden state of the row before it. After
 the pass, the model's own output at these rows is known. If a child of the model was guessed, its own children need no
-pass. So every child is the model's, made from its logits by the same `ChildMaker` as those of a draft model without
-heads, drawn or ranked. Heads only decide what is computed in advance.
+pass. So every child is the model's. It is made from its logits by the same `ChildMaker` as those of a draft model
+without heads, drawn or ranked. Heads only decide what is computed in advance.
 
 A guess has a KV slot, as a node has. It becomes a node when its token is among the children of its parent. The other
 guesses are discarded as soon as that node's children are made.

@@ -15,7 +15,7 @@ The heads that `specq train medusa` writes are smaller in three ways, each optio
 - A matrix is int8 with a float32 scale for each row, in NAME.scale, as in `draft_form`.
 
 Their config.json names their target: `hidden_size`, `num_tokens` and `tokenizer_hash` (see `specq.text`). Heads that
-were trained together with a target fit no other one, and also have `target_fingerprint` (see
+were trained together with a target fit no other one. They also have `target_fingerprint` (see
 `specq.engines.checkpoint`).
 """
 

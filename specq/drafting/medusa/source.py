@@ -121,7 +121,7 @@ class MedusaSource(DraftSource):
         return [_batch(begun, list(which), ranked) for _, which in alike]
 
     def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
-        """Store the hidden state behind each session's text: that of the row from which its last token was made."""
+        """Store the hidden state behind each session's text, from the row of its last token."""
         done = {one.session_id: one for one in rounds.sessions if one.takes_drafts}
         paths = accepted_paths(rounds)
         for shares, output in computed:

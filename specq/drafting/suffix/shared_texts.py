@@ -1,10 +1,10 @@
 """The texts of ended sessions, from which a verifier drafts for later sessions of the same owner.
 
-Rules: only its owner's sessions use a text, because drafts reveal their source, at least by how fast tokens arrive. The
+Rules: only its owner's sessions use a text, because drafts reveal their source, at least by the speed of tokens. The
 total size is bounded, in tokens of all owners. No I/O, no clock.
 
-A suffix tree never shrinks. An owner has two trees. When the newer one reaches half of the bound, it replaces the older
-one, and a new tree begins. If the bound is too small for all, the least recently served owner loses both.
+A suffix tree never shrinks. An owner has two trees. When the newer one reaches half the bound, it replaces the older.
+Then a new tree begins. If the bound is too small for all, the least recently served owner loses both.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def most_depth(session: Session, most: int) -> int:
     """Return the maximum depth of a session's draft.
 
     It is 0 if the session takes no drafts or asks for its own shape. It is also 0 for a synchronous session, which
-    waits for its drafter's answer: any draft would count as one.
+    waits for its drafter's answer. Any draft would count as one.
     """
     if session.waits or not session.takes_drafts or session.speculation.has_fixed_shape:
         return 0

@@ -5,8 +5,8 @@
     text     `text`: string-level matching. Drafts become text, which the target's tokenizer cuts, as point masses
     retelling  what both share: the session's text for the draft model, with KV kept for the unchanged part
 
-Rule: all drafts from here are ids of the target, and no other module knows about two vocabularies. To add a way: write
-a class with the arguments of `SharedVocabulary`, and add a line to `VOCABULARIES`, which `specq.config` offers by the
+Rule: all drafts from here are ids of the target. No other module knows about two vocabularies. To add a way: write a
+class with the arguments of `SharedVocabulary`, and add a line to `VOCABULARIES`, which `specq.config` offers by the
 same names.
 """
 

@@ -34,7 +34,7 @@ class RetellingDrafter(Drafter, Generic[S]):
     """Drafts with ids of the target, around a drafter with ids of a draft model. Sessions have the same ids in both.
 
     While the target follows the drafts, so does the draft model. After a correction the end of the text is tokenized
-    again, and the draft model goes back to where the two tokenizations differ.
+    again. The draft model goes back to where the two tokenizations differ.
     """
 
     def __init__(self, draft: Drafter, vocabularies: Vocabularies, info: ModelInfo) -> None:

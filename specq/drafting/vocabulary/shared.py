@@ -4,7 +4,7 @@ The source is "Accelerating LLM Inference with Lossless Speculative Decoding Alg
 
 The draft model's logits are cut down to the tokens that both vocabularies have, before children are made. So children
 are ranked with the noise that the target draws with. A draft distribution covers the target's tokens, and its children
-are drawn from it, so the verifier's proof holds unchanged. A node here is a node of the draft model with the same id.
+are drawn from it. So the verifier's proof holds unchanged. A node here is a node of the draft model with the same id.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class TextVocabulary(RetellingDrafter[_Session]):
             self._correct(session_id, tokens[followed:])
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Draft as far as the requested nodes need, all sessions in a pass; each node has at most one child."""
+        """Draft as far as the requested nodes need, all sessions in a pass. Each node has at most one child."""
         depths = [self._sessions[request.session_id].depth(request.node_id) for request in requests]
         needed = dict[int, int]()
         for request, depth in zip(requests, depths, strict=True):

@@ -41,7 +41,7 @@ class LoadedModel:
     """The result of `load`; the forward's KV has `info.kv_slots` slots.
 
     - token_ids: i32[columns], the token of each logits column, ascending. None: column i is token i.
-    - num_masks: of a parallel draft model: how many ids from `info.vocab_size` on are masks
+    - num_masks: for a parallel draft model, how many ids from `info.vocab_size` on are masks
       (`specq.checkpoints.draft_form`).
     """
 

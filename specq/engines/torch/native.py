@@ -67,7 +67,7 @@ def threads_of(threads: int, helper_cores: tuple[int, ...] = ()) -> Threads:
 
 
 def supports(model: Any) -> bool:
-    """Return whether the kernels can run this model: Llama's layer plan, on a CPU, in float32, supported sizes."""
+    """Return whether the kernels can run this model: Llama's layers, CPU, float32, supported sizes."""
     config = model.config
     if config.model_type not in ARCHITECTURES or model.dtype != torch.float32 or model.device.type != "cpu":
         return False

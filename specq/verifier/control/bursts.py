@@ -1,9 +1,8 @@
 """Sessions that arrive in a burst begin together.
 
 A session that arrives just after a launch waits until that step has ended. A step that computes prompts has a large
-fixed cost in seconds, whether it has few rows or many. The step is put off if more sessions are expected to arrive
-during this fixed cost than wait for it now. It starts when no session has arrived for GAPS mean gaps. It waits no
-longer than its fixed cost.
+fixed cost in seconds, with few rows or many. The step waits if more sessions are expected during this fixed cost than
+wait now. It starts when no session has arrived for GAPS mean gaps. It waits no longer than its fixed cost.
 
 If LEAST sessions or more have just ended together, others are expected to arrive together. Then the step already waits
 after the first arrival.

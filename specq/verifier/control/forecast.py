@@ -136,7 +136,7 @@ class Forecast:
     def _says_something(self, name: str, step: Step) -> bool:
         """Return whether the step shows how good a source's drafts are.
 
-        It must wait for drafts, draft workers need the time to answer, and prompts must leave room for nodes.
+        It must wait for drafts. Draft workers need the time to answer. Prompts must leave room for nodes.
         """
         if step.kind.is_early:
             return False

@@ -1,8 +1,8 @@
 """Choose which sources draft, how deep, and whether drafts are verified before they are read.
 
 The choice with the most expected tokens per expected second is used (`specq.verifier.control.forecast`). Plain decoding
-comes first, until drafts are found to pay. A choice with a part of the sources in use replaces them at once when it is
-forecast to be better. Any other choice needs a probe.
+comes first, until drafts are found to pay. A choice with a part of the sources in use replaces them once its forecast
+is better. Any other choice needs a probe.
 
 A probe drafts for one session first, then for all. It ends at the first step that shows that it loses or wins. It may
 begin if its choice *may* be better, given how uncertain the forecast is. What is known of a silent source fades, so its

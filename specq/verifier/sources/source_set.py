@@ -285,7 +285,7 @@ class SourceSet:
             source.observe(rounds, [part.of_layers(source.layers) for part in computed])
 
     def _drafted_for(self, sessions: Sequence[Session], source: DraftSource, allowed: Sources) -> Sequence[Session]:
-        """Return the sessions that a source may draft for: always synchronous ones, since they requested drafts."""
+        """Return the sessions that a source may draft for: always the synchronous ones, since they requested drafts."""
         if source.name in allowed - self.looked_at:
             return sessions
         others = [session for session in sessions if not session.waits] if source.name in allowed else []
