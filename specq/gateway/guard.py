@@ -8,8 +8,8 @@ limits.
 
 The `Host` header has the name that a client uses for the gateway. Its check is pure.
 
-With DNS rebinding, a foreign page makes browsers send requests here under its name. So names must be known. Addresses
-are safe, since they need no name.
+With DNS rebinding, a foreign page makes browsers send requests here under its site's name. So names must be known.
+Addresses are safe, since they need no name.
 """
 
 from __future__ import annotations

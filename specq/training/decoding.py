@@ -1,7 +1,7 @@
 """Batched decoding over a static key-value cache: one captured graph a step on a GPU, the same code on a CPU.
 
-Prompts are padded on the left. So all rows write the same cache slot in the same step. The next token is argmax(logits
-+ temperature * gumbel): temperature 0 is greedy, and temperature T samples softmax(logits / T) exactly.
+Prompts are padded on the left, so that all rows write the same cache slot in the same step. The next token is
+argmax(logits + temperature * gumbel): temperature 0 is greedy, and temperature T samples softmax(logits / T) exactly.
 """
 
 from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ comes back goes first and is free, since it was paid for. It comes back when its
 restarts.
 
 A job is aged when it has waited for `AGED_S` seconds since its submission. While there are aged jobs, every second
-place goes to the oldest at any priority. So a higher priority keeps at least half of all places. A lower one never
+place goes to the oldest, at any priority. So a higher priority keeps at least half of all places. A lower one never
 starves.
 
 Rule: a job whose model has no space delays no other job.

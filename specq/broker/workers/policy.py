@@ -1,9 +1,9 @@
 """Decisions about sessions, as pure functions: placement, moves, quarantine, and the meaning of heartbeats.
 
-Placement. Jobs with a common prompt prefix go to the same verifier, which computes it once. This holds while that
+Placement. Jobs with a common prompt prefix go to one verifier, which computes the prefix once. This holds while that
 verifier has not many more jobs than the others. Otherwise the verifier with the fewest jobs takes the job. Verifiers
-without KV space come last. The new verifier computes the KV of a moved job again. So jobs move only to a new verifier,
-or if the difference is large. Only a few move at once, and none twice within MOVE_INTERVAL_S.
+without KV space come last. The new verifier computes the KV of a moved job again. So jobs move only to a newly joined
+verifier, or if the difference is large. Only a few move at once, and none twice within MOVE_INTERVAL_S.
 
 Quarantine. A job that two crashed verifiers held runs alone on its verifier. If necessary, the other jobs of a verifier
 wait meanwhile. A job that crashes a verifier alone, twice, is given up. A job that gets well past its position at the
@@ -14,7 +14,7 @@ Heartbeats. Sessions are compared by id, epoch and two committed lengths: now, a
 
 - close: the worker has a session that is not its own, or has another epoch.
 - keep: it has what it should have.
-- ahead: it has tokens that the broker lacks and did not receive since the heartbeat. They were lost on the way to
+- ahead: it has tokens that the broker lacks and missed since the last heartbeat. They were lost on the way to
   the broker.
 - behind: it lacks tokens that the broker had at the last heartbeat. They were lost on the way to the worker.
 - missing: it lacks a session for the first time. The session may be on its way.

@@ -87,7 +87,7 @@ class SessionTable:
         return found
 
     def are_next(self, batch: StepBatch, places: IntpArray) -> BoolArray:
-        """Return bool[n]: which steps are judged and compute only the last token, as most do."""
+        """Return bool[n]: which steps are judged and compute only their last token, as most do."""
         are_next: BoolArray = batch.is_judged & (batch.num_tokens == 1) & (batch.base_lens == self.lengths[places])
         at = are_next.nonzero()[0]
         is_last = batch.token_ids[(batch.ends - batch.sizes)[at]] == self.last_tokens[places[at]]

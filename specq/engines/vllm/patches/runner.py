@@ -178,7 +178,7 @@ class RunnerSteps:
         return done
 
     def _tokens_in_flight(self, batch: StepBatch) -> torch.Tensor | None:
-        """Return the newest step's tokens, i32[judged] on the device, if the batch has some."""
+        """Return the newest step's tokens, i32[judged] on device, if the batch begins with some."""
         if batch.fed_by is None:
             return None
         return self._flights[-1].answer.tokens
