@@ -57,7 +57,7 @@ class _Session(TreeSession):
     known: tuple[int, int] = (0, 0)
 
     def above(self, node_id: int) -> list[Node]:
-        """Return the tail, the node's ancestors, and the node: all from the true rows to its children."""
+        """Return the tail, the node's ancestors, and the node: all between the true rows and its children."""
         return self.tail + [self.nodes[i] for i in self.line(node_id)]
 
     def forget_rows(self) -> None:
