@@ -174,7 +174,7 @@ async def _to_the_end(reader: asyncio.StreamReader) -> None:
     raise ConnectionResetError
 
 
-def test_where_nobody_listens_connections_end():
+def test_connections_close_when_the_target_does_not_listen():
     async def scenario(stage: Stage) -> None:
         await stage.open(LineSettings())
         stage.server.close()

@@ -17,7 +17,7 @@ from specq.models import resolve_model
 WORK = Workload("pair", "cpu", [1, 8], 4, 2, [[5, 6], [7, 8]])
 
 
-def test_each_draft_worker_has_a_core_and_nobody_else_is_on_it():
+def test_each_draft_worker_has_a_core_of_its_own():
     """As on a machine with 16 cores: two for the verifier, one for the broker, one for the bench and its proxy."""
     cores = far.Cores.of(tuple(range(16)), 12)
     assert cores == far.Cores((0, 1), (2,), tuple(range(4, 16)))

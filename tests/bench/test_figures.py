@@ -44,7 +44,7 @@ def test_blocks():
     assert blocks(PROMPTS, 4) == [tuple(PROMPTS)]
 
 
-def test_everybody_takes_turns_in_rotating_order():
+def test_contestants_take_turns_in_rotating_order():
     """Each block is run by each contestant, and no one always begins."""
     players = [Player(name, []) for name in "xyz"]
     plan = [(repeat, block[0], player.name) for repeat, block, player in schedule(players, blocks_of([PROMPTS] * 2, 1))]
@@ -54,7 +54,7 @@ def test_everybody_takes_turns_in_rotating_order():
     assert [one[0][2] for one in rounds] == list("xyzxyzxy")
 
 
-def test_everybody_is_first_in_turn():
+def test_each_contestant_is_first_in_turn():
     """Nobody is lost, and the order among them stays."""
     assert [rotated("xyz", number) for number in (0, 1, 5)] == [list("xyz"), list("yzx"), list("zxy")]
     assert rotated([], 3) == []
@@ -160,14 +160,14 @@ def test_differences():
     assert (summary(turns, found)["num_compared"], summary(turns, found)["num_different"]) == (6, 2)
 
 
-def test_the_same_difference_again_is_told_once():
+def test_a_repeated_difference_is_reported_once():
     """Repetitions that differ in the same way are one finding."""
     turns = [turn("x", 0, 1.0, [[1]]), turn("y", 0, 1.0, [[2]]), turn("y", 1, 1.0, [[2]])]
     assert len(differences(turns, None)) == 1
 
 
 @pytest.mark.parametrize("gap", [None, lambda *_: 0.5])
-def test_what_is_no_near_tie(gap):
+def test_unknown_or_wide_gaps_are_not_near_ties(gap):
     """An unknown or a wide gap is no excuse."""
     (found,) = differences([turn("x", 0, 1.0, [[1]]), turn("y", 0, 1.0, [[2]])], gap)
     assert not found.is_near_tie

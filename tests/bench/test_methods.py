@@ -87,7 +87,7 @@ def test_the_bundled_parallel_draft_model_is_one():
     assert [method.name for method in methods] == ["plain", "parallel-colocated", "parallel-worker"]
 
 
-def test_heads_of_one_kind_are_told_apart(files, tmp_path):
+def test_heads_of_one_kind_are_distinguished_by_directory_name(files, tmp_path):
     """By their directories' names, which must differ then."""
     other = str(make_published(tmp_path / "other", 48, 99))
     both = DraftFiles(heads=(files.heads[1], other))

@@ -92,7 +92,7 @@ def test_a_grid_goes_on_where_it_was_stopped():
     assert list(grid.run([contestant], {}, time.monotonic() - 1, lambda _: None)) == []
 
 
-def test_everybody_gets_the_same_prompt_and_seed_and_begins_in_turn():
+def test_contestants_get_the_same_prompt_and_seed_and_start_in_turn():
     one, other = Recorder("plain"), Recorder("lookup")
     order = []
     for contestant in (one, other):

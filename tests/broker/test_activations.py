@@ -88,7 +88,7 @@ def test_others_are_not_passed_on(desk: Desk) -> None:
     assert (to, message) == (VERIFIER, GetActivations(session_id=1, epoch=epoch, lane=77))
 
 
-def test_a_verifier_that_sends_nothing_is_asked_again(desk: Desk) -> None:
+def test_a_silent_verifier_is_asked_again(desk: Desk) -> None:
     """The question may have been lost: at each of the drafter's heartbeats, as long as nothing has passed since the one
     before."""
     beat(desk)

@@ -105,7 +105,7 @@ def test_how_a_verifier_leaves_is_in_its_last_word(state: str, expected: Crashes
     assert (stored.crashes, stored.placed) == (expected, 0)
 
 
-def test_a_broker_parts_from_the_verifiers_that_it_hears() -> None:
+def test_a_stopping_broker_unbinds_jobs_of_live_verifiers() -> None:
     """When it stops: of one that is silent meanwhile the next broker will know whether it died."""
     desk = running(1)
     since = desk.now = desk.now + 1

@@ -34,7 +34,7 @@ def told_behind(world: World) -> list[Verdict]:
     return [decode(effect.frames) for effect in effects if isinstance(effect, Send) and effect.to == b"d0"]
 
 
-def test_a_verdict_of_an_earlier_epoch_commits_nothing() -> None:
+def test_a_verdict_of_an_earlier_epoch_commits_no_tokens() -> None:
     """Whatever a session's former life still says is counted and ignored, even from the same verifier."""
     world = running_world()
     job = world.broker.state.jobs.active[1]

@@ -229,7 +229,7 @@ def test_a_status_has_room_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> N
     assert len({worker["name"] for worker in report["workers"]}) == MAX_WORKERS
 
 
-def test_the_status_tells_of_the_journal() -> None:
+def test_the_status_reports_the_journal() -> None:
     desk = Desk(has_journal=True)
     desk.submit(1)
     (status,) = desk.front(ANN, GetStatus())

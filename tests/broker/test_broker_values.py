@@ -44,7 +44,7 @@ def raw(message: Message, **header: object) -> list[bytes]:
         ({"tree": 5}, "unknown sampling parameter 'tree'"),
     ],
 )
-def test_a_client_is_told_what_is_out_of_bounds(params: dict[str, object], reason: str) -> None:
+def test_a_client_receives_the_error_for_out_of_bounds_values(params: dict[str, object], reason: str) -> None:
     """By a raw message, too; it would ask for ever. Nothing of it is kept."""
     desk = Desk()
     submit = Submit(job_id=7, params=SamplingParams(), prompt_ids=PROMPT)
@@ -67,7 +67,7 @@ def test_a_prompt_with_a_token_that_there_is_not_is_refused(fewer: str) -> None:
     assert isinstance(desk.front(ANN, replace(submit, job_id=8, prompt_ids=PROMPT[:1]))[0], Accepted)
 
 
-def test_a_worker_is_told_what_is_out_of_bounds() -> None:
+def test_a_worker_receives_the_error_for_out_of_bounds_values() -> None:
     """And does not go on saying hello."""
     hello = Hello(role="target", name="v", incarnation=1, model=toy_info(), endpoint="x")
     desk = Desk()
@@ -82,7 +82,7 @@ def stored(misfit: str) -> StoredJob:
     return StoredJob(submit, "me", 1.0, weights="toy int", token_ids=tokens, origins=bytes(2), misfit=misfit)
 
 
-def test_a_stored_job_that_is_out_of_bounds_fails_and_stops_nothing() -> None:
+def test_a_stored_job_out_of_bounds_fails_and_the_broker_continues() -> None:
     """Its end is journaled, with what it had; a client that follows it receives the reason."""
     broker = Broker(incarnation=2, has_journal=True)
     broker.restore(
@@ -108,7 +108,7 @@ def test_a_stored_job_that_is_out_of_bounds_fails_and_stops_nothing() -> None:
     ],
     ids=["too many", "too many likeliest", "more tokens than asked for"],
 )
-def test_a_verdict_that_does_not_fit_its_job_changes_nothing(tokens: list[int], changes: dict[str, object]) -> None:
+def test_a_verdict_that_does_not_fit_its_job_is_dropped(tokens: list[int], changes: dict[str, object]) -> None:
     """What could not be journaled, or not be opened again elsewhere, is counted and dropped."""
     desk = Desk()
     params = SamplingParams(max_tokens=5, logprobs=2)

@@ -94,7 +94,7 @@ def test_a_prompt_is_shared_within_a_tenant_and_a_salt_only() -> None:
     assert len({tuple(job.token_ids) for job in jobs}) == 1
 
 
-def test_nobody_waits_for_a_prompt_that_another_one_computes() -> None:
+def test_no_owner_waits_for_a_prompt_of_another_owner() -> None:
     """Jobs that come together: an owner's second waits for the first to compute what it shares; another owner's never
     does."""
     world = make_world()
@@ -143,7 +143,7 @@ def test_a_broker_says_what_it_can_do_to_those_who_read_it(listed: tuple[str, ..
     assert (report["capabilities"], report["workers"][1]["capabilities"]) == (list(CAPABILITIES), list(listed))
 
 
-def test_a_verifier_of_before_is_told_nothing_new_and_takes_no_salt() -> None:
+def test_an_older_verifier_receives_no_new_fields_and_no_salted_jobs() -> None:
     """So nothing is shared silently: where all are older, the job is refused; where one is not, it goes there, and
     stays there."""
     desk = Desk(capabilities=())
@@ -188,7 +188,7 @@ def test_a_job_with_a_salt_waits_for_a_verifier_that_knows_it() -> None:
     assert "that knows cache_salt was available for 5 s" in failed.reason
 
 
-def test_drafters_of_before_see_no_new_field_and_draft_for_nobody_s_own_texts() -> None:
+def test_older_drafters_receive_no_new_fields_and_no_salted_jobs() -> None:
     """Those keep what they compute of texts for all. A verdict's count is for the broker alone."""
     desk = Desk()
     for name in (b"old", b"new"):

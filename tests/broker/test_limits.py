@@ -104,7 +104,7 @@ def test_what_is_larger_than_a_bucket_passes_a_full_one():
     assert [bucket.take(1, 10, 20, t) for t in (1.0, 2.9, 3.2)] == [False, False, True]
 
 
-def test_what_is_spent_is_let_through_whatever_it_costs():
+def test_a_message_of_any_cost_passes_while_credit_is_left():
     """As long as anything is left; then not before that is paid for."""
     for cost in (1, 50):
         bucket = Bucket(20.0, 0.0)
@@ -131,7 +131,7 @@ def test_a_flood_of_drafts_takes_its_share_of_the_verifier(num_jobs, drafters):
     assert bench.counts["limited_drafts"] > 5_000
 
 
-def test_a_flood_takes_nothing_from_other_lanes():
+def test_a_flood_does_not_affect_other_lanes():
     """Neither from those of other jobs nor from the other lane of the same job."""
     bench = Bench(drafters=2)
     bench.start(1, 2)
@@ -163,7 +163,7 @@ def test_huge_trees_are_dropped():
     assert bench.counts["limited_drafts"] == 2
 
 
-def test_nothing_piles_up_before_a_verifier_that_is_silent():
+def test_messages_do_not_pile_up_for_a_silent_verifier():
     """Drafts are dropped first: after three heartbeats nothing but what it must receive is sent to it."""
     bench = Bench()
     bench.start(1)
@@ -258,7 +258,7 @@ def test_counting_is_bounded(monkeypatch):
     assert len(limit._peers) == 10
 
 
-def test_a_worker_that_is_told_much_stays_a_worker(monkeypatch):
+def test_a_worker_with_many_replies_stays_registered(monkeypatch):
     """What it is sent in answer to its heartbeats is not its debt."""
     monkeypatch.setattr(rights, "REQUESTS_BURST", 100.0)
     bench, sessions = Bench(), np.arange(1000, 1400)
@@ -282,7 +282,7 @@ def test_a_malformed_heartbeat_is_dropped(sessions):
 
 
 @pytest.mark.parametrize("lane", [b"[]", b"{}", b'"0"', b"null", b"true"])
-def test_a_lane_that_is_no_number_is_dropped(lane):
+def test_a_lane_that_is_not_a_number_is_dropped(lane):
     bench = Bench()
     bench.start(1)
     to = bench.assigned(b"d0", 1)

@@ -26,7 +26,7 @@ def test_several_clients_follow_one_job() -> None:
     assert (received[0].ended, token_ids(received), received[-1].finish) == (True, [9], "stop")
 
 
-def test_an_end_is_told_when_the_journal_has_it() -> None:
+def test_the_end_is_sent_after_the_journal_write() -> None:
     """Not before, to a client that comes in between either."""
     desk = Desk(has_journal=True)
     desk.submit(1)
@@ -57,7 +57,7 @@ def test_a_slow_reader_is_refilled_by_position() -> None:
     assert token_ids(desk.tick()) == [7, 8, 9]
 
 
-def test_a_reader_that_is_gone_costs_nothing_for_long() -> None:
+def test_a_lost_reader_is_dropped_after_some_ticks() -> None:
     """After some ticks nothing is sent to it; the job runs on, and a client that comes back gets all."""
     desk = desk_with(1)
     desk.verdict(1, 7)

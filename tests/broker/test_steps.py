@@ -119,7 +119,7 @@ def test_a_step_is_its_verdicts_one_by_one(seed: int, *, has_journal: bool) -> N
     assert sum(len(tokens) for tokens, _, _ in known["jobs"].values()) > 10
 
 
-def test_a_step_says_nothing_of_log_probabilities() -> None:
+def test_a_step_message_has_no_log_probabilities() -> None:
     """So a job that asks for them takes nothing from it; the others do."""
     desk = desk_with(1, 2)
     desk.job(1).transcript.logprobs.num_top = 0
@@ -176,7 +176,7 @@ def test_jobs_with_more_to_say_come_alone() -> None:
     assert sorted(token_ids(desk.received(ANN))) == [7, 8, 9]
 
 
-def test_nothing_is_sent_before_the_journal_has_it() -> None:
+def test_tokens_are_sent_after_the_journal_write() -> None:
     """Then all steps of the group at once, in order; each token once."""
     desk = desk_with(1, 2, has_journal=True)
     desk.sent.clear()
@@ -240,7 +240,7 @@ def test_a_drafter_of_all_sessions_receives_the_step_as_it_came() -> None:
     assert [send.frames for send in sends] == [step]
 
 
-def test_a_drafter_receives_nothing_of_sessions_that_it_does_not_draft_for() -> None:
+def test_a_drafter_receives_only_steps_of_its_own_sessions() -> None:
     """Neither what another drafts for, nor what is nobody's, nor what did not fit."""
     desk = desk_with(1, 2, 3)
     desk.add_drafter(b"d0")

@@ -22,7 +22,7 @@ from tests.chaos.fuzz import PARTIES, PROMPT, Parties, fuzz, real_messages, send
 from tests.each import each
 
 
-def test_nothing_that_comes_stops_anybody() -> None:
+def test_no_message_stops_any_party() -> None:
     """ProtocolError is all that is raised, and each party hears both what it takes and what it refuses."""
     counts = fuzz(3000)
     assert sum(counts.values()) == 3000

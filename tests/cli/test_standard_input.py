@@ -86,7 +86,7 @@ def test_a_terminal_is_left_alone(monkeypatch):
         assert stream.readline() == "typed\n"
 
 
-def test_standard_input_that_is_closed_has_nothing(monkeypatch):
+def test_a_closed_standard_input_is_empty(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     assert read_piped(pytest.fail, 0) == ""
     with pytest.raises(click.UsageError, match="standard input is closed"):
@@ -96,13 +96,13 @@ def test_standard_input_that_is_closed_has_nothing(monkeypatch):
 
 
 @each("mode", [os.O_RDONLY, os.O_WRONLY])
-def test_null_has_nothing(monkeypatch, mode):
+def test_dev_null_is_empty(monkeypatch, mode):
     """Also where it cannot be read, as `nohup` leaves it."""
     with stdin_of(monkeypatch, os.open(os.devnull, mode)):
         assert read_piped(pytest.fail, PATIENCE_S) == ""
 
 
-def test_who_asks_for_what_cannot_be_read_is_told(monkeypatch):
+def test_an_explicit_unreadable_input_is_an_error(monkeypatch):
     with (
         stdin_of(monkeypatch, os.open(os.devnull, os.O_WRONLY)),
         pytest.raises(click.UsageError, match="cannot read standard input: Bad file descriptor"),

@@ -58,7 +58,7 @@ def test_a_list_gives_a_list(generate, broker, arguments, prompt_ids):
 
 
 @each("arguments", [{"prompt": "a"}, {"messages": CHATS[0]}, {"token_ids": [5]}])
-def test_one_prompt_is_no_list(generate, broker, arguments):
+def test_a_single_prompt_is_not_a_list(generate, broker, arguments):
     assert isinstance(generate(**arguments), specq.client.Result)
 
 

@@ -61,7 +61,7 @@ def test_jobs_wait_their_turn():
 
 
 @each("heard", [None, 0.5])
-def test_a_silent_broker_is_told_of_to_all_at_once(heard):
+def test_all_jobs_learn_of_a_silent_broker_at_once(heard):
     """Those that wait for their turn, too; none of them twice."""
     core, count = ClientCore("tcp://somewhere:1", 3.0), 5 * MAX_UNANSWERED
     submit_jobs(core, count)
@@ -174,7 +174,7 @@ def noted(core: ClientCore) -> list[int]:
 
 
 @each("keep_running", [False, True])
-def test_a_job_that_nobody_waits_for_any_more(keep_running):
+def test_an_abandoned_job_is_dropped(keep_running):
     """Also one that the broker goes on with."""
     core = traced(keep_running=keep_running)
     core.abandon(7, 1.0)

@@ -72,7 +72,7 @@ def test_refused_by_the_broker(client, broker):
     assert client.generate("a").text
 
 
-def test_invalid_requests_send_nothing(client, broker):
+def test_invalid_requests_send_no_message(client, broker):
     """What is wrong at the edge never reaches the broker."""
     with pytest.raises(JobError, match="temperature"):
         client.generate("a", temperature=float("nan"))

@@ -220,7 +220,7 @@ def test_a_directory_without_weights_is_wrong_and_a_hub_name_that_is_not_here_is
     assert "specq models pull nobody/has-this-model" in wrong_target("nobody/has-this-model")
 
 
-def test_a_parallel_draft_model_is_told_apart(tmp_path):
+def test_a_parallel_draft_model_is_recognised(tmp_path):
     assert pair.find("tiny", "draft").num_places == 1
     assert pair.find(str(make_draft(tmp_path / "draft", PARALLEL)), "draft").num_places == PARALLEL.num_places
 
@@ -235,7 +235,7 @@ def checked(heads: Path) -> Check:
     return found[0]
 
 
-def test_heads_that_fit_are_told_apart(tmp_path):
+def test_matching_heads_are_distinguished_by_kind(tmp_path):
     check = checked(make_published(tmp_path / "medusa", HIDDEN, VOCAB, heads=3))
     assert (check.status, check.found.partition(",")[0]) == (OK, "3 Medusa heads")
     check = checked(make_eagle(tmp_path / "eagle", eagle_shape_of(HIDDEN, VOCAB, 40, layers=(1, 5, 8))))

@@ -310,7 +310,7 @@ def test_all_probabilistic_texts_have_the_targets_distribution(said: Said) -> No
     assert min(p_values.values()) > LEAST_P, p_values
 
 
-def test_drafters_are_not_told_the_seed_of_probabilistic(said: Said) -> None:
+def test_drafters_do_not_receive_the_seed_of_probabilistic(said: Said) -> None:
     """Who knows the seed knows what the verifier will draw."""
     assert set(said.seeds[DETERMINISTIC[-1]]) == set(range(6))
     assert set(said.seeds[PROBABILISTIC[-1]]) == {0}

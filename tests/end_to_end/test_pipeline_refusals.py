@@ -10,7 +10,7 @@ from specq.testing.world import CLIENT, World
 from tests.end_to_end.pipeline import PROMPT, finished, started
 
 
-def test_a_failed_job_tells_its_reason_again() -> None:
+def test_a_resubmitted_failed_job_returns_its_reason_again() -> None:
     """A client that lost the reason and submits again hears it, and what was committed."""
 
     class Broken(ToyEngine):

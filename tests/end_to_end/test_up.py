@@ -81,7 +81,7 @@ SLIP = "there is no model 'smolm2'; did you mean 'smollm2'?"
         (("chat", "--model", "smolm2", "hi"), SLIP),
     ],
 )
-def test_what_is_no_model_is_said_before_anything_is_started(command, said, free_address, tmp_path, spawn):
+def test_an_invalid_model_is_reported_before_any_process_starts(command, said, free_address, tmp_path, spawn):
     """One line, as of `specq worker`: no process has been started that could say more."""
     (tmp_path / "own.toml").write_text(f'[broker]\nbind = "{free_address}"\n')
     process = spawn(*command, "--config", str(tmp_path / "own.toml"))
@@ -162,7 +162,7 @@ def test_apply_cpu_sets_threads_and_refuses_missing_cores(monkeypatch):
         apply_cpu((4095,))
 
 
-def test_who_gives_way_does_so_to_other_sessions_too():
+def test_a_low_priority_process_yields_to_other_sessions_too():
     """A draft worker of `specq up` leads a session of its own, and computes on a core only where a verifier there does
     not."""
     code = (
@@ -238,14 +238,14 @@ def test_sigterm_stops_all(spawn, free_address):
     assert "stopped" in process.output.read_text()
 
 
-def test_nothing_is_said_of_who_was_not_waited_for():
+def test_processes_outside_the_wait_are_not_reported():
     """Of the processes of a demo the second group is ready when the first is."""
     told = []
     assert not Readiness(["broker", "target-1"], told.append, 100.0).note({"broker"}, 100.04)
     assert told == []
 
 
-def test_readiness_is_told_as_it_comes():
+def test_readiness_is_reported_as_it_arrives():
     """Who is ready, once; and every few seconds for whom the group waits."""
     told = []
     readiness = Readiness(["broker", "target-1", "draft-1"], told.append, 100.0)

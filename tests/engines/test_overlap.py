@@ -97,7 +97,7 @@ def opened(engine: TorchEngine, count: int) -> None:
         engine.step([SessionStep(session_id, 0, np.array([session_id + 1], np.int32), GREEDY, judged=False)])
 
 
-def test_a_step_that_is_discarded_leaves_nothing(checkpoint: Path, device: str) -> None:
+def test_a_discarded_step_leaves_no_state(checkpoint: Path, device: str) -> None:
     """Neither slots nor tokens; the same step can be launched again."""
     engine = make_engine(checkpoint, device, overlaps=True)
     opened(engine, 2)
@@ -118,7 +118,7 @@ def test_a_step_that_is_discarded_leaves_nothing(checkpoint: Path, device: str) 
 
 
 @pytest.mark.parametrize("are_told", [True, False])
-def test_what_a_step_gave_is_the_pools_whoever_comes_next(checkpoint: Path, device: str, are_told: bool) -> None:
+def test_slots_of_a_step_return_to_the_pool_for_the_next_session(checkpoint: Path, device: str, are_told: bool) -> None:
     """A session that is closed, one that goes on, and one that takes the place of the first."""
     engine = make_engine(checkpoint, device, overlaps=True)
     opened(engine, 2)

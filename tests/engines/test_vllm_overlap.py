@@ -83,7 +83,7 @@ def opened(engine: VllmEngine, count: int) -> None:
         engine.step([SessionStep(session_id, 0, np.array([session_id + 1], np.int32), GREEDY, judged=False)])
 
 
-def test_a_step_that_is_discarded_leaves_nothing(engine: VllmEngine) -> None:
+def test_a_discarded_step_leaves_no_state(engine: VllmEngine) -> None:
     """The same step can be launched again, and says what steps one after the other say."""
     opened(engine, 2)
     first = engine.launch(plain([0, 1], [1, 1], [2, 2]))
@@ -350,7 +350,7 @@ def test_a_step_behind_one_that_was_discarded_counts_from_where_it_starts(engine
     assert said[0] == said[1]
 
 
-def test_a_step_that_goes_on_is_told_in_a_few_bytes(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_continued_step_takes_a_few_bytes(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many sessions there are."""
     watched, flight = Watched(engine, monkeypatch), None
     for count in (1, 20):

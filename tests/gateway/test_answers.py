@@ -79,7 +79,7 @@ def test_a_stream_goes_on_after_any_event(cut):
 
 
 @each("event_id", ["x", "0", "1,2,3", "1,-1", "1,2;v", "1e,2ee", "1,2;u;u", "9" * 11 + ",1", ","])
-def test_positions_that_are_none(event_id):
+def test_invalid_positions_are_refused(event_id):
     with pytest.raises(ApiError, match="Last-Event-ID"):
         sse.read_position(event_id, 2)
 

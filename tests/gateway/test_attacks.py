@@ -66,7 +66,7 @@ def beside(gateway, most_cut=0):
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
-def test_who_connects_and_says_nothing_keeps_nobody_out(broker, own_cache):
+def test_silent_connections_do_not_block_other_clients(broker, own_cache):
     """The oldest connections without a request go first, long before their time is over: if need be those of others,
     between two requests."""
     limits = LIMITS | {"header_seconds": 60.0, "connections": 5}
@@ -105,7 +105,7 @@ def test_a_crowd_does_not_cut_an_answer_that_is_on_its_way(broker, own_cache, mo
             one.close()
 
 
-def test_requests_beyond_the_most_are_told_so(own_cache):
+def test_requests_beyond_the_limit_receive_an_error(own_cache):
     """Whoever asks, with or without keys; state is answered all the same, and room comes back."""
 
     def silent(message):

@@ -72,7 +72,7 @@ def test_pages_of_other_origins_are_kept_out(http, origin):
     assert ALLOW not in http.post(PATH, json=BODY, headers={"Origin": origin}).headers
 
 
-def test_who_is_no_browser_meets_the_same_guard(http):
+def test_the_guard_also_applies_without_a_browser(http):
     """Keys, and names of hosts."""
     assert http.post(PATH, json=BODY).status_code == 200
     assert http.get("/v1/models", headers={"Origin": HOME, "Host": "evil.example"}).status_code == 421

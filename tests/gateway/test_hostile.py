@@ -67,7 +67,7 @@ def test_a_large_body(gateway):
         ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"],
     ),
 )  # fmt: skip
-def test_bodies_that_are_none(gateway, path, body):
+def test_invalid_bodies_are_refused(gateway, path, body):
     with connected(gateway) as http:
         response = http.post(path, content=body, headers=JSON)
 
@@ -139,7 +139,7 @@ def test_disconnects_at_every_point(own_cache, streams):
             assert http.get("/health").status_code == 200
 
 
-def test_too_many_connections_harm_nobody_else(broker, own_cache):
+def test_too_many_connections_do_not_harm_other_clients(broker, own_cache):
     with running(broker.address, connections=5, **LIMITS) as gateway, connected(gateway) as http:
         assert http.get("/health").status_code == 200
         crowd = [raw(gateway) for _ in range(30)]

@@ -14,7 +14,7 @@ from tests.gateway.serving import connected, running
 CHAT = {"messages": [{"role": "user", "content": "a"}], "stream": True}
 
 
-def test_the_page_loads_nothing_from_elsewhere(http):
+def test_the_page_loads_only_its_own_files(http):
     """Whatever its files name is one of them; the browser is told to allow no more."""
     found = {name for name in FILES if "." in name}
     named = set[str]()

@@ -69,7 +69,7 @@ def test_an_address_that_is_taken(spawn, serve):
     assert "another server may use it" in second.output.read_text()
 
 
-def test_up_starts_nothing_where_its_http_address_is_taken(spawn, free_address):
+def test_up_starts_no_process_when_its_http_address_is_taken(spawn, free_address):
     """What listens there would be taken for its own gateway, which is then said to be ready."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         taken = f"tcp://127.0.0.1:{stranger.getsockname()[1]}"

@@ -81,7 +81,7 @@ def test_delta_and_answers_arrive(link: JournalLink) -> None:
     assert broker.answers == [(1, "length"), (3, None), (b"c", [1])]
 
 
-def test_whoever_asks_is_answered(link: JournalLink) -> None:
+def test_each_request_gets_an_answer(link: JournalLink) -> None:
     """Also when looking goes wrong in a way that nobody thought of."""
     broker = Broker(incarnation=1, has_journal=True)
     told: list[Any] = []
@@ -118,7 +118,7 @@ def test_no_signal_is_lost(link: JournalLink) -> None:
     assert is_readable(link, 0.0)
 
 
-def test_groups_are_few_and_nothing_waits_long(path: Path) -> None:
+def test_groups_are_few_and_no_record_waits_long(path: Path) -> None:
     """However many records come one by one, groups do not; one that comes alone is written at once."""
     written = threading.Event()
     writer = JournalWriter(open_journal(str(path), Opening(durability="process")), written.set)
@@ -178,7 +178,7 @@ def test_what_cannot_be_written_now_is_written_later() -> None:
 
 @each("error", [JournalLostError("another has it"), RuntimeError("a bug")])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_lost_journal_is_told(error: Exception) -> None:
+def test_a_lost_journal_is_reported(error: Exception) -> None:
     """Nothing counts as written from then on, and the broker hears why it must stop."""
     woken = threading.Event()
     writer = JournalWriter(Failing(error), woken.set)
@@ -194,7 +194,7 @@ def test_a_broker_whose_journal_is_lost_stops(link: JournalLink) -> None:
         link.notify(Recording(), 0.0)
 
 
-def test_the_end_forgets_nothing(path: Path) -> None:
+def test_closing_writes_all_pending_records(path: Path) -> None:
     """What was handed over is written before the journal is closed."""
     link = JournalLink(str(path), BrokerConfig())
     for sequence in range(1, 200):

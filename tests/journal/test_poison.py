@@ -142,7 +142,7 @@ def test_broker_and_verifier_that_end_together(house: House, end: signal.Signals
     check(innocent, poison)
 
 
-def test_ten_clean_restarts_of_everything_hold_nothing_against_a_job(house: House) -> None:
+def test_ten_clean_restarts_count_no_deaths_for_a_job(house: House) -> None:
     """Whatever is told to stop first: no death is counted, and the text is the right one."""
     for life in range(11):
         before = num_journaled(house.journal) if life else 0

@@ -84,7 +84,7 @@ def test_a_backlog_is_written_in_bounded_groups(path: Path, start: Start) -> Non
     wait_until(lambda: on_disk(path) <= 2 * MIB)
 
 
-def test_tokens_that_nobody_needs_any_more_count(path: Path, start: Start) -> None:
+def test_tokens_of_ended_jobs_count_for_compaction(path: Path, start: Start) -> None:
     """Rounds of jobs that ended go before they are many, where they are large."""
     writer = start(MIB)
     for job_id in range(1, 101):

@@ -49,7 +49,7 @@ def sent(tracer: Tracer) -> list[TraceEvents]:
     return [message for message in tracer.messages() if isinstance(message, TraceEvents)]
 
 
-def test_nothing_is_sent_while_nothing_is_traced(clock):
+def test_no_events_are_sent_without_tracing(clock):
     tracer = Tracer(clock)
     tracer.note(1, trace_events.OPENED, clock(), 5)
 
@@ -201,7 +201,7 @@ def test_a_choice_keeps_its_sources_on_its_way(clock, tracer, choice):
 
 
 @each("values", [(9, 1, 0, 1, 0, 1), (9, *(-1,) * 5), (2**31 - 1,) * 6])
-def test_decisions_of_a_later_version_harm_nothing(clock, tracer, values):
+def test_decisions_of_a_later_version_cause_no_error(clock, tracer, values):
     """Nor of whoever says anything: sources that are not known are left out, and a reason is a number."""
     assert f"(reason {values[0]})" in decided(clock, tracer, values)
 

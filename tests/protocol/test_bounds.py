@@ -237,7 +237,7 @@ def test_the_broker_holds_verdicts_to_the_same_bounds(name: str, value: Any) -> 
 
 
 @each("stats", WRONG_STATS)
-def test_statistics_that_nobody_counts_are_refused(stats: dict[str, Any]) -> None:
+def test_invalid_statistics_are_refused(stats: dict[str, Any]) -> None:
     """Who reads them reckons with them; `rounds` and the like are the broker's own."""
     with pytest.raises(ProtocolError, match="stats"):
         read_commit(frames_of(Verdict, stats=stats))

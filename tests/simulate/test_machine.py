@@ -130,7 +130,7 @@ def test_work_ends_when_it_should(name):
         assert {number: tenants[number].owed_s for number in work.owed} == pytest.approx(work.owed), work
 
 
-def test_work_is_conserved_whatever_comes_when():
+def test_work_is_conserved_for_any_arrival_order():
     """Processes of all kinds at random times: a core gives no more than a second of work a second, and nobody is done
     earlier than alone; what they lose to each other on one core without a stretch is exactly the others' work."""
     draw = random.Random(3)
@@ -161,7 +161,7 @@ def test_work_with_help_is_conserved():
     assert list(done.values()) == pytest.approx([15.0, 22.5], rel=0.005)
 
 
-def test_a_process_that_is_gone_slows_nobody():
+def test_an_ended_process_slows_no_other_process():
     machine = SimulatedMachine()
     one, two = on(machine, Tenant(0, stretch=2.0), Tenant(1, stretch=2.0))
     machine.compute(two, 0.0, 9.0)

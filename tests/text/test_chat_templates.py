@@ -216,7 +216,7 @@ ENDLESS = {  # would run for minutes, or use all memory
 }
 
 
-def test_a_template_ends_soon_whatever_it_does(monkeypatch):
+def test_any_template_ends_soon(monkeypatch):
     """In any thread, with an error of the same kind as other refusals, and without much memory."""
     monkeypatch.setattr(template_meter, "TIME_LIMIT_S", 0.02)
     found: dict[str, Any] = {}

@@ -44,7 +44,7 @@ def test_no_space_is_put_before_a_piece_of_a_text():
     assert codec.tokens[codec.encode(b" return")[0]] == b" return"
 
 
-def test_nothing_is_normalised():
+def test_texts_are_not_normalised():
     """What a tokenizer would make the same would be another text to the target."""
     content = json.loads(tokenizer_files()["tokenizer.json"])
     tokenizer = Tokenizer.from_str(json.dumps(content))
@@ -111,7 +111,7 @@ def spelled(vocabularies: Vocabularies, target_ids: list[int]) -> bytes:
 
 
 @given(data=st.data(), pair=st.sampled_from(PAIRS))
-def test_a_text_is_told_with_the_same_bytes_however_it_grew(data, pair):
+def test_retokenized_texts_keep_their_bytes_for_any_commit_order(data, pair):
     """Whatever the target's tokens are, and wherever they were committed, the draft's say the same."""
     vocabularies = Vocabularies(CODECS[pair[0]], CODECS[pair[1]])
     token = st.integers(0, len(vocabularies.target.tokens) - 1)
@@ -140,7 +140,7 @@ def test_only_the_end_of_a_text_is_cut_anew(text, monkeypatch):
     assert len(target_ids) > 2 * sum(lengths)
 
 
-def test_what_was_drafted_is_told_as_it_was_until_a_correction():
+def test_drafted_tokens_stay_unchanged_until_a_correction():
     vocabularies = Vocabularies(CODECS["tiny"], CODECS["trained"])
     tiny, target = vocabularies.draft, vocabularies.target
     retold = Retold(vocabularies, target.encode(b"I will"))

@@ -142,7 +142,7 @@ def test_scales_are_of_channels():
     assert scales.tolist() == pytest.approx([12.5**0.5, LEAST_SCALE, 100.0])
 
 
-def test_states_in_training_are_those_that_the_engine_gives(target):
+def test_training_states_equal_the_states_of_the_engine(target):
     """The same layers, counted alike."""
     tokens = [5, 90, 17, 1000, 44, 9, 300]
     with torch.inference_mode():

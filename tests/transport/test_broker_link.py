@@ -82,7 +82,7 @@ def older(message: Message) -> list[Message]:
     return [Welcome(heartbeat_ms=10)] if isinstance(message, Hello) else []
 
 
-def test_a_broker_of_the_version_before_hears_what_it_reads() -> None:
+def test_a_broker_of_the_previous_version_receives_its_format() -> None:
     """At once. One that speaks neither version refuses the worker for good."""
     told = Refused(reason=f"protocol version 6; this side speaks {OLDEST_VERSION - 1}")
     for answer, is_served in ((older, True), (lambda message: [told], False)):

@@ -39,7 +39,7 @@ def test_files_are_their_owners_alone(folder, tmp_path):
     assert "laptop" in repr(curve)
 
 
-def test_nothing_is_overwritten(folder):
+def test_existing_keys_are_not_overwritten(folder):
     before = (folder / "laptop.secret").read_text()
     with pytest.raises(ConfigError, match=r"laptop\.secret already exists; choose another name"):
         make_keys(folder, "laptop", ("client",))

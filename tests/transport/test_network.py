@@ -43,7 +43,7 @@ def link_local() -> list[str]:
     return [f"[{socket.inet_ntop(AF_INET6, address)}%{interface}]" for address, interface in found]
 
 
-def test_each_form_of_a_host_is_reached_by_those_that_it_stands_for():
+def test_each_form_of_a_host_accepts_the_matching_peers():
     """A machine without IPv6 is told so, by each of its forms."""
     reached = {
         V4: (V4, "localhost"),

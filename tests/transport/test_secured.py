@@ -104,12 +104,12 @@ def test_a_verifier_lets_only_its_broker_in(up, tmp_path):
     assert not can_connect(endpoint, None)
 
 
-def test_a_client_without_its_key_hears_nothing(up, tmp_path):
+def test_a_client_without_its_key_receives_no_messages(up, tmp_path):
     with Client(up.address, timeout_s=SHORT_S, cache_dir=tmp_path) as client, pytest.raises(JobError, match="--keys"):
         client.status()
 
 
-def test_a_drafters_key_submits_nothing(up, alice):
+def test_a_drafters_key_cannot_submit_jobs(up, alice):
     """It is told so, and so is one that asks for others' jobs; anyone on the list may ask for the state."""
     with JobDesk(up.address, PATIENCE_S, f"{up.keys}/alice") as own:
         assert dict(own.submit([a_job(70)])) == {70: None}
@@ -125,7 +125,7 @@ def test_a_drafters_key_submits_nothing(up, alice):
     assert "the key laptop has the role draft; expected the role client" in heard[0].reason
 
 
-def test_a_clients_key_is_no_worker(up):
+def test_a_clients_key_cannot_register_a_worker(up):
     """It is refused for good, with the reason, whatever it says it is."""
     alice = curve_to_broker(f"{up.keys}/alice", "client")
     for role in ("draft", "target"):
@@ -239,7 +239,7 @@ def test_a_broker_is_cut_off_with_its_key(tmp_path):
         assert (up.verifier.sessions, job.transcript.token_ids) == ({}, [])
 
 
-def test_messages_of_a_former_key_are_nobodys(tmp_path):
+def test_messages_of_a_replaced_key_are_dropped(tmp_path):
     """Where another key has come in its place, under the same name, the connection of the old one may nothing."""
     with served(make_all(tmp_path / "keys")) as up:
         curve = curve_to_broker(f"{up.keys}/bob", "client")

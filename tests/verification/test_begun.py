@@ -51,7 +51,7 @@ def test_drafts_are_judged_as_at_once(batch: list[SessionStep], seed: int) -> No
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(cases(), min_size=1, max_size=5), st.integers(0, 2**32))
-def test_plain_steps_are_judged_as_at_once_whatever_they_ask_for(found: list[Case], seed: int) -> None:
+def test_async_judging_of_plain_steps_equals_sync_for_all_options(found: list[Case], seed: int) -> None:
     """Penalties, bias, bad tokens, min_tokens and log-probabilities are the device's work, too."""
     batch = [replace(case.step, session_id=i, tree=NO_TREE) for i, case in enumerate(found)]
     logits = packed_logits(batch, seed)

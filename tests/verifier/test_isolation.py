@@ -444,7 +444,7 @@ def test_the_reason_says_which_it_was(shape: str, strategy: str, temperature: fl
 
 @pytest.mark.parametrize("strategy", ["deterministic", "probabilistic", "threshold", "typical", "greedy"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_bad_row_below_a_rejected_node_is_no_fault(strategy: str, temperature: float) -> None:
+def test_a_bad_row_below_a_rejected_node_is_not_a_fault(strategy: str, temperature: float) -> None:
     """Plain decoding would never see it: a draft must not fail a session. Below an accepted node it is one."""
     params = SamplingParams(strategy=strategy, temperature=temperature, top_k=1)
     tree = Tree(np.array([5, 6], np.int32), np.array([-1, -1], np.int32), np.zeros(2, np.float32))
@@ -463,7 +463,7 @@ def test_a_bad_row_below_a_rejected_node_is_no_fault(strategy: str, temperature:
     assert (judgement.fault is not None) == (strategy != "greedy")
 
 
-def test_a_device_in_error_is_told_from_a_session_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_error_is_distinguished_from_a_session_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked, whatever the error said: where it answers with one, that is EngineLostError; a CPU is not asked."""
 
     def synchronize(device: torch.device) -> None:

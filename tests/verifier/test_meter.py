@@ -188,7 +188,7 @@ def test_choices_are_shown_with_what_is_foreseen_of_them():
     assert metrics["decided"] == policy.decisions[-1].numbers()
 
 
-def test_before_there_are_sessions_nothing_is_foreseen():
+def test_without_sessions_no_forecast_is_made():
     assert met(0, [SUFFIX]).metrics() == {"choices": {}, "decisions": {}}
 
 

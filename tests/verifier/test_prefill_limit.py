@@ -252,7 +252,7 @@ def test_a_machine_that_became_slower_is_noticed_before_a_prompt_comes() -> None
     assert max(gaps(shorts, began)) < 2.2 * plain_s
 
 
-def test_what_rows_take_is_told_from_what_their_contexts_take() -> None:
+def test_row_time_is_separated_from_context_time() -> None:
     """Steps with more and more context, of different sizes, beside other numbers of sessions."""
     rng, curve = np.random.default_rng(0), StepCurve([1, 512], [0.004, 0.009])
     limit = PrefillLimit()

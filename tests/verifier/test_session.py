@@ -129,7 +129,7 @@ def test_candidates_are_calibrated() -> None:
     assert reaches[-1] < 0.06
 
 
-def test_a_node_off_the_path_teaches_nothing() -> None:
+def test_a_node_off_the_path_is_not_learned() -> None:
     """Only nodes whose parent was committed are evidence, verified or not."""
     session = make_session()
     graft(session, make_draft(3, 0, [4, 5, 6], [-1, 0, -1]), 0.0)

@@ -131,7 +131,7 @@ def test_scratch_rows_cost_what_rows_cost() -> None:
     assert clock.take(11, curve) == {EAGLE: 0.0, SUFFIX: 0.0}
 
 
-def test_without_a_clock_nothing_is_counted() -> None:
+def test_without_a_clock_no_time_is_counted() -> None:
     clock, ticks = SourceClock([SUFFIX]), count()
     with clock.of(SUFFIX, None):
         pass

@@ -283,7 +283,7 @@ def test_scratch_rows_are_for_one_step() -> None:
     assert trees.num_scratch.sum() == 2
 
 
-def test_scratch_rows_are_left_out_where_there_is_no_room() -> None:
+def test_scratch_rows_are_skipped_without_room() -> None:
     """Sessions take part with their plain rows."""
     watcher = Watcher()
     serving = Serving([watcher], lambda verifier: None, max_step_rows=4)

@@ -17,7 +17,7 @@ FAR = Made(REMOTE, 0.02, as_such_s=0.003)
 WAITING, EARLY = Choice(frozenset({REMOTE})), Choice(frozenset({REMOTE}), is_early=True)
 
 
-def test_where_nothing_is_measured_all_sources_always_draft() -> None:
+def test_without_measurements_all_sources_always_draft() -> None:
     driven = Driven(
         [Made("bad", 0.1, as_such_s=0.02), Made("poor", 0.3, levels=2, as_such_s=0.003), Made(REMOTE, 0.1)],
         is_measured=False,

@@ -119,7 +119,7 @@ def test_what_others_committed_is_not_drafted_for() -> None:
     assert head.num_started == [1]
 
 
-def test_jobs_without_drafts_cost_nothing() -> None:
+def test_jobs_without_drafts_have_no_cost() -> None:
     """No rows of their prompts are asked for, and nothing of them is kept."""
     head = ToyTrees()
     started, source = serving(head)
@@ -260,7 +260,7 @@ def test_the_likeliest_nodes_are_grown(most: int) -> None:
     assert found_paths(grown, wanted, seeds) == [plainly_best(seed, 4, most, floor) for seed in seeds]
 
 
-def test_no_level_is_computed_that_nobody_could_want() -> None:
+def test_levels_below_the_floor_are_not_computed() -> None:
     """Where all that was found is less likely than the floor."""
     chances = Chances([1])
     floor = float(np.log(0.3))
@@ -371,7 +371,7 @@ def test_sessions_come_and_go(tiny: str, random_eagle: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_head_that_sleeps_is_given_nothing_and_drafts_behind_the_gap(mode: str) -> None:
+def test_a_paused_head_receives_no_states_and_drafts_after_the_gap(mode: str) -> None:
     """From the fifth to the fifteenth turn, unless a synchronous session asks for it; the text is the target's."""
     started, source = serving(ToyTrees(wrong_every=1, blind=True))
     started.open(0, mode=mode)

@@ -218,7 +218,7 @@ def test_rows_are_those_of_plain_arithmetic(
     ("ranks", "sizes"), [(None, ()), (FIXED, ()), (None, (3, 5, 2))], ids=["best first", "of a shape", "of level sizes"]
 )
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, CUT], ids=["greedy", "sampled", "cut"])
-def test_trees_are_those_that_are_grown_plainly(
+def test_trees_equal_those_of_plain_expansion(
     head: Eagle, plain: EagleHead, params: SamplingParams, ranks: RankTree | None, sizes: tuple[int, ...]
 ) -> None:
     """Of texts of several lengths; then of one of them, and of others in the same shapes: nothing of the batch before
@@ -358,7 +358,7 @@ def test_what_is_less_likely_than_the_floor_may_be_left_out(plain: EagleHead) ->
     assert sizes[0] == 6 > sizes[1]
 
 
-def test_nothing_of_a_tree_remains(head: Eagle, plain: EagleHead) -> None:
+def test_trees_leave_no_state(head: Eagle, plain: EagleHead) -> None:
     """A tree that nobody followed, and one text asked twice without anything new."""
     text = Text(4, 20)
     observe(head, text.states, [text.part(1, 1, 9)])
@@ -389,7 +389,7 @@ def test_rows_of_many_steps_are_taken_in_at_once(head: Eagle, plain: EagleHead) 
     check(head, plain, {1: (text, 79, 1)}, depth=1)
 
 
-def test_rows_of_texts_that_share_steps_are_told_apart(head: Eagle, plain: EagleHead) -> None:
+def test_rows_of_texts_in_one_step_are_kept_apart(head: Eagle, plain: EagleHead) -> None:
     """Each step has rows of all texts, as where prompts are computed in parts: what one text waits for lies apart."""
     texts = [Text(seed, 40) for seed in range(3)]
     for first, end in ((1, 9), (9, 12), (12, 21)):

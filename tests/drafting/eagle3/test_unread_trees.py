@@ -148,7 +148,7 @@ def test_others_of_the_step_may_have_nodes_that_are_known() -> None:
     assert usual[0] < 0.4
 
 
-def test_nothing_is_learned_of_trees_of_which_nothing_was_verified() -> None:
+def test_unverified_trees_teach_no_acceptance_rates() -> None:
     """Least of all from the nodes of the next step, which others have drafted."""
     source = EagleSource(Beside(), DEPTH)
     unread, started = noted(source), Serving([source], lambda verifier: None, engine=LateEngine())
@@ -332,7 +332,7 @@ def test_texts_are_the_targets_own(tiny: Path, plain: dict[int, list[int]], devi
     assert engine.open(99, text) >= 16 * ((len(text) - 2) // 16)
 
 
-def test_what_is_no_number_is_no_node_and_not_learned() -> None:
+def test_nan_nodes_are_dropped_and_not_learned() -> None:
     """A head whose numbers overflow once drafts nothing there, and what is usual stays known."""
 
     class Overflowing(Beside):

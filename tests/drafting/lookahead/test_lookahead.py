@@ -159,7 +159,7 @@ def test_windows_are_as_wide_as_rows_are_free() -> None:
     assert LOOKAHEAD_LANE not in {lane for session in sessions for lane in session.trees.lanes(session.place)}
 
 
-def test_near_the_end_of_a_text_there_is_no_window() -> None:
+def test_no_window_fits_near_the_end_of_a_text() -> None:
     """Its rows stand behind the text, where the model has places."""
     source = LookaheadDecoder(toy_info(), window=4, ngram=3, is_adaptive=False)
     for tokens_left, num_rows in ((20, 4), (3, 0)):

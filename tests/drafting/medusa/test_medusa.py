@@ -119,7 +119,7 @@ def test_scores_are_calibrated_in_the_lane() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
-def test_a_step_without_a_state_drafts_nothing(count: int) -> None:
+def test_a_step_without_a_hidden_state_drafts_no_tokens(count: int) -> None:
     """Where others committed in between (another verifier), or before the prompt's own step."""
     heads = ToyHeads(PROMPT)
     started, source = serving(heads)

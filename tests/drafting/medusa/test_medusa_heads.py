@@ -222,7 +222,7 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, target, config, match):
     refused(made, target, match)
 
 
-def test_what_is_no_heads_is_refused(tmp_path, target):
+def test_a_checkpoint_without_medusa_heads_is_refused(tmp_path, target):
     refused(tmp_path / "nowhere", target, "the directory .*nowhere of Medusa heads does not exist")
     refused(target, target, "medusa_num_heads is None")
     refused(tmp_path, target, "contains no Medusa heads: it has no config.json")

@@ -278,7 +278,7 @@ def test_what_is_too_much_at_once_is_taken_in_by_parts() -> None:
         assert texts.trees("ann")[0].num_tokens // TOKENS_AT_ONCE == expected
 
 
-def test_nothing_is_kept_of_sessions_that_take_no_drafts() -> None:
+def test_sessions_without_drafts_are_not_stored() -> None:
     """Jobs in mode plain ask for no speculation of any kind."""
     source = SuffixDecoder(1000)
     session = make_session(CONTEXT, speculation=replace(Speculation(), mode="plain"))

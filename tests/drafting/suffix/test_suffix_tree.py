@@ -74,7 +74,7 @@ def test_a_text_that_repeats_goes_on_with_itself() -> None:
     assert draft([tree_of([text])], text, 8).token_ids == [3, 1, 2, 3, 1, 2, 3, 1]
 
 
-def test_nothing_is_said_of_what_was_never_seen() -> None:
+def test_unseen_text_has_no_continuation() -> None:
     """Neither of an empty text, nor of a new token; nor does one text go on with the next."""
     for texts, tail in (([[]], []), ([[1, 2, 3]], [1, 2, 3]), ([[1]], [2]), ([[1, 2], [3, 4]], [2])):
         assert draft([tree_of(texts)], tail, 4).token_ids == []

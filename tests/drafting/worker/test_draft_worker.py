@@ -45,7 +45,7 @@ def test_it_has_drafted_in_all_ways_that_differ(drafter):
         assert any(low <= rows <= high for rows, _ in passes), (low, high)
 
 
-def test_nothing_is_left_of_it(drafter):
+def test_a_closed_session_leaves_no_state(drafter):
     """No session, no acceptance statistics, and no pass that the broker would take for work."""
     assert drafter.drafter.contexts == {}
     assert (drafter.sessions, drafter.acceptance_stats, drafter.num_passes) == ({}, {}, 0)
@@ -78,7 +78,7 @@ def test_it_drafts_for_a_target_of_another_vocabulary(vocabulary, other_target):
     assert draft.token_ids.max() < 350
 
 
-def test_by_default_it_is_refused_and_told_what_is_shared(other_target):
+def test_another_tokenizer_is_refused_and_the_error_shows_the_overlap(other_target):
     with pytest.raises(ConfigError) as refused:
         build_worker(DraftConfig(model="tiny", target=other_target, device="cpu"))
     assert "draft model tiny (4096 tokens, tokenizer " in str(refused.value)
@@ -93,7 +93,7 @@ def test_another_vocabulary_needs_the_targets_name():
 
 
 @pytest.mark.parametrize("config", [{"model": "tiny", "target": "tiny"}, {"proposer": "ngram", "target": "tiny"}])
-def test_where_none_is_needed_nothing_stands_around_it(config):
+def test_a_shared_vocabulary_needs_no_retokenizing_drafter(config):
     drafter = build_worker(DraftConfig(vocabulary="shared", device="cpu", **config))
     assert not isinstance(drafter.drafter, RetellingDrafter)
 

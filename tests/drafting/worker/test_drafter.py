@@ -79,7 +79,7 @@ def test_a_verdict_that_surprises_starts_anew() -> None:
 
 
 @pytest.mark.parametrize("message", [verdict(2, [7]), verdict(9, [1]), verdict(3, [1], epoch=2)])
-def test_old_and_foreign_verdicts_change_nothing(message: Verdict) -> None:
+def test_old_and_foreign_verdicts_are_ignored(message: Verdict) -> None:
     """What is known already, what leaves a gap, and what is of another epoch is passed over."""
     drafter = make_drafter()
     drafter.handle(message)
@@ -143,7 +143,7 @@ def test_a_drafter_that_is_asked_for_more_than_there_can_be_is_silent() -> None:
     assert passes(drafter, 2)
 
 
-def test_a_synchronous_round_is_drafted_whatever_is_asked() -> None:
+def test_a_synchronous_round_is_always_drafted() -> None:
     """Its verifier waits for it."""
     drafter = make_drafter(max_tokens=1000, speculation=Speculation(mode="sync"))
     passes(drafter, 40)
@@ -165,7 +165,7 @@ def test_the_floor_follows_the_minimum_acceptance_probability() -> None:
         assert min(reaches, default=0.0) >= 2 * np.log(min_accept_prob / 1000) - 1e-6
 
 
-def test_nothing_is_drafted_beyond_the_limit() -> None:
+def test_drafts_stop_before_the_token_limit() -> None:
     """The last token is the target's own; the one before it may be drafted."""
     drafter = make_drafter(max_tokens=3)
     sent = passes(drafter, 20)
@@ -236,7 +236,7 @@ def test_a_synchronous_round_is_sent_whole_and_awaits_its_verdict() -> None:
 SSD = Speculation(mode="jit", max_depth=3, fan_out_hit=(2, 1), fan_out_miss=(2, 1))
 
 
-def test_where_nothing_fits_a_chain_is_drafted_first_and_sent_whole() -> None:
+def test_after_a_miss_a_chain_is_drafted_first_and_sent_whole() -> None:
     """At the start and after each miss, whatever is asked for; beyond it, the drafter runs ahead."""
     drafter = make_drafter(speculation=SSD, max_tokens=1000)
     first, *more = passes(drafter, 30)
@@ -273,7 +273,7 @@ def test_a_chain_that_has_grown_and_was_not_sent_is_work() -> None:
     assert drafter.num_passes == num_passes
 
 
-def test_an_answer_that_has_nothing_to_say_is_sent() -> None:
+def test_an_empty_answer_is_sent() -> None:
     """The verifier waits for it: here the children are too unlikely to be sent."""
 
     class Doubtful(ToyProposer):

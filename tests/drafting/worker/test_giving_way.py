@@ -17,7 +17,7 @@ from specq.testing.toy_drafters import ToyProposer
 from specq.testing.waiting import wait_until
 
 
-def test_it_gives_way_once_it_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_lowers_its_priority_once_after_registration(monkeypatch: pytest.MonkeyPatch) -> None:
     """And only once, however often it is welcomed."""
     given: list[tuple[int, int]] = []  # the niceness, and how many welcomes there were
     hellos = count(1)

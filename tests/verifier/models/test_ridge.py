@@ -96,7 +96,7 @@ def test_pairs_that_are_noisy_by_themselves_say_less() -> None:
     assert noisy.deviation(x) > precise.deviation(x)
 
 
-def test_what_is_always_left_is_no_deviation() -> None:
+def test_a_constant_residual_is_not_a_deviation() -> None:
     """Of pairs that never fail, though old ones fade."""
     ridge, x = Ridge(PRIOR, memory=20.0, usual=0.05, cut=3.0), np.array([1.0, 0.0, 0.0])
     for _ in range(500):

@@ -76,7 +76,7 @@ def test_levels_that_were_seen_are_counted() -> None:
     assert found.most == 3
 
 
-def test_a_round_without_a_draft_brings_nothing() -> None:
+def test_a_round_without_a_draft_yields_no_accepted_tokens() -> None:
     """It was drafted for, and nothing was verified: the first level was not reached."""
     found = TokenYield()
     for _ in range(100):
@@ -148,7 +148,7 @@ def test_noise_is_seldom_a_change(chance: float) -> None:
     assert sum(found.learn(drawn(rng, [chance] * 4)) for _ in range(4000)) <= 8
 
 
-def test_a_change_that_is_no_tenth_of_the_tokens_is_none() -> None:
+def test_a_change_below_a_tenth_of_the_tokens_is_ignored() -> None:
     """However evident with many rounds: tokens of a round, 1.02 and 1.06."""
     found = learned(400, [0.02], num_rounds=200)
     rng = np.random.default_rng(4)
