@@ -152,7 +152,7 @@ def test_without_vllm_its_contestants_are_skipped_unless_requested(monkeypatch, 
 
 
 def test_who_drafts_on_a_gpu_of_its_own_is_refused_without_one():
-    """Unless nobody was asked for by name: then it is left out."""
+    """If it was not requested by name, it is skipped."""
     outcome = bench("gpu", "--only", "own", "--only", "two")
     assert (
         outcome.exit_code,

@@ -82,7 +82,7 @@ def test_turns_alternate_and_a_ratio_is_of_two_turns_of_one_repetition(monkeypat
 
 
 def test_a_turn_goes_on_until_its_seconds_are_over(monkeypatch):
-    """With all of its jobs, again and again: whoever is fast has more of them, and is told as well as who is slow."""
+    """A turn repeats all of its jobs. A fast contestant completes more, and is measured as well as a slow one."""
     now = iter((0.0, 0.4, 0.8, 1.2))
     monkeypatch.setattr(far.time, "monotonic", lambda: next(now))
 

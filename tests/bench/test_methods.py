@@ -125,7 +125,7 @@ def sources(config) -> set[str]:
 
 
 def test_each_method_drafts_alone_and_always(files):
-    """Nothing else drafts beside it, and its drafts are used whether they pay or not."""
+    """No other source drafts beside it. Its drafts are used even if they do not pay."""
     found = {method.name: config_of(method, "tiny") for method in choose(files, ()) if method.kind != "everything"}
     assert {name: sources(config) for name, config in found.items()} == {
         "plain": set(),

@@ -81,7 +81,7 @@ def test_a_rate_leaves_the_prompt_and_the_first_token_out():
 
 
 def test_a_grid_goes_on_where_it_was_stopped():
-    """Nobody repeats what is done; after the end of its time no unit is begun."""
+    """Completed units are not repeated. No unit begins after the end of the time."""
     grid, contestant = Grid([Cell(0.0, 1), Cell(0.8, 1)], PROMPTS, 21), Recorder("plain")
     first = dict([next(grid.run([contestant], {}, NOBODY, lambda _: None))])
     assert list(first) == ["greedy/1/0"]
@@ -241,7 +241,7 @@ def bench(*arguments):
 
 
 def test_a_report_is_gone_on_with(tmp_path, measured):
-    """Nothing is begun once the time is over; a second call has nothing left to do."""
+    """No unit begins after the time is over. A second call finds no work left."""
     out = tmp_path / "rivals.json"
     assert bench("--out", out, "--seconds", 0).exit_code == 0
     assert json.loads(out.read_text())["results"]["units"] == {}

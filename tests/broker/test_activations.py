@@ -89,8 +89,7 @@ def test_others_are_not_passed_on(desk: Desk) -> None:
 
 
 def test_a_silent_verifier_is_asked_again(desk: Desk) -> None:
-    """The question may have been lost: at each of the drafter's heartbeats, as long as nothing has passed since the one
-    before."""
+    """The request may be lost. It is repeated at each drafter heartbeat if no rows passed since the last one."""
     beat(desk)
     assert len(asked(desk)) == 2
     passed(desk, states(desk))

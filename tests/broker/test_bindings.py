@@ -50,7 +50,7 @@ def opened(desk: Desk) -> list[int]:
 
 
 def test_a_verifier_that_comes_back_clears_its_jobs() -> None:
-    """They wait for it, though another one is there, and nothing is held against them."""
+    """They wait for it, though another one is there, and no failure is counted."""
     desk = restarted(journal_of(running(1, 2)).unfinished())
     hello(desk, 7)
     assert opened(desk) == []

@@ -45,7 +45,7 @@ def raw(message: Message, **header: object) -> list[bytes]:
     ],
 )
 def test_a_client_receives_the_error_for_out_of_bounds_values(params: dict[str, object], reason: str) -> None:
-    """By a raw message, too; it would ask for ever. Nothing of it is kept."""
+    """Also for a raw message. Without an answer, the client would ask for ever. The broker keeps no state of it."""
     desk = Desk()
     submit = Submit(job_id=7, params=SamplingParams(), prompt_ids=PROMPT)
     (failed,) = desk.take(desk.broker.from_front(ANN, raw(submit, params=params), desk.now), ANN)
@@ -68,7 +68,7 @@ def test_a_prompt_with_a_token_that_there_is_not_is_refused(fewer: str) -> None:
 
 
 def test_a_worker_receives_the_error_for_out_of_bounds_values() -> None:
-    """And does not go on saying hello."""
+    """It then stops sending Hello."""
     hello = Hello(role="target", name="v", incarnation=1, model=toy_info(), endpoint="x")
     desk = Desk()
     (refused,) = desk.take(desk.broker.from_front(EVIL, raw(hello, max_sessions=-1), desk.now), EVIL)
@@ -130,7 +130,7 @@ def test_a_verifier_cannot_count_for_the_broker() -> None:
 
 
 def test_a_verifier_hands_out_no_tokenizer_but_its_own() -> None:
-    """One of another model, or one that nobody asked for, would reach those who ask for it later, or stay for ever."""
+    """A tokenizer of another model, or an unrequested one, would reach later clients or stay for ever."""
     desk = Desk()
     evil = replace(toy_info("other"), tokenizer_hash="others")
     desk.hello(EVIL, name="other", tokenizer_hash="others")

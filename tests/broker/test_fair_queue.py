@@ -53,7 +53,7 @@ def test_clients_take_turns() -> None:
 
 
 def test_a_latecomer_has_no_claims() -> None:
-    """Who had nothing waiting has saved nothing up, and owes nothing."""
+    """A client without waiting jobs saves no credit and owes none."""
     queue = filled(*[job(i, "early") for i in range(50)])
     taken(queue, 30)
     for i in range(100, 150):

@@ -164,7 +164,7 @@ def test_huge_trees_are_dropped():
 
 
 def test_messages_do_not_pile_up_for_a_silent_verifier():
-    """Drafts are dropped first: after three heartbeats nothing but what it must receive is sent to it."""
+    """Drafts are dropped first. After three heartbeats only mandatory messages are sent to it."""
     bench = Bench()
     bench.start(1)
     bench.now += bench.broker.state.settings.quiet_s + 0.01
@@ -272,7 +272,7 @@ def test_a_worker_with_many_replies_stays_registered(monkeypatch):
     "sessions", [np.arange(100_000), np.array([-5]), np.array([1, 2])], ids=["huge", "negative", "odd"]
 )
 def test_a_malformed_heartbeat_is_dropped(sessions):
-    """One that lists sessions without end, negative ones, or not the same number of everything stops nothing."""
+    """Unbounded session lists, negative ids, or arrays of different lengths do not stop the broker."""
     bench = Bench()
     zeros = np.zeros(len(sessions) if sessions[0] != 1 else 1)
     beat = Heartbeat(incarnation=1, state="ready", session_ids=sessions, epochs=zeros, lengths=zeros)
@@ -358,8 +358,7 @@ def test_a_journal_that_is_behind_takes_no_new_jobs(monkeypatch):
 
 
 def test_large_headers_take_no_more_than_a_fifth_of_the_broker():
-    """A header of 60 KB takes 20 ms to decode, whatever becomes of the job: a peer has ten of them a second, after a
-    burst."""
+    """A 60 KB header takes 20 ms to decode, also for a refused job. A peer may send ten a second after a burst."""
     limit = Limits()
     admitted = [now for now in range(60_000) if limit.admit_request("ann", 60_000, now / 1000, num_header_bytes=60_000)]
     assert len([now for now in admitted if now >= 30_000]) <= 30 * 10

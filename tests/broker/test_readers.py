@@ -49,7 +49,7 @@ def test_readers_are_bounded() -> None:
 
 
 def test_a_slow_reader_is_refilled_by_position() -> None:
-    """What it did not take is sent again at the next tick, as one; it receives nothing in between."""
+    """Missed tokens are sent again as one message at the next tick. No message is sent in between."""
     desk = desk_with(1)
     (missed,) = desk.verdict(1, 7, 8)
     desk.broker.undelivered(Send("front", ANN, encode(missed)))
@@ -58,7 +58,7 @@ def test_a_slow_reader_is_refilled_by_position() -> None:
 
 
 def test_a_lost_reader_is_dropped_after_some_ticks() -> None:
-    """After some ticks nothing is sent to it; the job runs on, and a client that comes back gets all."""
+    """After some ticks no message is sent to it. The job runs on, and a returning client gets all tokens."""
     desk = desk_with(1)
     desk.verdict(1, 7)
     for _ in range(MAX_MISSED + 2):

@@ -48,7 +48,7 @@ def test_a_session_is_lost_the_second_time_that_it_is_missing(is_missing: bool, 
 
 
 def test_a_returning_session_stops_counting_as_missing() -> None:
-    """Whoever confirms the mark begins to count anew."""
+    """After the mark is confirmed, counting starts anew."""
     expected = session(at_last=10, is_missing=True)
     assert reconcile(expected, {1: Reported(7, 10)}) == [Action("keep", 1, 7, 10)]
     expected[1].mark.confirm(10)

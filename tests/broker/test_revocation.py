@@ -88,7 +88,7 @@ losses = pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
 
 @losses
 def test_a_verifier_with_a_revoked_key_commits_no_tokens(lose) -> None:
-    """From that moment on; its session goes to another, held against nobody, and its DEALER is closed."""
+    """Immediately: its session moves to another verifier, no failure is counted, and its DEALER is closed."""
     guarded = Watched()
     guarded.begin()
     guarded.verifier("gpu2")
@@ -123,7 +123,7 @@ def test_a_verifier_without_its_key_gets_no_sessions() -> None:
 
 @losses
 def test_a_reader_with_a_revoked_key_receives_no_more_messages(lose) -> None:
-    """Nor does the job of its key run on, unless it is the same name's new key."""
+    """The job of its key stops, too, unless the same name has a new key."""
     guarded = Watched()
     guarded.begin()
     job = guarded.broker.state.jobs.active[1]

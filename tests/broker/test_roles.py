@@ -204,7 +204,7 @@ def test_workers_are_bounded(monkeypatch):
 
 
 def test_jobs_of_others_do_not_exist():
-    """Bob gets the same answer for Alice's job as for none, stops nothing, and cannot have its id."""
+    """For Alice's job Bob gets the same answer as for a missing one. He can neither stop it nor take its id."""
     guarded = Guarded()
     guarded.begin()
     (none,), (hidden,) = guarded.received("bob", Follow(job_id=2)), guarded.received("bob", Follow(job_id=1))
@@ -228,7 +228,7 @@ def listed(received: list[Message]) -> list[dict[str, object]]:
 
 
 def test_jobs_in_the_journal_are_their_owners_too():
-    """The journal says whose a job is: another key learns nothing of it."""
+    """The journal records the owner of a job. Another key gets no information about it."""
     guarded = Guarded(has_journal=True)
     ids = np.array([9], "<i4").tobytes()
     stored = StoredJob(a_job(5), "alice", finish="stop", token_ids=ids, origins=b"\0")
@@ -280,7 +280,7 @@ def test_without_keys_any_priority_may_be_claimed():
 
 
 def test_memory_of_sockets_is_bounded(monkeypatch):
-    """A socket that is forgotten belongs to nobody, which is on the safe side."""
+    """A forgotten socket has no owner, which is the safe side."""
     monkeypatch.setattr(rights, "MAX_SOCKETS", 3)
     guard = Roles(grants())
     for number in range(10):

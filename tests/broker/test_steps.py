@@ -120,7 +120,7 @@ def test_a_step_is_its_verdicts_one_by_one(seed: int, *, has_journal: bool) -> N
 
 
 def test_a_step_message_has_no_log_probabilities() -> None:
-    """So a job that asks for them takes nothing from it; the others do."""
+    """So a job that requests them gets its own messages. The others use the step message."""
     desk = desk_with(1, 2)
     desk.job(1).transcript.logprobs.num_top = 0
     desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
@@ -241,7 +241,7 @@ def test_a_drafter_of_all_sessions_receives_the_step_as_it_came() -> None:
 
 
 def test_a_drafter_receives_only_steps_of_its_own_sessions() -> None:
-    """Neither what another drafts for, nor what is nobody's, nor what did not fit."""
+    """It receives no session of another drafter, no session without a drafter, and no verdict that did not fit."""
     desk = desk_with(1, 2, 3)
     desk.add_drafter(b"d0")
     desk.job(2).drafters.drop(b"d0")

@@ -85,7 +85,7 @@ def test_a_hundred_dead_verifiers_leave_no_state() -> None:
 
 
 def test_a_verifier_sends_only_its_own_tokenizer() -> None:
-    """And of no more pieces than a tokenizer has: what it makes up takes no memory, and reaches nobody."""
+    """The number of pieces is bounded. Invented pieces take no memory and reach no client."""
     desk = Desk()
     desk.front(ANN, FetchTokenizer())
     before = kept(desk)

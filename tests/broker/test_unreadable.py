@@ -50,7 +50,7 @@ SUBMIT = Submit(job_id=9, params=SamplingParams(), prompt_ids=np.array([5, 6]))
 def test_the_sender_of_an_unreadable_message_receives_the_reason(
     frames: list[bytes], reason: str, order: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    """The sender waits for word of its job; the reason is short, whatever it quotes."""
+    """The sender waits for an answer about its job. The reason is short, even if it quotes a long value."""
     broker = Desk().broker
     (sent,) = broker.from_front(ANN, order(frames), 100.0)
     assert isinstance(sent, Send)
@@ -95,7 +95,7 @@ def test_what_names_no_job_is_only_counted(frames: list[bytes]) -> None:
 def test_a_peer_of_another_version_gets_the_error_in_its_version(
     message: Message, version: int, order: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    """It would wait, or ask, for ever; and of what is not under its version it reads nothing."""
+    """Otherwise it would wait or ask for ever. It ignores messages of other versions."""
     (sent,) = Desk().broker.from_front(ANN, order(damaged(message, v=version)), 100.0)
     assert isinstance(sent, Send)
     header = orjson.loads(sent.frames[1])

@@ -28,7 +28,7 @@ def test_each_role_killed_and_frozen(tmp_path: Path) -> None:
 
 
 def test_the_same_behind_links_that_break(tmp_path: Path) -> None:
-    """Everybody's connection to the broker delays what it carries, in both directions, and is cut now and then."""
+    """Each connection to the broker has a delay in both directions and breaks now and then."""
     with Deployment(tmp_path, proxied=True) as deployment:
         check(attack(deployment, toy_prompts(), faults_of(1, roles=("broker",)), recovery_s=PATIENCE_S), 2)
 

@@ -76,7 +76,7 @@ def test_wherever_it_is_cut_it_is_refused(path, tmp_path):
 
 
 def test_a_corrupt_header_byte_gives_a_file_or_an_error(path, tmp_path):
-    """Numbers of things may become huge, texts no text: nothing else is raised, and no memory taken for it."""
+    """Counts may become huge and texts invalid. No other error is raised, and no memory is allocated for it."""
     data, rng = path.read_bytes(), np.random.default_rng(0)
     end = data.index(b"blocks") + 30
     for at in range(end):

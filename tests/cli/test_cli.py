@@ -168,7 +168,7 @@ def test_status_without_a_broker_fails(free_address):
 
 
 def test_missing_extra_says_how_to_get_it(monkeypatch):
-    """A worker without torch is told which extra to install."""
+    """The error of a worker without torch names the extra to install."""
 
     def no_torch(kind, table, name):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")

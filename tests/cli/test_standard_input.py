@@ -78,7 +78,7 @@ def test_an_open_pipe_without_a_byte_is_not_waited_for(open_pipe):
 
 
 def test_a_terminal_is_left_alone(monkeypatch):
-    """What is typed there meanwhile is for whoever reads it next."""
+    """Input typed meanwhile belongs to the next reader."""
     keyboard, terminal = pty.openpty()
     with os.fdopen(keyboard, "wb", buffering=0) as keys, stdin_of(monkeypatch, terminal) as stream:
         keys.write(b"typed\n")

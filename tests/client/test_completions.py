@@ -81,7 +81,7 @@ def check(results) -> None:
 
 
 def test_completions_in_order(client, broker):
-    """Whatever the order in which they come."""
+    """Results keep the order of the prompts, in any order of completion."""
     broker.reply = Reversed()
     check(client.generate("Once", id="x", **ASKED))
     sent = broker.wait_for(Submit, N)

@@ -96,7 +96,7 @@ def test_a_job_that_waits_its_turn_can_be_stopped():
 
 
 def test_cancel():
-    """Cancelling asks the broker; the job ends with what it has. Of unknown jobs nothing is sent."""
+    """The client asks the broker to cancel. The job ends with its tokens so far. Unknown jobs send no message."""
     core, job = make_core()
     core.cancel(8, 0.2)
     core.cancel(7, 0.2)
@@ -106,7 +106,7 @@ def test_cancel():
 
 
 def test_abandon():
-    """A job that nobody waits for is cancelled and forgotten."""
+    """An abandoned job is cancelled and forgotten."""
     core, job = make_core()
     core.abandon(7, 0.2)
     assert core.take_outbox() == [job, Cancel(job_id=7)]
@@ -132,7 +132,7 @@ def test_cancel_is_repeated_until_the_end():
 
 
 def test_cancel_of_an_abandoned_job_is_repeated_for_a_while():
-    """Nobody waits for its end, which may never come; if it comes, nothing more is sent."""
+    """The end may never come, and no caller waits for it. When it comes, no more messages are sent."""
     core, _ = make_core()
     core.abandon(7, 0.2)
     core.take_outbox()

@@ -25,7 +25,7 @@ def kept_core() -> tuple[ClientCore, Submit]:
 
 
 def test_who_submits_a_job_that_runs_here_joins_it():
-    """What it has missed comes back at once; nothing is sent."""
+    """It gets the missed tokens at once, and no message is sent."""
     core, job = make_core()
     core.receive(tokens(7, 0, TEXT[:3]), 0.1)
     core.take_outbox()

@@ -60,7 +60,7 @@ def test_unknown_keys_are_refused(key, hint):
 
 @each("bad", [{"prompt": "\ud800"}, {"prompt": "é", "id": 2**80}])
 def test_result_lines_hold_anything(bad):
-    """Whatever a line said can be echoed."""
+    """Any field of an input line can be echoed."""
     assert json.loads(result_line(failure(PromptLine(1, bad), "no")))["prompt"] == bad["prompt"]
 
 
@@ -93,7 +93,7 @@ def _raise():
 
 
 def test_order_and_concurrency():
-    """A slow first line holds up nobody, results keep the order, and no more than asked run at a time."""
+    """A slow first line does not delay the others, results keep the order, and concurrency is limited."""
     client, written = SlowClient(11), []
     lines = [PromptLine(n, {"prompt": "a"}) for n in range(1, 13)]
     num_failed = run_lines(client, lines, {}, written.extend, concurrency=3)

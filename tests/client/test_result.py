@@ -24,7 +24,7 @@ def test_the_shape_of_the_trees():
 
 
 def test_without_drafts_the_acceptance_rate_is_defined():
-    """No division by nothing."""
+    """It is 0. There is no division by zero."""
     stats = speculation_stats(dict.fromkeys(("rounds", "draft_tokens", "accepted_tokens", *SHAPE), 0))
     assert {stats[name] for name in ("acceptance_rate", "mean_accepted_length", "candidates", "depth")} == {0.0}
 

@@ -225,7 +225,7 @@ def test_the_table_of_an_unused_proposer_does_not_request_workers() -> None:
 def test_without_a_key_no_draft_worker_starts_and_a_notice_is_printed(
     tmp_path: Path, engine: str, draft_model: str
 ) -> None:
-    """Where nobody asked for them; who did is told by the worker that has no key."""
+    """If they were not requested. Otherwise the worker without a key reports the error."""
     keys = make_all(tmp_path / "keys")
     config = Config(target=TargetConfig(engine=engine), draft=DraftConfig(keys=keys))
     for missing in ("laptop", "phone"):
@@ -258,7 +258,7 @@ def test_the_verifier_is_started_with_its_draft_model() -> None:
 
 
 def test_a_draft_worker_of_another_vocabulary_receives_the_target_name() -> None:
-    """Who needs its tokenizer, and only who does."""
+    """Only a worker that needs the target's tokenizer receives it."""
     for vocabulary, told in (("shared", "--vocabulary shared --target tiny"), ("same", "")):
         config = Config(target=TargetConfig(model="tiny"), draft=DraftConfig(vocabulary=vocabulary), up=UpConfig(1, 1))
         draft = " ".join(members(config)[2].arguments)

@@ -59,7 +59,7 @@ def connected(address: str, keys: str, drafters: int = 1) -> Iterator[Client]:
 
 @pytest.mark.parametrize("deployment", ["debug"], indirect=True)
 def test_no_secret_is_logged(deployment):
-    """Neither keys nor what users ask and are told, at any level, of any process."""
+    """No process logs keys, prompts or answers, at any level."""
     address, keys, processes = deployment
     with connected(address, keys) as client:
         result = client.generate(PROMPT, max_tokens=60)

@@ -311,7 +311,7 @@ def test_all_probabilistic_texts_have_the_targets_distribution(said: Said) -> No
 
 
 def test_drafters_do_not_receive_the_seed_of_probabilistic(said: Said) -> None:
-    """Who knows the seed knows what the verifier will draw."""
+    """The seed reveals the draws of the verifier."""
     assert set(said.seeds[DETERMINISTIC[-1]]) == set(range(6))
     assert set(said.seeds[PROBABILISTIC[-1]]) == {0}
 

@@ -104,7 +104,7 @@ def test_the_shape_follows_acceptance_both_ways() -> None:
 
 
 def test_drafters_of_probabilistic_jobs_never_learn_the_seed() -> None:
-    """Whoever knows it knows what the verifier will draw."""
+    """The seed reveals the draws of the verifier."""
     world = started(ToyProposer())
     drafter = world.drafters[b"d0"]
     world.submit(1, PROMPT, strategy="probabilistic", temperature=1.0, seed=77, max_tokens=50)

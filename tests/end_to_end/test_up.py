@@ -163,8 +163,7 @@ def test_apply_cpu_sets_threads_and_refuses_missing_cores(monkeypatch):
 
 
 def test_a_low_priority_process_yields_to_other_sessions_too():
-    """A draft worker of `specq up` leads a session of its own, and computes on a core only where a verifier there does
-    not."""
+    """A draft worker of `specq up` leads a session of its own. It computes on a core only while a verifier does not."""
     code = (
         "import sys, time; from specq.runtime.usage import apply_cpu, available_cores, give_way\n"
         "apply_cpu(available_cores()[:1]); give_way(int(sys.argv[1])); print(flush=True); end = "
@@ -196,7 +195,7 @@ def test_a_low_priority_process_yields_to_other_sessions_too():
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists a process's threads as Linux does")
 def test_all_threads_of_a_process_give_way():
-    """A draft worker gives way when it is ready: the threads that then compute are there already."""
+    """A draft worker lowers its priority when it is ready, after its computing threads started."""
     code = (
         "import os, threading; from pathlib import Path; from specq.runtime.usage import give_way; hold = "
         "threading.Event()\n"
@@ -239,7 +238,7 @@ def test_sigterm_stops_all(spawn, free_address):
 
 
 def test_processes_outside_the_wait_are_not_reported():
-    """Of the processes of a demo the second group is ready when the first is."""
+    """In a demo, the second group is ready when the first one is."""
     told = []
     assert not Readiness(["broker", "target-1"], told.append, 100.0).note({"broker"}, 100.04)
     assert told == []

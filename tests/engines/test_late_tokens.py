@@ -80,7 +80,7 @@ def test_the_socket_folder_is_private_and_removed() -> None:
 
 
 def test_a_lost_worker_blocks_no_sender(sender: TokenSender, receivers: list[TokenReceiver]) -> None:
-    """Nor do many messages that nobody takes: that the worker is lost, is found out elsewhere."""
+    """Unread messages do not block, either. Other code detects the loss of the worker."""
     receivers[1].close()
     for _ in range(3000):
         number = sender.next_number()

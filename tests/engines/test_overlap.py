@@ -178,7 +178,7 @@ def test_a_feed_writes_to_its_rows_alone(places: list[int], rows: list[int]) -> 
 
 
 def test_what_a_device_can_say_by_itself() -> None:
-    """Of each strategy, greedy and warm; whatever shapes the logits."""
+    """For each strategy, greedy and sampled, with any logits processor."""
     warm = {"temperature": 0.7}
     kinds = [{"strategy": name} | more for name in STRATEGIES for more in ({}, warm)]
     kinds += [warm | {"top_k": 3}, {"logprobs": 0}, {"presence_penalty": 0.1}, {"logit_bias": ((3, 1.0),)}]

@@ -82,7 +82,7 @@ def test_large_steps_have_graphs_unless_the_deployment_says_which(
 
 
 def test_vllm_receives_no_speculative_config(directory, vllm_device):
-    """So a step of one row a session has a whole graph, as in vLLM alone; and nobody but the verifier schedules."""
+    """A step of one row per session then has a full graph, as in vLLM alone. Only the verifier schedules."""
     from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
     from specq.engines.vllm.sessions import engine_config

@@ -186,8 +186,7 @@ def open_all(engine: VllmEngine, prompts: list[list[int]], params: SamplingParam
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
 def test_padding_does_not_change_greedy_texts(directory: Path, vllm_device: str) -> None:
-    """Ten sessions of which each step takes some, chains of 0 to 7 tokens, right and wrong: most steps have rows that
-    nobody asked for."""
+    """Ten sessions, some in each step, chains of 0 to 7 tokens, right and wrong: most steps have padding rows."""
     rng, reference = np.random.default_rng(0), load_reference(directory)
     engine, launches = even_engine(directory, vllm_device, kv_slots=2048)
     prompts = [random_tokens(rng, int(count)).tolist() for count in rng.integers(2, 150, 10)]

@@ -97,7 +97,7 @@ def test_a_device_counts_on_where_the_runner_is_one_that_is_known(others, can_co
     ids=["alone", "given", "several workers"],
 )
 def test_a_single_worker_opens_no_network_rendezvous(monkeypatch, given, count, address):
-    """Torch asks for the name of the address at which it meets others, and complains where there is none."""
+    """Torch resolves its rendezvous address by name, and warns if there is no name."""
     for name in (*_NEEDED, *_WISHED):
         monkeypatch.setenv(name, os.environ.get(name, "as it was"))
     monkeypatch.setenv("VLLM_HOST_IP", given)

@@ -149,7 +149,7 @@ def test_log_probabilities_of_both_kinds():
 
 
 def test_likeliest_tokens_never_merge():
-    """Equal texts are told apart by their ids; the sampled token keeps its text."""
+    """Ids distinguish equal texts. The sampled token keeps its text."""
     for codec, alike, text in ((SENTENCEPIECE, ("<0x61>", "a"), "a"), (CODEC, ("\u00f0", "\u0141"), "\ufffd")):
         first, second = (codec.token_id(token) for token in alike)
         top = [[first, -0.5], [second, -1.0]]

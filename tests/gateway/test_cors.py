@@ -41,7 +41,7 @@ def http(keyed):
 
 @each("origin", [HOME, OTHER])
 def test_a_browser_asks_first_and_without_a_key(http, origin):
-    """Whatever headers a client library adds."""
+    """The preflight allows any headers that a client library adds."""
     http.headers.pop("Authorization", None)
     answer = http.options(PATH, headers={"Origin": origin, **ASKS})
     assert answer.status_code == 200
@@ -65,7 +65,7 @@ def test_answers_and_refusals_can_be_read_by_its_pages(http):
 
 @each("origin", ["https://evil.example", f"{HOME}.evil.example", "null", HOME.replace("https", "http")])
 def test_pages_of_other_origins_are_kept_out(http, origin):
-    """By the browser: it is not told that they may."""
+    """By the browser: it receives no CORS permission."""
     first = http.options(PATH, headers={"Origin": origin, **ASKS})
     assert first.status_code == 400
     assert ALLOW not in first.headers

@@ -83,7 +83,7 @@ def test_state_takes_no_key(secured):
 
 
 def test_keys_come_and_go_while_it_runs(secured, keys):
-    """A file that cannot be read changes nothing."""
+    """An unreadable file does not change the keys."""
     gateway, key = secured
     other = make_key(keys, "bob")
     with connected(gateway) as http:
@@ -148,7 +148,7 @@ def test_invalid_key_files_are_refused(tmp_path, text, said):
 
 
 def test_concurrent_requests_are_limited_per_key(own_cache, keys):
-    """Of the others' it has none: another key is served meanwhile, and room comes back."""
+    """Another key is served meanwhile, and room comes back."""
     first, second = make_key(keys, "alice"), make_key(keys, "bob")
 
     def silent(message):

@@ -101,7 +101,7 @@ NO_HTTP = [
     ],
 )
 def test_what_is_hardly_http(gateway, sent):
-    """What is none at all is told so, in the same form as other mistakes."""
+    """Input that is not HTTP gets an error in the same form as other mistakes."""
     with raw(gateway) as hostile:
         hostile.sendall(sent)
         hostile.shutdown(socket.SHUT_WR)

@@ -179,7 +179,7 @@ def test_across_a_restart_of_the_gateway(world, is_fast):
 
 
 def test_a_gateway_that_stops_leaves_repeatable_jobs_only(world, is_fast):
-    """The others are stopped, since nobody can ask for them again."""
+    """The others are stopped, since no client can ask for them again."""
     with (
         running(world.address) as gateway,
         connected(gateway) as http,

@@ -82,7 +82,7 @@ def test_delta_and_answers_arrive(link: JournalLink) -> None:
 
 
 def test_each_request_gets_an_answer(link: JournalLink) -> None:
-    """Also when looking goes wrong in a way that nobody thought of."""
+    """Also after an unexpected error in the lookup."""
     broker = Broker(incarnation=1, has_journal=True)
     told: list[Any] = []
     broker.found = lambda job_id, stored, now: told.append(stored) or []
@@ -179,7 +179,7 @@ def test_what_cannot_be_written_now_is_written_later() -> None:
 @each("error", [JournalLostError("another has it"), RuntimeError("a bug")])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_lost_journal_is_reported(error: Exception) -> None:
-    """Nothing counts as written from then on, and the broker hears why it must stop."""
+    """From then on no record counts as written. The broker receives the reason why it must stop."""
     woken = threading.Event()
     writer = JournalWriter(Failing(error), woken.set)
     writer.put(1, ["a"])

@@ -143,7 +143,7 @@ def test_broker_and_verifier_that_end_together(house: House, end: signal.Signals
 
 
 def test_ten_clean_restarts_count_no_deaths_for_a_job(house: House) -> None:
-    """Whatever is told to stop first: no death is counted, and the text is the right one."""
+    """In any order of stops: no death is counted, and the text is right."""
     for life in range(11):
         before = num_journaled(house.journal) if life else 0
         broker, worker = house.broker(*OFTEN), house.worker()

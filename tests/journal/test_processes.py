@@ -191,7 +191,7 @@ def locks(connection: object) -> bool:
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits other processes' files")
 def test_a_full_disk_is_temporary(start_broker: StartBroker, client: Client, journal: Path) -> None:
-    """The same where no byte more can be written: nothing of the running job is lost."""
+    """The same if no more bytes can be written: the running job loses no token."""
     broker = start_broker("--durability", "process")
     running = submit_running(client)
     hard = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)[1]

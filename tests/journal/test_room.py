@@ -97,7 +97,7 @@ def test_tokens_of_ended_jobs_count_for_compaction(path: Path, start: Start) -> 
 
 
 def test_unfinished_jobs_are_never_dropped(path: Path, start: Start) -> None:
-    """Where they alone are too much, the broker is told; once they have ended, it is told that there is room."""
+    """If they alone exceed the limit, the broker is notified. Once they end, it is notified that there is room."""
     writer = start(MIB)
     for job_id in range(1, 21):
         writer.put(job_id, [large(job_id)])

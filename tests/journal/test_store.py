@@ -141,7 +141,7 @@ def test_only_the_user_can_read_the_journal(open_journal: Open, path: Path) -> N
 
 
 def test_a_locked_file_is_busy(open_journal: Open, other: sqlite3.Connection) -> None:
-    """While another program writes, nothing is lost: the same group is written later."""
+    """While another program writes, no record is lost: the same group is written later."""
     journal = open_journal()
     journal.write([taken(1)])
     other.execute("BEGIN IMMEDIATE")

@@ -202,7 +202,7 @@ def test_a_choice_keeps_its_sources_on_its_way(clock, tracer, choice):
 
 @each("values", [(9, 1, 0, 1, 0, 1), (9, *(-1,) * 5), (2**31 - 1,) * 6])
 def test_decisions_of_a_later_version_cause_no_error(clock, tracer, values):
-    """Nor of whoever says anything: sources that are not known are left out, and a reason is a number."""
+    """Unknown sources are left out, and an unknown reason is shown as a number."""
     assert f"(reason {values[0]})" in decided(clock, tracer, values)
 
 

@@ -152,7 +152,7 @@ CASES = [
 
 @each("cls", MESSAGES.values())
 def test_values_out_of_bounds_are_refused(cls: type[Message]) -> None:
-    """By name, and with what would be right; an error is short, whatever the value."""
+    """The error names the field and the right values. It is short for any value."""
     assert type(decode(frames_of(cls))) is cls, "what the cases vary is itself fine"
     for of, name, value in CASES:
         if of is cls and len(orjson.dumps(value)) < 60_000:
@@ -163,7 +163,7 @@ def test_values_out_of_bounds_are_refused(cls: type[Message]) -> None:
 
 @each("cls", MESSAGES.values())
 def test_values_of_other_types_are_refused(cls: type[Message]) -> None:
-    """A boolean is no number, a float is no whole number, null is nothing."""
+    """A boolean is not a number, a float is not an integer, and null is not a value."""
     for name, kind, bound in scalars(cls):
         for value in JUNK:
             fits = type(value) is kind or (isinstance(value, (list, dict)) and not value)
@@ -260,7 +260,7 @@ def test_metrics_of_a_later_version_are_let_in() -> None:
 
 
 def test_reasons_are_cut_where_they_are_made() -> None:
-    """Whoever waits for an answer gets it, however much there is to say."""
+    """A waiting client gets the error, however long the reason is."""
     assert decode(encode(Failed(job_id=1, code="invalid", reason="x" * 100_000))).reason.endswith("x...")
 
 

@@ -117,7 +117,7 @@ def test_every_message_survives_the_wire(message: Message) -> None:
 
 @given(st.lists(st.binary(max_size=40), max_size=MAX_FRAMES + 2))
 def test_garbage_is_a_protocol_error(frames: list[bytes]) -> None:
-    """Random frames raise ProtocolError and nothing else."""
+    """Random frames raise only ProtocolError."""
     with pytest.raises(ProtocolError):
         decode(frames)
 

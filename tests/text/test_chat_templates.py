@@ -252,7 +252,7 @@ def test_a_variable_may_have_any_name():
 
 
 def test_what_templates_raise_is_one_kind_of_error():
-    """Whatever Python raises: by the template itself, by a mistake in it, or where it is compiled."""
+    """Any exception of Python: raised by the template, by a mistake in it, or at compile time."""
     mistakes = [
         *("{{ raise_exception('no') }}", "{{ 1 / 0 }}", "{{ [][5].x }}", "{{ 'a' + 1 }}", "{{ x | nothing }}"),
         *("{{ ''.__class__.mro() }}", "{% include 'x' %}", "{% for %}"),

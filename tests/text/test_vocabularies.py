@@ -112,7 +112,7 @@ def spelled(vocabularies: Vocabularies, target_ids: list[int]) -> bytes:
 
 @given(data=st.data(), pair=st.sampled_from(PAIRS))
 def test_retokenized_texts_keep_their_bytes_for_any_commit_order(data, pair):
-    """Whatever the target's tokens are, and wherever they were committed, the draft's say the same."""
+    """For any target tokens and commit positions, the draft tokens have the same bytes."""
     vocabularies = Vocabularies(CODECS[pair[0]], CODECS[pair[1]])
     token = st.integers(0, len(vocabularies.target.tokens) - 1)
     parts = data.draw(st.lists(st.lists(token, min_size=1, max_size=50), min_size=1, max_size=6))

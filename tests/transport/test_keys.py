@@ -113,7 +113,7 @@ def test_what_is_wrong_is_named_and_no_secret_is(folder, spoil, said):
 
 
 def test_the_allow_list_follows_its_files(folder):
-    """Keys are added and taken away while it is in use; what cannot be read changes nothing."""
+    """Keys are added and removed while it is in use. An unreadable file does not change it."""
     allowed = AllowList(folder)
     grants = allowed.grants
     assert {grant.name: (grant.roles, grant.trusted) for grant in grants.values()} == {

@@ -44,7 +44,7 @@ def link_local() -> list[str]:
 
 
 def test_each_form_of_a_host_accepts_the_matching_peers():
-    """A machine without IPv6 is told so, by each of its forms."""
+    """On a machine without IPv6, each IPv6 form raises an error that says so."""
     reached = {
         V4: (V4, "localhost"),
         "0.0.0.0": (V4, "localhost"),

@@ -70,7 +70,7 @@ def test_async_judging_of_plain_steps_equals_sync_for_all_options(found: list[Ca
 def test_a_row_without_a_token_harms_its_session_alone_and_only_if_it_is_reached(
     bad: float, temperature: float
 ) -> None:
-    """The row of a rejected node is nobody's."""
+    """The row of a rejected node is discarded."""
     batch = _chains(SamplingParams(temperature=temperature, seed=4))
     logits = torch.from_numpy(np.random.default_rng(1).normal(0, 1, (12, VOCAB)).astype("f4"))
     accepted = said(judge_each(batch, logits))

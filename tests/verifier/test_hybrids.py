@@ -98,7 +98,7 @@ def test_an_unknown_source_drafts_for_one_session_first() -> None:
 
 @pytest.mark.parametrize("num_sessions", [1, 4])
 def test_a_slow_source_without_drafts_is_tried_rarely(num_sessions: int) -> None:
-    """Nothing can be known of what it brings; what its trials lost says when the next one comes."""
+    """Its gain cannot be known. The loss of its trials sets the time of the next one."""
 
     class Silent(TimedSource):
         def collect(self, *asked: Any) -> Sequence[DraftBatch]:

@@ -253,7 +253,7 @@ class BrokenSource(DraftSource):
 
 @pytest.mark.parametrize("where", ["begin", "collect", "scratch", "observe", "close"])
 def test_a_source_that_raises_costs_its_drafts(where: str) -> None:
-    """Whatever it is asked: no session is harmed, and it is asked no more."""
+    """In any call: no session is harmed, and the source is not called again."""
     sources = (BrokenSource(where), SuffixDecoder())
     verifier = make_verifier(ToyEngine(), sources=sources, measures_drafts=False)
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
@@ -365,7 +365,7 @@ def test_logits_that_are_no_numbers_fail_one_session(
 def test_a_judge_that_raises_for_one_session_fails_that_one(
     model: str, quiet: dict[int, list[int]], place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it raises; the forward pass is not repeated for it."""
+    """For any exception. The forward pass is not repeated."""
     engine = TorchEngine(model, device="cpu", dtype="float32", kv_slots=1024)
     verifier = make_verifier(engine)
     open_all(verifier, PROMPTS, **WARM)
@@ -464,7 +464,8 @@ def test_a_bad_row_below_a_rejected_node_is_not_a_fault(strategy: str, temperatu
 
 
 def test_a_device_error_is_distinguished_from_a_session_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked, whatever the error said: where it answers with one, that is EngineLostError; a CPU is not asked."""
+    """The verifier checks the device after any error. If the check fails, it raises EngineLostError. A CPU is not
+    checked."""
 
     def synchronize(device: torch.device) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")

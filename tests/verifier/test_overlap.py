@@ -428,7 +428,7 @@ def test_a_session_far_ahead_of_the_journal_pauses_at_the_same_token() -> None:
 
 
 def test_reports_contain_only_committed_tokens() -> None:
-    """Heartbeats, and what is sent again, say nothing of a step in flight."""
+    """Heartbeats and repeated messages do not include a step in flight."""
     verifier = make_verifier()
     open_session(verifier)
     step(verifier)
@@ -451,7 +451,7 @@ def test_a_step_that_fails_when_it_is_collected_is_repeated() -> None:
 
 @pytest.mark.parametrize("owner", ["", "ann", "+digest ann"])
 def test_another_owner_s_prompt_is_not_waited_for(owner: str) -> None:
-    """Nothing of it can be shared, and the wait would tell that it is the same."""
+    """It cannot be shared, and the wait would reveal that it is the same."""
     verifier, prompt = make_verifier(LateEngine()), np.arange(1, 41, dtype=np.int32)
     for session_id, own in ((7, "ben"), (8, owner)):
         message = Open(

@@ -215,7 +215,7 @@ def test_steps_that_do_not_rate_drafts_still_measure_step_time() -> None:
 
 
 def test_a_step_without_room_beside_prompts_does_not_rate_a_source() -> None:
-    """Without prompts, a round in which nothing was drafted counts."""
+    """Without prompts, a round without drafted tokens counts."""
     driven = Driven([GOOD], is_measured=False)
     driven.policy.meet(1)
     step = driven.made_step(1)._replace(judged={"good": Judged(1, NO_NODES, NO_NODES, NO_NODES)})

@@ -202,8 +202,7 @@ def test_credit_is_put_by_with_each_step(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_saved_probe_credit_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After hours in which nothing was tried a probe may lose a few steps, and what is overdrawn must come back
-    first."""
+    """After hours without trials a probe may lose a few steps. An overdraft must be repaid first."""
     driven = Driven([POOR])
     driven.run(1500)
     driven.policy._rests = {only("poor"): 10**9}
@@ -240,7 +239,7 @@ def test_a_source_that_computes_the_texts_first_is_tried_where_that_pays() -> No
 
 
 def test_the_step_in_which_a_source_joins_does_not_rate_others() -> None:
-    """Contexts may be computed in it, for which nobody is waited for."""
+    """The step may compute contexts, and does not wait for drafts."""
     policy = (driven := Driven([GOOD], is_measured=False)).policy
     policy.meet(1)
     before = policy.forecast.foresee(PLAIN, 1).rate
@@ -256,7 +255,7 @@ def test_the_step_in_which_a_source_joins_does_not_rate_others() -> None:
 
 
 def test_a_draft_worker_without_messages_is_not_compared() -> None:
-    """It is allowed, so that whoever joins is heard; nothing is decided of it."""
+    """It stays enabled, so that a new drafter is received. No decision depends on it."""
     driven = Driven([Made(REMOTE, 0.8), replace(GOOD, name=COLOCATED)])
     driven.heard.remove(REMOTE)
     driven.run(200)

@@ -70,7 +70,7 @@ def test_a_draft_beyond_the_context_is_dropped() -> None:
 
 
 def test_a_draft_twice_is_one_draft() -> None:
-    """The same message again changes nothing."""
+    """The repeated message does not change the tree."""
     session = make_session()
     draft = make_draft(3, 0, [4, 5], [-1, 0])
     graft(session, draft, 0.0)
@@ -118,7 +118,7 @@ def test_a_miss_empties_the_tree() -> None:
 
 
 def test_candidates_are_calibrated() -> None:
-    """A lane whose nodes are contradicted time and again loses its influence, whatever it predicts."""
+    """A lane whose nodes are rejected repeatedly loses its influence, for any prediction."""
     session = make_session()
     reaches = []
     for i in range(20):
@@ -177,7 +177,7 @@ def schedules(draw: st.DrawFn) -> tuple[list[int], list[tuple[str, object]]]:
 
 @given(schedules())
 def test_no_schedule_of_drafts_changes_the_transcript(case: tuple[list[int], list[tuple[str, object]]]) -> None:
-    """Whatever arrives, the transcript is what was committed, and the books agree with the tree."""
+    """For any arrivals, the transcript equals the committed tokens, and the records agree with the tree."""
     text, events = case
     session = make_session()
     done = 0

@@ -124,7 +124,7 @@ def test_seconds_and_nodes_of_a_step_are_counted_once(wrong_every: int) -> None:
 
 
 def test_scratch_rows_cost_what_rows_cost() -> None:
-    """They are asked for, and nobody judges them; what was taken is gone."""
+    """They are requested and not judged. The taken rows are then gone."""
     clock, curve = SourceClock([EAGLE, SUFFIX]), StepCurve([1, 11], [0.01, 0.06])
     clock.add(EAGLE, 0.5, num_scratch=10)
     assert clock.take(11, curve) == {EAGLE: pytest.approx(0.55), SUFFIX: 0.0}

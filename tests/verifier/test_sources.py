@@ -304,7 +304,7 @@ def test_what_the_engine_does_not_give_is_refused_at_start(limit: str, said: str
 
 
 def test_a_verifier_serves_without_any_source() -> None:
-    """Nothing is drafted then, and nothing is missing."""
+    """It then drafts no tokens, and works without them."""
     verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1)
     assert [source.name for source in verifier.sources.sources] == ["remote"]
     assert not verifier.has_work

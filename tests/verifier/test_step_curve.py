@@ -53,7 +53,7 @@ def test_a_few_more_rows_hardly_change_the_slope_and_none_keep_it(curve: StepCur
 
 
 def test_one_late_step_does_not_set_the_slope(curve: StepCurve) -> None:
-    """A row takes no more than some times the mean of those that were measured; nor less than nothing."""
+    """A row takes between zero and some times the mean of the measured ones."""
     curve.learn_slope(128, 1e9)
     assert curve(65) - curve(64) <= MOST_SLOPE * curve(64) / 64
     for _ in range(500):

@@ -186,7 +186,7 @@ def test_verdicts_carry_the_minimum_acceptance_probability() -> None:
     "allowed", [frozenset(), frozenset({REMOTE}), frozenset({SUFFIX}), frozenset({REMOTE, SUFFIX})]
 )
 def test_sources_that_do_not_pay_are_not_used(allowed: frozenset[str]) -> None:
-    """Drafters are asked for more than any node can promise, and nothing is looked up."""
+    """Drafters receive a minimum above any node's probability, and no lookup runs."""
     verifier = make_verifier(sources=(SuffixDecoder(),), measures_drafts=False)
     prompt = np.array(PROMPT * 3, np.int32)
     params = SamplingParams()

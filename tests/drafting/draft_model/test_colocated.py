@@ -328,7 +328,7 @@ def test_a_jobs_bounds_are_kept(speculation: dict[str, int]) -> None:
 
 
 def test_a_shape_of_its_own_is_left_to_draft_workers() -> None:
-    """Where there are none, such a job decodes plainly."""
+    """Without draft workers, such a job decodes plainly."""
     own = make()
     open_session(own, num_candidates=2)
     assert len(complete(own)) == 50

@@ -94,7 +94,7 @@ def test_what_is_accepted_is_eagles() -> None:
 
 
 def test_scores_are_calibrated_in_the_lane() -> None:
-    """A head that promises 0.7 and is always wrong is believed less and less."""
+    """A head that predicts 0.7 and is always wrong loses trust step by step."""
     started, source = serving(ToyTrees(wrong_every=1, blind=True))
     started.open(0)
     started.finish()
@@ -120,7 +120,7 @@ def test_what_others_committed_is_not_drafted_for() -> None:
 
 
 def test_jobs_without_drafts_have_no_cost() -> None:
-    """No rows of their prompts are asked for, and nothing of them is kept."""
+    """No rows of their prompts are requested, and no state is kept."""
     head = ToyTrees()
     started, source = serving(head)
     started.open(0, mode="plain")

@@ -221,8 +221,8 @@ def test_rows_are_those_of_plain_arithmetic(
 def test_trees_equal_those_of_plain_expansion(
     head: Eagle, plain: EagleHead, params: SamplingParams, ranks: RankTree | None, sizes: tuple[int, ...]
 ) -> None:
-    """Of texts of several lengths; then of one of them, and of others in the same shapes: nothing of the batch before
-    is left."""
+    """For texts of several lengths, then for one of them and others of the same shapes, without state of the last
+    batch."""
     texts = [Text(seed, 20) for seed in range(3)]
     mixed = [params, replace(params, seed=5), GREEDY]
     for i, (text, end) in enumerate(zip(texts, (9, 4, 6), strict=True)):
@@ -359,7 +359,7 @@ def test_what_is_less_likely_than_the_floor_may_be_left_out(plain: EagleHead) ->
 
 
 def test_trees_leave_no_state(head: Eagle, plain: EagleHead) -> None:
-    """A tree that nobody followed, and one text asked twice without anything new."""
+    """A tree without a commit, and one text asked twice without new tokens."""
     text = Text(4, 20)
     observe(head, text.states, [text.part(1, 1, 9)])
     for end in (9, 9, 13):
@@ -422,7 +422,7 @@ def test_places_are_used_again(head: Eagle, plain: EagleHead) -> None:
 def test_a_text_that_is_too_long_is_known_from_later_on(
     head: Eagle, plain: EagleHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody asked for trees for long, and where its keys would take too much memory."""
+    """Also if no tree was requested for long, and if its keys would take too much memory."""
     text = Text(8, 60)
     monkeypatch.setattr(module, "MOST_WAITING", 20)
     observe(head, text.states, [text.part(1, 1, 31)])

@@ -333,7 +333,7 @@ def test_texts_are_the_targets_own(tiny: Path, plain: dict[int, list[int]], devi
 
 
 def test_nan_nodes_are_dropped_and_not_learned() -> None:
-    """A head whose numbers overflow once drafts nothing there, and what is usual stays known."""
+    """A head with a numeric overflow drafts no node there. Later acceptance rates do not change."""
 
     class Overflowing(Beside):
         count = 0

@@ -109,7 +109,7 @@ def test_what_is_accepted_is_medusas() -> None:
 
 
 def test_scores_are_calibrated_in_the_lane() -> None:
-    """Heads that promise 0.7 and are always wrong are believed less and less, until nothing of them is verified."""
+    """Heads that predict 0.7 and are always wrong lose trust until none of their nodes is verified."""
     started, _ = serving(ToyHeads(PROMPT, wrong_every=1, blind=True), max_uncommitted=4096)
     started.open(0)
     started.finish()
@@ -221,7 +221,7 @@ def test_what_heads_do_not_know_is_not_drafted() -> None:
 
 
 def test_few_sessions_get_large_trees_and_many_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All together no more than so many."""
+    """The total number of nodes is limited."""
     sizes: dict[int, int] = {}
     for count in (1, 8, 20):
         started, source = serving(ToyHeads(PROMPT, wrong_every=1, blind=True))

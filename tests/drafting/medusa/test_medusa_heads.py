@@ -148,7 +148,7 @@ class Payload:
 
 
 def test_a_pickle_that_is_damaged_anywhere_is_refused_or_whole(tmp_path, target):
-    """Whatever its bytes make the unpickler raise."""
+    """Any error of the unpickler becomes a refusal."""
     made, random, num_refused = make_published(tmp_path / "heads", 40, VOCAB, heads=1), Random(1), 0
     (made / PUBLISHED).unlink()
     whole = (made / PICKLED).read_bytes()
@@ -163,7 +163,7 @@ def test_a_pickle_that_is_damaged_anywhere_is_refused_or_whole(tmp_path, target)
 
 
 def test_a_pickle_may_hold_tensors_only(tmp_path, target, capsys):
-    """What comes from elsewhere runs nothing."""
+    """A pickle from elsewhere runs no code."""
     made = make_published(tmp_path / "heads", 40, VOCAB)
     (made / PUBLISHED).unlink()
     torch.save({"0.0.linear.weight": Payload()}, made / PICKLED)

@@ -238,7 +238,7 @@ def test_an_accepted_node_that_is_known_needs_no_pass(draft, guesses_all, monkey
 
 
 def test_short_slots_disable_guesses(directory, heads, guesses_all, monkeypatch):
-    """Drafts come all the same; where there are none at all, nothing changes, and it goes on with room."""
+    """Drafts continue. Without any slots no state changes, and drafting continues when there is room."""
     draft = make(directory, heads, kv_slots=64)
     tree = Tree(draft, [3, 14, 15], GREEDY)
     tree.expand([CONTEXT], 2)

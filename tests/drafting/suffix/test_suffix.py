@@ -162,7 +162,7 @@ def test_a_session_that_was_long_left_out_is_drafted_for(make_source: Callable[[
 
 
 def test_a_session_that_takes_the_place_of_another_has_a_text_of_its_own() -> None:
-    """Nothing of the other's is drafted."""
+    """No draft comes from the text of the other session."""
     trees, source = DraftTrees(), SuffixDecoder()
     first = make_session(CONTEXT, trees=trees)
     assert source.collect([first], BUDGET, lambda: 0.0)

@@ -88,8 +88,7 @@ def test_of_two_texts_the_first_counts_first_where_both_match_as_long() -> None:
 
 
 def test_limits_of_a_draft_are_kept() -> None:
-    """Nodes, depth, children, least probability; and whatever is asked for, there are no more nodes than there is room
-    for."""
+    """Nodes, depth, children, minimum probability. The number of nodes never exceeds the room."""
     random = Random(3)
     text = [random.randrange(3) for _ in range(300)]
     tree = tree_of([text], make_tree())

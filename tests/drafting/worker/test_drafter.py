@@ -95,7 +95,7 @@ def test_an_overlapping_verdict_adds_its_delta() -> None:
 
 
 def test_what_was_lost_is_sent_again() -> None:
-    """If verdict after verdict uses nothing of what was sent, the live nodes are sent under new ids."""
+    """If verdicts repeatedly use none of the sent nodes, the live nodes are sent under new ids."""
     drafter = make_drafter(max_tokens=1000)
     sent = passes(drafter, 12)
     text = toy_text(PROMPT, LOST_AFTER + 8)
@@ -152,7 +152,7 @@ def test_a_synchronous_round_is_always_drafted() -> None:
 
 
 def test_the_floor_follows_the_minimum_acceptance_probability() -> None:
-    """Nothing less likely than the square of the minimum is sent."""
+    """No node below the square of the minimum is sent."""
     for min_accept_prob in (200, 500, 900):
         drafter = make_drafter(max_tokens=1000)
         drafter.handle(verdict(3, [49], min_accept_prob=min_accept_prob))
@@ -175,7 +175,7 @@ def test_drafts_stop_before_the_token_limit() -> None:
 
 
 def test_a_finished_or_released_session_is_forgotten() -> None:
-    """Nothing of it stays, in the drafter or the proposer."""
+    """The drafter and the proposer keep no state of it."""
     drafter = make_drafter()
     drafter.handle(Release(session_id=7, epoch=0))
     assert 7 in drafter.sessions
@@ -223,7 +223,7 @@ def test_many_sessions_share_a_pass() -> None:
 
 
 def test_a_synchronous_round_is_sent_whole_and_awaits_its_verdict() -> None:
-    """One draft a round; nothing more until the verdict, and then from its root."""
+    """One draft per round. The drafter waits for the verdict and continues from its root."""
     drafter = make_drafter(speculation=Speculation(mode="sync", num_candidates=1, max_depth=4))
     (draft,) = passes(drafter, 10)
     assert draft.token_ids.tolist() == toy_text(PROMPT, 4)
@@ -237,7 +237,7 @@ SSD = Speculation(mode="jit", max_depth=3, fan_out_hit=(2, 1), fan_out_miss=(2, 
 
 
 def test_after_a_miss_a_chain_is_drafted_first_and_sent_whole() -> None:
-    """At the start and after each miss, whatever is asked for; beyond it, the drafter runs ahead."""
+    """At the start and after each miss, for any requested size. Beyond it, the drafter runs ahead."""
     drafter = make_drafter(speculation=SSD, max_tokens=1000)
     first, *more = passes(drafter, 30)
     assert first.token_ids.tolist()[::2][:1] + first.token_ids.tolist()[2:] == toy_text(PROMPT, 3)
@@ -451,7 +451,7 @@ def test_a_step_is_its_verdicts_one_by_one() -> None:
 
 
 def test_one_verdict_of_a_step_that_cannot_be_taken_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its session is dropped; the others of the message go on, and the error is told."""
+    """Its session is dropped and the error reported. The others of the message continue."""
     drafter = make_drafter()
     drafter.handle(
         Assign(session_id=8, epoch=1, lane=0, prompt_len=2, params=SamplingParams(), token_ids=np.array([1, 2]))

@@ -18,7 +18,7 @@ from specq.testing.waiting import wait_until
 
 
 def test_it_lowers_its_priority_once_after_registration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And only once, however often it is welcomed."""
+    """Only once, for any number of Welcome messages."""
     given: list[tuple[int, int]] = []  # the niceness, and how many welcomes there were
     hellos = count(1)
 

@@ -79,7 +79,7 @@ def test_what_is_seen_no_more_is_known_less_and_less() -> None:
 
 @given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2), st.floats(-50, 50)), max_size=120), st.floats(0.01, 100))
 def test_no_weight_is_less_sure_than_at_first(pairs: list[tuple[float, float, float]], usual: float) -> None:
-    """Whatever is learned, and however noisy it is."""
+    """For any observations and any noise."""
     ridge = Ridge((0.3, 0.01), memory=2.0, usual=usual, cut=3.0)
     for a, b, y in pairs:
         ridge.learn(np.array([a, b]), y)

@@ -77,7 +77,7 @@ def test_levels_that_were_seen_are_counted() -> None:
 
 
 def test_a_round_without_a_draft_yields_no_accepted_tokens() -> None:
-    """It was drafted for, and nothing was verified: the first level was not reached."""
+    """A draft was requested, and no node was verified: the first level was not reached."""
     found = TokenYield()
     for _ in range(100):
         found.learn(Judged(1, NO_NODES, NO_NODES, NO_NODES))
@@ -103,7 +103,7 @@ def test_a_level_that_was_not_asked_for_is_not_rejected() -> None:
 
 
 def test_older_rounds_fade() -> None:
-    """They are worth so many at most as are remembered, fewer steps of many rounds."""
+    """Their total weight is limited, and steps with many rounds count as fewer steps."""
     assert learned(3000, ALIKE).worth == pytest.approx(MEMORY, rel=0.02)
     many = learned(100, ALIKE, num_rounds=256)
     assert many.worth == pytest.approx(256 / (1 - np.exp(-1 / FEWEST_STEPS)), rel=0.02)
