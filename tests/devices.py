@@ -37,7 +37,7 @@ VLLM_KV_BYTES = 1 << 30
 
 
 class Choice(NamedTuple):
-    """The kind of device that vLLM runs on; or why there is none."""
+    """The kind of device that vLLM runs on, or the reason for a skip."""
 
     kind: str = ""
     reason: str = ""

@@ -1,4 +1,4 @@
-"""Where the wall clock is read: it decides nothing (docs/architecture.md, Clocks)."""
+"""Where the wall clock is read: no decision depends on it (docs/architecture.md, Clocks)."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ PACKAGES = {
         *("protocol", "config", "runtime", "models", "checkpoints", "transport", "text", "journal", "verification"),
         *("engines", "drafting", "verifier", "client", "simulate", "samples", "processes", "doctor"),
     ),
-    "testing": (  # nobody may import it
+    "testing": (  # no package may import it
         *(
             "protocol",
             "config",

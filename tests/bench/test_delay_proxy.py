@@ -169,7 +169,7 @@ def test_a_cut_connection_loses_what_is_in_flight_and_comes_back():
 
 
 async def _to_the_end(reader: asyncio.StreamReader) -> None:
-    """Read up to the end of the stream, which carried nothing."""
+    """Read up to the end of the stream, which carried no bytes."""
     assert await reader.read() == b""
     raise ConnectionResetError
 

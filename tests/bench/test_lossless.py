@@ -1,5 +1,4 @@
-"""`specq bench lossless`: what counts as equal and as passed, what a planted error is told as, and the suite at its
-smallest."""
+"""`specq bench lossless`: which texts count as equal, when it passes, how it reports an error, and a minimal run."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""transformers as a rival: it must say what the model says, and stop where it is told."""
+"""transformers as a rival: it must return the model's text, and stop at the given end."""
 
 from dataclasses import replace
 

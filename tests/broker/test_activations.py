@@ -1,4 +1,4 @@
-"""Hidden states pass from a verifier to the drafter that asked for them, and to nobody else."""
+"""Hidden states pass from a verifier only to the drafter that asked for them."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ def test_origins_are_one_a_token(wrong: UInt8Array) -> None:
 
 
 def a_round() -> dict[str, object]:
-    """Return the fields of a verdict on two drafts, of which the second is wrong."""
+    """Return the fields of a verdict on two drafts. The second draft is wrong."""
     return {
         "node_ids": np.array([0, 1]),
         "mask": np.array([1, 0]),

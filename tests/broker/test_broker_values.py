@@ -1,4 +1,4 @@
-"""What a peer's values may do to a broker: nothing to others, and its own jobs end with a reason."""
+"""Bad values of a peer do not affect others, and its own jobs end with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose job is placed next: priorities, fair shares, and nobody in anybody's way."""
+"""The order of placing jobs: priorities, fair shares, and no client that blocks another."""
 
 from __future__ import annotations
 

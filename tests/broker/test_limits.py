@@ -247,7 +247,7 @@ def test_those_who_wait_are_bounded(monkeypatch):
     bench.back(TokenizerChunk(model=toy_info(), index=0, count=1, data=np.ones(3)))
     assert len(bench.received(b"", TokenizerChunk)) == 3
     bench.found(Find(1), ANN)
-    assert len(bench.received(b"", Failed)) == 2  # half of those that were kept are cancels
+    assert len(bench.received(b"", Failed)) == 2  # half of the kept messages are cancels
 
 
 def test_counting_is_bounded(monkeypatch):

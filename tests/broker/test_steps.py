@@ -79,8 +79,7 @@ def remembered(desk: Desk) -> dict[str, Any]:
 
 
 def random_step(desk: Desk, rng: random.Random) -> Verdicts:
-    """Return a step of which a part is wrong: sessions that there are not, that come twice, of other epochs,
-    elsewhere."""
+    """Return a partly wrong step: sessions that are unknown, repeated, of other epochs, or elsewhere."""
     said = [(rng.choice([1, 2, 3, 4, 77]), [rng.randrange(9) for _ in range(rng.randrange(4))]) for _ in range(5)]
     step = step_of(desk, *said)
     epochs, base_lens = step.epochs.copy(), step.base_lens.copy()

@@ -1,4 +1,4 @@
-"""What cannot be read, or is too large: who sent it is told why, or it is only counted."""
+"""Unreadable or oversized messages: the sender receives the reason, or the message is only counted."""
 
 from __future__ import annotations
 

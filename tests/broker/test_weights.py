@@ -1,5 +1,4 @@
-"""Jobs whose weights nobody serves fail after a while and say what is missing; those from older journals find
-theirs."""
+"""Jobs whose weights no verifier serves fail after a while with the reason. Jobs of older journals find theirs."""
 
 from __future__ import annotations
 

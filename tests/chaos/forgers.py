@@ -47,7 +47,7 @@ from tests.chaos.forging import Forger, Session
 BEAT_S = 0.1
 SEND_MS = 20_000  # a peer that takes nothing for so long has stopped
 STRAYS = 0.1  # of the messages are of types that the receiver does not take
-NUM_SOCKETS = 8  # since a broker takes only so many requests of each
+NUM_SOCKETS = 8  # since a broker limits the requests of each
 
 
 class Peer:

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def check(siege: Siege, num_faults: int) -> None:
-    """Nothing was lost, doubled or wrong, and within seconds of each fault all jobs went on."""
+    """Check that no job was lost, doubled or wrong, and that all jobs continued within seconds of each fault."""
     report = siege.report()
     assert siege.faults.total() == num_faults
     assert siege.tally.counts["jobs"] > num_faults // 2

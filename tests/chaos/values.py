@@ -239,7 +239,7 @@ def line(role: str, found: dict[str, Any]) -> str:
 
 
 def is_good(report: dict[str, Any]) -> bool:
-    """Whether nobody was hurt."""
+    """Whether no other party was affected."""
     roles = [found for role, found in report.items() if role != "all"]
     jobs = Counter(report["all"]["jobs"])
     whole = not any(found["dead"] or found["trouble"] for found in roles)

@@ -176,7 +176,7 @@ class ChaosWorld:
         self.broker.restore(self.journal.unfinished(), self.now)
 
     def crash_soon(self, boundaries: int, *, survives: bool) -> None:
-        """Let the broker die after so many boundaries."""
+        """Let the broker die after a number of boundaries."""
         self.crash_in, self._survives = boundaries, survives
 
     def _boundary(self) -> None:
@@ -276,7 +276,7 @@ class ChaosWorld:
     # --- what must hold at any time -----------------------------------------------------------------------------------
 
     def _check_told(self, send: Send) -> None:
-        """Fail if a client is told what the journal does not have."""
+        """Fail if a client receives something that the journal does not have."""
         if send.to not in self.clients:
             return
         message: Any = decode(send.frames)

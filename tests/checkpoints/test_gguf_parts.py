@@ -1,5 +1,4 @@
-"""GGUF models in several files, as the gguf package writes them: any part names the whole, and what is no part of it is
-refused by name."""
+"""GGUF models in several files, as the gguf package writes them. Any part names the whole. Other files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs that cannot be written: every command ends with one line and a status, whatever takes no more."""
+"""Outputs that cannot be written: each command ends with one line and a status, for any failing output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard input as a part of a question: what was piped is read, and nothing is waited for in vain."""
+"""Standard input as part of a question: piped text is read, and no command waits in vain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stdin_of(monkeypatch: pytest.MonkeyPatch, fd: int) -> Iterator[TextIOWrapper
 
 @pytest.fixture
 def open_pipe(monkeypatch) -> Iterator[int]:
-    """The end to write to of a pipe that is standard input, and that nobody closes before the test has ended."""
+    """The write end of a pipe that is standard input. It stays open until the test ends."""
     read_end, write_end = os.pipe()
     with stdin_of(monkeypatch, read_end), os.fdopen(write_end, "wb"):
         yield write_end

@@ -57,7 +57,7 @@ def begin(message):
 
 
 def ids_of(broker: FakeBroker, kind: type[Message]) -> set[int]:
-    """Return the jobs of which a broker has heard messages of a kind."""
+    """Return the jobs for which a broker received messages of a kind."""
     return {message.job_id for message in list(broker.heard) if isinstance(message, kind)}
 
 

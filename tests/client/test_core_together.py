@@ -1,4 +1,4 @@
-"""Tokens of several jobs in one message: each job takes its own, by position, whatever is wrong with the others."""
+"""Tokens of several jobs in one message: each job takes its own by position, even if others are wrong."""
 
 from __future__ import annotations
 

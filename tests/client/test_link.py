@@ -1,4 +1,4 @@
-"""The client's I/O thread: whoever asks it something is heard, and it is woken no more often than it needs."""
+"""The client's I/O thread: each call arrives, and the thread is woken no more often than needed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The lines of prompts files: how they are read, completed in order, written, and left to the broker; requests by job
-id that nobody answers."""
+"""Prompt files: read, complete in order, write, leave to the broker, and requests by job id without an answer."""
 
 import json
 import threading

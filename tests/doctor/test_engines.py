@@ -1,4 +1,4 @@
-"""What the doctor says of engines: of the one that is chosen, and of vLLM where another is."""
+"""The doctor's report on engines: the chosen one, and vLLM beside another one."""
 
 from __future__ import annotations
 

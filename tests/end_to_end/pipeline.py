@@ -52,5 +52,5 @@ def count(job: ReceivedText, name: str) -> int:
 
 
 def toys(*wrong_every: int, blind: bool = False) -> list[ToyProposer]:
-    """Return toy proposers, each of which is wrong every so many tokens; 0: never."""
+    """Return toy proposers. Each is wrong once in a number of tokens; 0: never."""
     return [ToyProposer(wrong_every=number, blind=blind) for number in wrong_every]

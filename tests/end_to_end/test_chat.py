@@ -1,4 +1,4 @@
-"""`specq chat`: it brings its own processes where there are none, and takes them with it."""
+"""`specq chat`: it starts its own processes if none run, and stops them at the end."""
 
 from __future__ import annotations
 

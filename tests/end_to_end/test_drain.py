@@ -18,7 +18,7 @@ from tests.journal.test_processes import BEATS, PATIENCE_S, TOY, Process, said
 
 PROMPT = [5, 6, 7]
 ENDLESS = 1900
-DRAIN_S = 5.0  # a verifier's, if it is not told otherwise
+DRAIN_S = 5.0  # a verifier's default
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def send_drafts(flood: Flood, to: Assign, base_len: int) -> None:
 
 
 def asking(flood: Flood) -> None:
-    """Ask for all that is large, and read nothing of it."""
+    """Request all large answers, and read none of them."""
     while not flood.stopped.is_set():
         flood.send(encode(FetchTokenizer()))
         flood.send(encode(GetStatus()))

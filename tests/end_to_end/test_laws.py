@@ -146,7 +146,7 @@ class Said:
 
     texts: dict[Case, Texts] = field(default_factory=dict)
     counts: dict[Case, dict[str, int]] = field(default_factory=dict)
-    seeds: dict[Case, list[int]] = field(default_factory=dict)  # that the hostile drafter was told
+    seeds: dict[Case, list[int]] = field(default_factory=dict)  # that the hostile drafter received
 
     def run(self, client: Client, *cases: Case, blocks: Sequence[Block] = BLOCKS) -> None:
         """Serve all jobs of a case at a time, case after case, until there was something to judge."""

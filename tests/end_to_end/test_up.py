@@ -1,4 +1,4 @@
-"""`specq up`: cores are divided, processes start and end together, and nobody is left behind."""
+"""`specq up`: cores are divided, processes start and end together, and no process is left behind."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class LateForward:
         if feed is not None:
             feed.put(torch.from_numpy(rows.token_ids))
         if feed is not None and feed.lines is not None:
-            own = np.diff(rows.extra_starts).nonzero()[0]  # those that the host has read, too
+            own = np.diff(rows.extra_starts).nonzero()[0]  # also the rows that the host has read
             places = LinePlaces.of(own, rows.extra_starts[own], rows.extra_starts[own + 1] - rows.extra_starts[own])
             feed.lines.put(torch.from_numpy(rows.extras), torch.from_numpy(rows.slots), places)
         output: ForwardOutput = self._forward(rows, tap)

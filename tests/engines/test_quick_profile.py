@@ -1,4 +1,4 @@
-"""Profiling at start-up: a few sizes, what an earlier start found, and a cache that nothing can break."""
+"""Profiling at start-up: a few sizes, results of an earlier start, and a cache whose errors are harmless."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class SpoiltDrafter:
 
 
 class CountedChains(ChainModel):
-    """A source of chains that counts those that were asked for before they were read."""
+    """A source of chains that counts requests for chains on the device."""
 
     num_unread = 0
 

@@ -1,5 +1,4 @@
-"""What vLLM's workers are told, and when: there is one message for a step, and one answer, which says what failed,
-too."""
+"""Messages to vLLM's workers: one message per step, and one answer, which also reports failures."""
 
 from __future__ import annotations
 

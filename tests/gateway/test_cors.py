@@ -1,4 +1,4 @@
-"""Front ends that run in a browser: pages of origins that were named may ask, no others; nothing else changes."""
+"""Browser front ends: pages of the named origins may send requests, others may not. All else stays the same."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def wrong_values(path):
     known = dict.fromkeys([*module.KNOWN, *IGNORED, *module._ONLY, *module._REFUSED, "no_such_field"])
     own = OWN[path]
     for name in known:
-        yield name, 3 if name == "documents" else [{"no_such": 1}]  # documents are a list of whatever
+        yield name, 3 if name == "documents" else [{"no_such": 1}]  # documents are a list of any values
         for value in [*(BEYOND.get(name, []) if name in module.KNOWN else []), *own.get(name, [])]:
             yield name, value
     assert {*own} <= {*known}

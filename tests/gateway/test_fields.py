@@ -1,4 +1,4 @@
-"""Bodies of requests: each field with each wrong type is refused by name, or harmless; nothing is an error of ours."""
+"""Request bodies: each field with each wrong type is refused by name, or harmless. No input is a server error."""
 
 from itertools import product
 from typing import get_args

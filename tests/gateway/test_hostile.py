@@ -1,4 +1,4 @@
-"""Hostile HTTP: slow, large, broken, gone. Whoever sends it is refused; others are served meanwhile and afterwards."""
+"""Hostile HTTP: slow, large, broken, gone. The sender is refused. Others are served all the time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.gateway.serving import BODY_BYTES, JSON, LIMITS, PATH, connected, raw
 @pytest.fixture
 def gateway(limited, broker):
     yield limited
-    with connected(limited) as http:  # whatever came before
+    with connected(limited) as http:  # after any earlier input
         assert http.post(PATH, json={"prompt": "a", "max_tokens": 99}).json()["choices"][0]["text"] == ANSWER
 
 

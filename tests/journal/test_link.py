@@ -1,4 +1,4 @@
-"""The threads around a journal: news always arrives, groups are bounded in time, and the end forgets nothing."""
+"""The threads around a journal: news always arrives, groups are bounded in time, and closing loses no record."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def hear_until(link: JournalLink, broker: Broker, condition: Callable[[], bool])
 
 
 class Recording(Broker):
-    """A broker that only notes what the journal tells it."""
+    """A broker that only records the journal's messages."""
 
     def __init__(self) -> None:
         super().__init__(incarnation=1, has_journal=True)

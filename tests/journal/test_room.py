@@ -1,4 +1,4 @@
-"""A journal keeps to its limit, whatever takes up the room: prompts, tokens, results, or what nobody needs any more."""
+"""A journal keeps to its limit, with any content: prompts, tokens, results, or unneeded records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a package wrote as a proposer for the version before, derived from nothing, drafts as a `Drafter` does."""
+"""A proposer of the previous version, without a base class, drafts as a `Drafter` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report travels in the header where it fits, else in a frame; what is no report is refused."""
+"""A report travels in the header if it fits, else in a frame. An invalid report is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages survive the wire; whatever else arrives is a ProtocolError."""
+"""Messages survive the wire. Any other input is a ProtocolError."""
 
 import typing
 from bisect import bisect_left

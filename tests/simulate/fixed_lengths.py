@@ -49,7 +49,7 @@ def fixed_length(count):
 
 
 def goodput(tables, sessions, drafters, mode="async"):
-    """Tokens a second of so many sessions and drafters."""
+    """Tokens per second for these numbers of sessions and drafters."""
     own = {name: dict(table) for name, table in tables.items()}
     own["traffic"]["sessions"] = sessions
     own["draft"]["drafters"] = drafters

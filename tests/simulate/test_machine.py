@@ -1,4 +1,4 @@
-"""Processes that share a machine: they slow each other as said, and nobody's work is lost or done twice."""
+"""Processes that share a machine slow each other as specified, and no work is lost or done twice."""
 
 import random
 from dataclasses import replace
@@ -55,7 +55,7 @@ class Work(NamedTuple):
     work_s: float
     ends: float
     help_part: float = 0.0
-    owed: dict[int, float] = {}  # noqa: RUF012 - nobody changes it
+    owed: dict[int, float] = {}  # noqa: RUF012 - it is never changed
 
 
 def broker() -> Tenant:
@@ -85,7 +85,7 @@ SCHEDULES: dict[str, tuple[list[Tenant], list[Work]]] = {
         [Tenant(0, stretch=2.0), Tenant(1, stretch=2.0)],
         [Work(0, 0.0, 1.0, 1.0), Work(1, 0.5, 0.5, 1.25, owed={0: 0.25}), Work(0, 1.25, 1.0, 2.5, owed={0: 0.0})],
     ),
-    # The broker computes at once; the drafter on its core gets what is left, whoever began first.
+    # The broker computes at once; the drafter on its core gets what is left, in any order of starts.
     "who gives way stands still meanwhile": (
         [broker(), drafter()],
         [

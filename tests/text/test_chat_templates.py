@@ -73,7 +73,7 @@ def attempt(render: Any, messages: list[Any], variables: dict[str, Any]) -> tupl
     except Exception as error:
         if render.__name__ == "render_chat" and type(error) is not JobError:
             raise
-        return REFUSED, str(error)  # transformers passes on whatever a template raises
+        return REFUSED, str(error)  # transformers passes on any error of a template
 
 
 def test_messages_are_brought_into_one_form():

@@ -1,4 +1,4 @@
-"""Two vocabularies: bytes to ids and back, what is shared, and a text told in the other's tokens."""
+"""Two vocabularies: bytes to ids and back, the shared tokens, and a text in the other's tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_bytes_come_back_from_their_ids(data, name):
     codec = CODECS[name]
     token_ids = codec.encode(data)
     assert codec.decode(token_ids) == data
-    assert all(codec.tokens[i] is not None for i in token_ids)  # so none is special, whatever is spelled
+    assert all(codec.tokens[i] is not None for i in token_ids)  # so none is special, for any text
 
 
 @each("text", ["def add(a, b):\n    return a + b", " the eggs", "naïve 中文 🙂"])

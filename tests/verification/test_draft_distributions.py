@@ -50,7 +50,7 @@ class MemorylessEngine(ToyEngine):
 
 
 class DrawingProposer(ToyProposer):
-    """Draws children from one distribution, whatever the context."""
+    """Draws children from one distribution in any context."""
 
     def __init__(self, weights: Sequence[int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Judgements as arrays: one that is no judgement may not take what is another session's."""
+"""Judgements as arrays: an invalid judgement may not take data of another session."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Driven:
         self._before: frozenset[str] = frozenset()
 
     def run(self, num_steps: int, num_sessions: int = 1) -> Served:
-        """Serve so many steps of so many sessions."""
+        """Serve a number of steps of a number of sessions."""
         begun, tokens = len(self.steps), 0.0
         for _ in range(num_steps):
             self.policy.forecast.hear(dict.fromkeys(self.heard, 1))

@@ -117,7 +117,7 @@ def test_a_drafter_is_sent_each_row_once_and_in_order(mode: str, wrong_every: in
     text = reading.run(speculation=Speculation(mode=mode))
     places = reader.places(1, text)
     assert places == list(range(1, len(places) + 1))
-    assert len(places) >= len(text) - 33  # those of the last round, in which the text ends, are for nobody
+    assert len(places) >= len(text) - 33  # rows of the last round, in which the text ends, go unused
     assert reading.world.received[1].stats["accepted_tokens"] > 20
 
 

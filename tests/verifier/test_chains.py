@@ -1,4 +1,4 @@
-"""Engines that take no trees: of a session's tree its best chain is verified; nothing else changes."""
+"""Engines without tree support: the best chain of a session's tree is verified, and all else stays the same."""
 
 from __future__ import annotations
 

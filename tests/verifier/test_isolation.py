@@ -64,7 +64,7 @@ def open_all(verifier: Verifier, prompts: Sequence[Sequence[int]], **params: Any
 
 
 def run(verifier: Verifier, act: Callable[[], object] = bool) -> tuple[dict[int, list[int]], dict[int, SessionFailed]]:
-    """Step until there is no work; return the texts, and what failed."""
+    """Step until all work is done. Return the texts and the failures."""
     texts: dict[int, list[int]] = {i: [] for i in verifier.sessions}
     failed: dict[int, SessionFailed] = {}
     for _ in range(10 * LENGTH):
@@ -236,7 +236,7 @@ def test_what_others_promise_for_one_session_costs_only_its_drafts(monkeypatch: 
 
 
 class BrokenSource(DraftSource):
-    """A source of which one call raises."""
+    """A source with one call that raises."""
 
     name = "broken"
     uses_scratch = True
@@ -263,7 +263,7 @@ def test_a_source_that_raises_costs_its_drafts(where: str) -> None:
     assert [source.name for source in verifier.sources.sources] == ["remote", "suffix"]
 
 
-# --- what is nobody's fault
+# --- faults without a guilty session
 # ---------------------------------------------------------------------------------------------
 
 
@@ -321,7 +321,7 @@ WARM = {"temperature": 0.8, "seed": 5, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def quiet(model: str) -> dict[int, list[int]]:
-    """The texts of a run in which nothing is wrong."""
+    """The texts of a run without faults."""
     verifier = make_verifier(TorchEngine(model, device="cpu", dtype="float32", kv_slots=1024))
     open_all(verifier, PROMPTS, **WARM)
     texts, failed = run(verifier)

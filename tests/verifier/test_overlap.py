@@ -1,4 +1,4 @@
-"""Steps that are launched before the last one is collected: the text is the same, whatever is found out late."""
+"""Steps that are launched before the last one is collected: the text is the same for any late finding."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def step(verifier: Verifier) -> list[Any]:
 
 
 def run(verifier: Verifier) -> dict[int, list[int]]:
-    """Step until there is no work; return what was said of each session."""
+    """Step until all work is done. Return the verdicts of each session."""
     texts: dict[int, list[int]] = {i: [] for i in verifier.sessions}
     for _ in range(100):
         if not verifier.has_work:
@@ -367,7 +367,7 @@ def test_few_sessions_that_need_the_host_join_every_second_step(
 
 
 def run_on(verifier: Verifier) -> list[list[int]]:
-    """Step until there is no work; return the texts."""
+    """Step until all work is done. Return the texts."""
     run(verifier)
     return [session.token_ids[len(PROMPT) :] for session in verifier.sessions.values()]
 

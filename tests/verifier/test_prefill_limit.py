@@ -128,7 +128,7 @@ def beside(load: Load, **options: float) -> tuple[Service, Text, list[Text], flo
 
 
 def alone(load: Load) -> float:
-    """Return the seconds to the first token of a long prompt when nobody else is there."""
+    """Return the seconds to the first token of a long prompt without other sessions."""
     service = Service(load.make)
     service.until([long := service.open(load.prompt_len)], 1)
     return long.first_s

@@ -1,4 +1,4 @@
-"""What a traced session's step notes, and that nothing is made of the other sessions for it."""
+"""The trace events of a traced session's step, and that other sessions cause none."""
 
 from __future__ import annotations
 

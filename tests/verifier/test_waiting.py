@@ -10,7 +10,7 @@ from tests.verifier.timed_service import FarDrafters, Machine, TimedService, h20
 
 
 def service(far: FarDrafters, *, is_measured: bool = True) -> TimedService:
-    """Return a service with draft workers and nothing else that drafts."""
+    """Return a service whose only drafts come from draft workers."""
     target = h200_target(Machine())
     return TimedService(
         target, [], far=far, loop_s=0.0004, session_loop_s=0.00001, prompt_len=20, num_tokens=64,

@@ -30,7 +30,7 @@ TREE = ((0,), (0, 0), (1,))
 
 
 class Failing(ToyProposer):
-    """Raises for one session: an EngineError as where memory is short, or what nobody expects."""
+    """Raises for one session: an EngineError as for missing memory, or an unexpected exception."""
 
     error: Exception = RuntimeError("no")
     session_id = 1

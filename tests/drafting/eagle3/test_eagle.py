@@ -1,5 +1,4 @@
-"""An EAGLE-3 head as a source: the rows that it is given, the trees that it grows, and texts that are the target's
-whatever it says."""
+"""An EAGLE-3 head as a source: its input rows, its trees, and texts that equal the target's for any drafts."""
 
 from __future__ import annotations
 
@@ -193,7 +192,7 @@ def test_many_sessions_have_trees_of_fewer_levels() -> None:
 
 
 class Chances:
-    """A head of which each node's children have random chances, by its path."""
+    """A head whose children have random chances, by the node's path."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.paths: list[list[tuple[int, ...]]] = [[(seed,)] for seed in seeds]

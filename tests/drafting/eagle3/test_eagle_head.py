@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in SpecForge's layout: what they say, whatever their tensors lie in, and clear refusals."""
+"""EAGLE-3 heads in SpecForge's layout: their outputs for any file format, and clear refusals."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MOST = 64
 
 
 class Still(StandIn):
-    """Computes nothing again: a batch gets the first one's results, whose nodes are all certain."""
+    """Computes each batch once and replays the first results. All nodes are certain."""
 
     def run(self, key: Any, work: Any) -> torch.Tensor:
         found = super().run(key, work)

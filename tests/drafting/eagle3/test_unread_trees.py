@@ -257,7 +257,7 @@ class KnowingHead:
 
 
 def openings(mode: str, count: int) -> list[Open]:
-    """Greedy and warm sessions, some of which share a prompt, of unequal lengths."""
+    """Greedy and sampled sessions of unequal lengths. Some share a prompt."""
     found = []
     for i in range(count):
         prompt = np.random.default_rng(i // 2).integers(1, 4000, 9 + 7 * (i // 2)).astype(np.int32)
@@ -382,7 +382,7 @@ class ReadChains(DraftSource):
 
 
 class KnowingSome(KnowingHead):
-    """Of every third text it knows nothing."""
+    """Has no states for every third text."""
 
     def known(self, session_id: int) -> int:
         return 0 if session_id % 3 == 1 else super().known(session_id)

@@ -1,5 +1,4 @@
-"""Medusa heads as a source: the rows that they read, the trees that they draft, and texts that are the target's
-whatever they say."""
+"""Medusa heads as a source: their input rows, their trees, and texts that equal the target's for any drafts."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ def serving(heads: ToyHeads, tree: tuple[tuple[int, ...], ...] = (), **options: 
 
 
 def kept(serving: Serving, source: MedusaSource) -> bool:
-    """Whether the source has raised nothing, for which it would have been dropped."""
+    """Whether the source raised no exception, which would have disabled it."""
     return source in serving.verifier.sources.sources
 
 
@@ -139,7 +138,7 @@ def test_a_step_without_a_hidden_state_drafts_no_tokens(count: int) -> None:
 
 
 def paths_of(tree: RankTree, wanted: Any = None) -> list[tuple[int, ...]]:
-    """The paths of a tree's nodes, of those that are wanted."""
+    """The paths of the wanted nodes of a tree."""
     paths: list[tuple[int, ...]] = []
     for rank, parent in zip(tree.ranks.tolist(), tree.parents.tolist(), strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), rank))

@@ -38,7 +38,7 @@ TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=40), min_size=1, max_size=
 
 
 def tree_of(texts: list[list[int]], tree: Any = None) -> Any:
-    """Return a tree of texts, of which all but the last have ended."""
+    """Return a tree of texts. All but the last have ended."""
     tree = ReferenceMatcher() if tree is None else tree
     for i, text in enumerate(texts):
         if i:

@@ -59,7 +59,7 @@ def test_a_closed_session_leaves_no_state(drafter):
 
 @pytest.fixture
 def other_target(tmp_path):
-    """Nothing of a model but its configuration and its tokenizer."""
+    """A model with only a configuration and a tokenizer."""
     for name, text in (tokenizer_files() | {"config.json": "{}"}).items():
         (tmp_path / name).write_text(text, "utf-8")
     return str(tmp_path)

@@ -1,5 +1,4 @@
-"""A draft worker's process gives way to all others, but not before the broker knows it: while it loads, it would
-starve."""
+"""A draft worker lowers its priority only after registration. Earlier, it would starve while it loads."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ PRIOR = 0.3, 0.3, 0.3
 
 
 def learned(num_pairs: int, true: np.ndarray = TRUE, ridge: Ridge | None = None, noise: float = 0.02) -> Ridge:
-    """Return what has learned from so many noisy pairs."""
+    """Return a model after a number of noisy pairs."""
     rng = np.random.default_rng(num_pairs)
     ridge = ridge or Ridge(PRIOR, memory=100.0, usual=0.05, cut=3.0)
     for _ in range(num_pairs):

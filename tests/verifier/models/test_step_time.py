@@ -44,7 +44,7 @@ def any_step(rng: np.random.Generator) -> tuple[StepKind, StepRows]:
 
 
 def served(num_steps: int, noise: float = 0.02, time: StepTime | None = None) -> StepTime:
-    """Return what has learned from so many steps of all kinds."""
+    """Return a model after a number of steps of all kinds."""
     time, rng = time or made(), np.random.default_rng(num_steps)
     for _ in range(num_steps):
         kind, rows = any_step(rng)
