@@ -244,8 +244,7 @@ def test_stub_messages():
 
 
 def test_the_stub_is_where_a_session_was_opened_last():
-    """A session that was moved, of which both openings came over connections of their own: the earlier one comes
-    last."""
+    """Both openings of a moved session came over connections of their own. The earlier one arrives last."""
     sessions: dict[bytes, VerdictCounter] = {}
     for epoch, length in ((93, 5), (90, 1)):
         tokens = np.zeros(length, np.int32)

@@ -513,7 +513,7 @@ def test_variants_of_one_contestant_are_put_together_and_what_is_there_is_not_me
 
 
 def test_rates_have_rows_and_figures():
-    """What failed, and what is no rate, has no row; columns that say nothing are left out."""
+    """Failures and entries without a rate have no row. Columns without information are left out."""
     found = {"K=3": {"1": {"error": "no room"}}, "engine plain": {"max_num_seqs": 128}}
     assert table.table("vllm", found) == []
     assert table.figures("vllm", found) == {}

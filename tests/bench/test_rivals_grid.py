@@ -152,7 +152,7 @@ def test_figures_and_tables_have_what_was_measured():
 
 
 def test_no_prompt_of_the_prefill_begins_like_another():
-    """Else a part of it would be in somebody's memory; the last is the one with which everybody warms up."""
+    """Otherwise part of it would be in a prefix cache. The last prompt is the warm-up of all contestants."""
     recorder, texts = Recorder("plain"), [Prompt("x", "0", tuple(range(3000)))]
     for number in (0, 1, 2, -1):
         found = measure_prefill([recorder, Recorder("lookup")], texts, number)

@@ -75,8 +75,7 @@ def test_they_reach_the_drafter_of_their_lane(desk: Desk) -> None:
 
 
 def test_others_are_not_passed_on(desk: Desk) -> None:
-    """Of another epoch or session, malformed, or for a drafter that is silent; for a lane that is gone the verifier is
-    told to stop."""
+    """Of another epoch or session, malformed, or for a silent drafter. For a lost lane the verifier receives a stop."""
     assert passed(desk, states(desk, epoch=1)) == passed(desk, states(desk, session_id=2)) == []
     assert passed(desk, [*states(desk)[:-1], b"123"]) == []
     assert passed(desk, [*states(desk)[:-2], bytes((1 << 20) + 1)]) == []

@@ -97,8 +97,7 @@ def test_a_quarantined_job_that_was_alone_is_given_up(num_jobs: int, is_given_up
 
 @pytest.mark.parametrize(("state", "expected"), [("leaving", Crashes()), ("failed", Crashes(1))])
 def test_how_a_verifier_leaves_is_in_its_last_word(state: str, expected: Crashes) -> None:
-    """In good order nothing is held against its jobs; after an error it is, at once; either way nobody holds them
-    then."""
+    """A clean exit counts against no job, an error exit counts at once. Either way the jobs are then unplaced."""
     desk = running(1)
     desk.leave(state=state)
     (stored,) = journal_of(desk).unfinished()

@@ -295,7 +295,7 @@ def a_round() -> dict[str, object]:
 
 @pytest.mark.parametrize("has_journal", [False, True])
 def test_who_asks_for_it_learns_what_was_rejected(has_journal: bool) -> None:
-    """The verifier is asked to say it; when the job has ended and was told, nothing of it is kept."""
+    """The verifier is asked to report it. After the end of the job is sent, no record of it is kept."""
     desk = Desk(has_journal=has_journal)
     desk.submit(1, explain=True)
     if has_journal:

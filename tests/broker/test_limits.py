@@ -152,7 +152,7 @@ def test_honest_drafting_is_not_limited():
 
 
 def test_huge_trees_are_dropped():
-    """What a session could not hold anyway costs nobody the time to read it; nor do distributions without end."""
+    """A tree larger than a session can hold takes no time to read. Neither do unbounded distributions."""
     bench = Bench()
     bench.start(1)
     assert not bench.draft(1, MAX_DRAFT_NODES + 1)
@@ -347,7 +347,7 @@ def test_a_queue_of_too_many_tokens_is_full(monkeypatch):
 
 
 def test_a_journal_that_is_behind_takes_no_new_jobs(monkeypatch):
-    """A slow disk is no error, but what waits for it must not grow for ever."""
+    """A slow disk is not an error, but the queue for it must not grow for ever."""
     monkeypatch.setattr(intake, "MAX_RECORDS", 2)
     bench = Bench(has_journal=True)
     assert [bench.submit(1), bench.submit(2)] == [[], []]

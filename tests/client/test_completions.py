@@ -168,7 +168,7 @@ def test_leaving_a_stream_stops_all(client, broker):
 
 
 def test_closing_stops_the_jobs_that_run(client, broker):
-    """A client that is closed leaves no work behind that nobody could fetch; jobs that have ended are left alone."""
+    """A closed client leaves no running job whose result cannot be fetched. Ended jobs are left alone."""
     client.generate("a")
     done = broker.wait_for(Submit)[0].job_id
     broker.reply = begin

@@ -20,7 +20,7 @@ def submit_jobs(core: ClientCore, count: int) -> None:
 
 
 def test_other_traffic_does_not_answer_for_a_job():
-    """A Submit that is never answered is given up in time, whatever the broker says of others; one it took waits on."""
+    """An unanswered Submit is given up in time, despite messages about other jobs. An accepted one keeps waiting."""
     core, _ = make_core(timeout_s=3.0)
     core.submit(job_of(8), 0.0)
     failed = []
@@ -45,7 +45,7 @@ def test_other_traffic_does_not_answer_for_a_question(ask):
 
 
 def test_jobs_wait_their_turn():
-    """Only so many are unanswered at a time, and none of the others is given up meanwhile."""
+    """The number of unanswered jobs is limited. The others are not given up meanwhile."""
     core, count = ClientCore("", 3.0), 3 * MAX_UNANSWERED
     submit_jobs(core, count)
     sent, now = [message.job_id for message in core.take_outbox()], 0.0

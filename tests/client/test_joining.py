@@ -68,7 +68,7 @@ def test_a_job_that_shall_keep_running_is_not_stopped():
 
 
 def test_a_job_that_shall_keep_running_is_sent_until_the_broker_has_it():
-    """Also where nobody waited for it any more before the broker had said a word."""
+    """Also if its caller left before the first answer of the broker."""
     core, job = kept_core()
 
     core.abandon_all(0.1)

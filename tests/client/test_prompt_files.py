@@ -16,7 +16,7 @@ from tests.each import each
 
 
 def test_lines_are_numbered_and_blank_ones_skipped():
-    """Numbers are those of the file; a byte order mark is no part of the text."""
+    """Numbers are line numbers of the file. A byte order mark does not belong to the text."""
     lines = list(read_lines([b'\xef\xbb\xbf{"prompt": "a"}\n', b"\n", b'{"prompt": "b", "id": 7}']))
     assert [(line.number, line.id, line.prompt, line.error) for line in lines] == [(1, 1, "a", ""), (3, 7, "b", "")]
 

@@ -316,7 +316,7 @@ def test_bad_words_have_no_special_tokens():
     )
 )  # fmt: skip
 def test_what_is_accepted_can_be_sent(values):
-    """Whatever the values: they are refused with a reason, or every message of the request travels unchanged."""
+    """For any values: they are refused with a reason, or each message of the request travels unchanged."""
     try:
         request = read_request({"prompt": "a", **values}, SERVED)
     except JobError:

@@ -303,7 +303,7 @@ def test_the_kv_that_is_reckoned_with_is_what_an_engine_takes():
 
 
 def test_a_model_that_is_not_here_is_fetched_only_where_there_may_be_one():
-    """`specq models pull` refuses a name without a slash that it does not know, so nobody is sent there with one."""
+    """`specq models pull` refuses an unknown name without a slash, so no message recommends it for one."""
     for name, said in (
         ("nope", "^'nope' is neither a name from `specq models` nor a path; a hub name has a slash"),
         ("no/pe", "^no/pe is not on this machine; fetch it: specq models pull no/pe"),

@@ -331,7 +331,7 @@ def test_a_small_bias_would_show(said: Said) -> None:
 
 @pytest.mark.parametrize("case", [*LOSSY, FORGED], ids=str)
 def test_what_is_biased_is_found_out(said: Said, case: Case) -> None:
-    """A lossy strategy; and forged laws, which the stripping verifier was told too, at one that trusts them."""
+    """A lossy strategy. Also forged laws, known to the stripping verifier, at a verifier that trusts them."""
     assert (
         distribution_p_value(
             said.texts[case][ONE_DISTRIBUTION], ONE_DISTRIBUTION.distributions[ONE_DISTRIBUTION.prompt[0]]

@@ -194,7 +194,7 @@ def test_keys_and_values_are_the_same_bits_with_and_without(place: tuple[Path, b
 
 
 def test_positions_end_with_the_slots_and_tokens_with_the_vocabulary(tmp_path: Path) -> None:
-    """The kernels have cosines for so many positions only."""
+    """The kernels have cosines only for a limited number of positions."""
     engine = TorchEngine(str(make_checkpoint("llama", tmp_path)), device="cpu", kv_slots=64)
     context = np.arange(5, dtype=np.int32)
     engine.open(1, context)

@@ -102,8 +102,7 @@ def test_a_discarded_step_leaves_no_state(engine: VllmEngine) -> None:
 
 
 def test_the_kv_in_flight_is_counted(engine: VllmEngine) -> None:
-    """A step starts behind the one in flight, and nowhere else; what it says of a session that was closed is
-    nobody's."""
+    """A step starts only behind the one in flight. Its output for a closed session is discarded."""
     opened(engine, 1)
     first = engine.launch(plain([0], [1], [2]))
     with pytest.raises(EngineError, match="starts at 1"):
@@ -215,8 +214,7 @@ def check_many_go_on(num: int, num_steps: int, penalty: float) -> None:
 def test_the_runner_knows_what_the_host_knows(
     engine: VllmEngine, seed: int, penalty: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever comes, waits, ends or goes on: plans that tell only what is different leave the runner where all of it
-    would."""
+    """For all changes of sessions: plans with only the differences leave the runner in the state of full plans."""
     watched = Watched(engine, monkeypatch)
     serve(engine, seed, penalty)
     check_many_go_on(sum(delta.batch is None for delta in watched.plans), len(watched.plans), penalty)

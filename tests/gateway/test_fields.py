@@ -279,7 +279,7 @@ def test_what_openais_clients_include_is_accepted():
 
 
 def test_what_a_model_thought_is_left_out_of_the_conversation():
-    """As agents send it back, with whatever it has, beside the messages."""
+    """Agents send it back beside the messages, with any fields."""
     item = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "x", "status": None}
     messages = [
         {"role": "user", "content": "a"},

@@ -51,7 +51,7 @@ def test_a_key_opens_and_names_the_tenant(secured, broker):
 
 
 def test_the_same_idempotency_key_of_two_callers_is_two_jobs(secured, broker, keys):
-    """Nobody reads, or learns of, what another asked for."""
+    """No caller reads, or learns of, the request of another."""
     gateway, key = secured
     other = make_key(keys, "bob")
     with connected(gateway) as http:

@@ -132,7 +132,7 @@ def test_workers_with_one_name_have_distinct_labels():
 
 
 def test_a_worker_keeps_its_series_while_another_has_its_name():
-    """Whatever the order in which a broker says them, which after a restart of it is another one."""
+    """In any order of the broker's report, which changes after a restart."""
     workers = [{"name": "w", "role": "target", "jobs": jobs, "incarnation": 0x10 + jobs} for jobs in (1, 2)]
     for order in (workers, workers[::-1]):
         found = shown({"workers": order})

@@ -90,7 +90,7 @@ def test_a_disconnect_stops_the_job(world, http, is_fast):
 
 
 def test_with_a_key_the_job_runs_on_and_the_stream_is_taken_up_again(world, http, is_fast):
-    """Also where nobody reads any more before it ends; the text is the same, and each part of it comes once."""
+    """Also if the reader left before its end. The text is the same, and each part of it comes once."""
     reference = events_of(whole(http, is_fast))
     with broken(http) as read:
         last = read[-1][0]

@@ -68,7 +68,7 @@ class Recording(Broker):
 
 
 def test_delta_and_answers_arrive(link: JournalLink) -> None:
-    """What is written is told of; what is asked is answered, with what was written before it was told."""
+    """Written records are reported. A question is answered after the reports of all earlier writes."""
     broker = Recording()
     for sequence, record in enumerate((taken(1), taken(2), ended(1, [5])), 1):
         link.take(Write(sequence, record))
@@ -110,7 +110,7 @@ class WakesWhileHeard:
 
 
 def test_no_signal_is_lost(link: JournalLink) -> None:
-    """Whenever news comes, also while older news is heard, the next news signals again."""
+    """News at any time, also during the handling of older news, signals again."""
     link._wake()
     link._woken = WakesWhileHeard(link)
     link.notify(Recording(), 0.0)
@@ -163,7 +163,7 @@ class Failing:
 
 
 def test_what_cannot_be_written_now_is_written_later() -> None:
-    """The same group, once; the trouble is told while it lasts, and what comes meanwhile waits its turn."""
+    """The same group, once. The trouble is reported while it lasts, and new records wait their turn."""
     journal = Failing(JournalBusyError("the disk is full"), JournalBusyError("the disk is full"))
     told: list[str] = []
     writer = JournalWriter(journal, lambda: told.append(writer.trouble))
@@ -225,7 +225,7 @@ def test_results_expire_by_themselves(path: Path) -> None:
 def test_the_writer_has_the_time_of_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, month_s: float
 ) -> None:
-    """Whatever the wall clock says, an old result expires and a young one stays; a writer that ends notes the time."""
+    """At any wall clock, an old result expires and a young one stays. A writer that ends records the time."""
     path = tmp_path / "broker.journal"
     journal, set_to = open_journal(str(path), Opening()), time.time() + month_s
     monkeypatch.setattr(time, "time", lambda: set_to)

@@ -128,7 +128,7 @@ def test_a_step_that_raises_costs_no_process(house: House) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_broker_and_verifier_that_end_together(house: House, end: signal.Signals) -> None:
-    """Each time the verifier dies the broker is killed too, or told to stop, before it can notice."""
+    """At each verifier death the broker is also killed, or stopped, before it can notice."""
     num_starts, broker, worker = 1, house.broker(*OFTEN), house.worker()
     house.wait_ready()
     innocent, poison = submit(house.client)

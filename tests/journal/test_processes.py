@@ -125,7 +125,7 @@ def freeze_between_groups(broker: Process, journal: Path) -> None:
 def test_a_frozen_broker_finds_that_it_lost(
     start_broker: StartBroker, client: Client, journal: Path, tmp_path: Path
 ) -> None:
-    """While it stands still another takes its journal over; it wakes and ends, without having told anybody anything."""
+    """While it is frozen another broker takes over its journal. It resumes and ends without a message."""
     first = start_broker()
     client.wait_until_ready()
     stream = client.stream(token_ids=PROMPT, max_tokens=LONG)

@@ -118,7 +118,7 @@ def test_an_archive_of_several_blocks_says_the_sum(tmp_path):
 
 
 def test_processes_that_come_at_once_unpack_once(own_cache, tmp_path):
-    """And nobody sees a part of it, or has it replaced under its eyes."""
+    """No process sees a partial model, or has it replaced while it reads."""
     model = write_model(tmp_path / "small" / "target", WEIGHTS * 30)
     code = (
         "import hashlib, pathlib, sys, time; from specq.models.packed import unpacked",

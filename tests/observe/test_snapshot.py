@@ -58,8 +58,7 @@ def test_a_worker_that_was_started_again_counts_anew():
 
 
 def test_workers_of_one_name_have_rates_of_their_own():
-    """Whatever their order: they differ in their incarnations. One that is started again under its name has no rate at
-    first."""
+    """In any order: their incarnations differ. A worker restarted under its name has no rate at first."""
     first, second = ({"name": "v", "incarnation": number} for number in (7, 8))
     before = report(10.0, (worker(tokens=10, **first), worker(tokens=1000, **second)))
     now = report(12.0, (worker(tokens=1010, **second), worker(tokens=30, **first), worker("v", incarnation=9)))

@@ -195,7 +195,7 @@ def test_every_reason_has_words():
 
 @each("choice", [Choice(frozenset(one), unread) for one in ((), (REMOTE,), LANES) for unread in (False, True)])
 def test_a_choice_keeps_its_sources_on_its_way(clock, tracer, choice):
-    """Whatever rates are foreseen."""
+    """For any forecast rates."""
     said = decided(clock, tracer, DraftDecision(9, 1, "probe_won", choice, 1e300, Choice(), 0.0).numbers())
     assert said.startswith(f"{drafts_by(str(choice))} from now on, with 1 session: ")
 

@@ -101,7 +101,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 @each("cls", MESSAGES.values())
 def test_every_field_of_every_message_has_a_bound(cls: type[Message]) -> None:
-    """A number, text, list or object without one would be let in whatever it is."""
+    """A number, text, list or object without a bound would be accepted with any value."""
     for name, hint in hints(cls).items():
         if hint is bool or hint is ModelInfo or (isinstance(hint, type) and issubclass(hint, Values)):
             continue
@@ -306,7 +306,7 @@ def test_values_that_only_look_like_numbers_are_refused(values: dict[str, Any]) 
     ],
 )
 def test_a_wrong_type_is_named_in_words(values, said):
-    """Whoever asks over HTTP or from a file need not know the names of Python's types."""
+    """A user of HTTP or of a file need not know the names of Python's types."""
     with pytest.raises(JobError) as raised:
         SamplingParams.from_dict(values)
     assert said in str(raised.value)

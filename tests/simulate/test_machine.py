@@ -224,7 +224,7 @@ ROOMY = MachineSettings(draft_cores=1)
 
 @pytest.mark.slow
 def test_a_verifier_is_helped_while_drafters_are_silent_or_absent():
-    """The real verifier chooses: with nobody who drafts its steps take 6 ms, with a good drafter in use 10."""
+    """The real verifier chooses: without drafters its steps take 6 ms, with a good drafter in use 10."""
     alone, beside = (
         simulate(replace(BUSY, engine=HELPED, machine=ROOMY, draft=replace(BUSY.draft, drafters=drafters)))
         for drafters in (0, 1)

@@ -91,7 +91,7 @@ def test_a_run_that_was_cut_off_goes_on(places):
 
 
 def test_a_head_learns(tmp_path):
-    """What comes two places later, and three: in so many steps, whatever the clock says."""
+    """The tokens two and three places later, in a fixed number of steps, independent of the clock."""
     said = learn(run, tmp_path, "--seconds=8", "head", step_s=0.4)
     (shown,) = [line for line in said.splitlines() if "by step" in line]
     assert shown.startswith("step 20, ")

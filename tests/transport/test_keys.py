@@ -21,8 +21,7 @@ def folder(tmp_path):
 
 
 def test_files_are_their_owners_alone(folder, tmp_path):
-    """Mode 0600, in a directory of mode 0700, whatever the umask; neither the public file nor what might be logged has
-    anything of the secret."""
+    """Mode 0600 in a directory of mode 0700, for any umask. The public file and log output contain no secret."""
     old = os.umask(0)
     try:
         open_to_all, _ = make_keys(tmp_path, "x", ("client",))

@@ -470,8 +470,7 @@ def test_a_synchronous_session_without_states_is_answered() -> None:
 
 
 def test_a_repeated_request_sends_no_rows_twice() -> None:
-    """The broker asks again where it does not know whether it was heard; a drafter that begins anew has another
-    lane."""
+    """The broker repeats a request that may be lost. A restarted drafter has another lane."""
     verifier = opened()
     assert verifier.handle(ask(), 0.0) == []
     verifier.step(lambda: 0.0)

@@ -63,7 +63,7 @@ def test_the_phases_of_a_step_are_all_of_its_time():
 
 
 def test_what_was_not_measured_is_not_observed():
-    """An engine that cannot tell judging apart has none of it, and before the first step nobody was busy."""
+    """An engine that cannot time judging has no such figure. Before the first step there is no busy time."""
     meter = StepMeter()
     meter.note(Moments(None, 1.5, 1.625, 1.75, 3.0), 0.0, 3, 1, NO_ROUNDS)
 

@@ -504,7 +504,7 @@ def test_a_prompt_that_is_in_flight_is_not_waited_for_where_it_shares_no_more() 
 
 @pytest.mark.parametrize("is_apart", [False, True])
 def test_sessions_in_flight_are_not_evicted(is_apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no room, it ends first."""
+    """Without room, the step in flight ends first."""
     engine = LateEngine(toy_info(kv_slots=30))
     engine.is_apart = is_apart
     verifier = make_verifier(engine)

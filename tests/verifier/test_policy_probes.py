@@ -228,7 +228,7 @@ def test_a_probe_that_is_expected_to_win_needs_no_credit(monkeypatch: pytest.Mon
 
 
 def test_a_source_that_computes_the_texts_first_is_tried_where_that_pays() -> None:
-    """What joining takes is no part of its usual draft, and is spread over the steps that follow."""
+    """The cost of joining is separate from its usual draft cost, and is spread over the following steps."""
     driven = Driven([Made("good", 0.8, as_such_s=0.002, join_s=0.05)])
     driven.run(60)
     assert driven.policy.used == only("good")

@@ -170,7 +170,7 @@ def test_prompts_are_not_crumbled_where_steps_with_them_are_dear() -> None:
 
 @pytest.mark.parametrize("make", [on_gpu, on_cpu])
 def test_a_burst_of_short_prompts_is_as_quick_as_without_a_limit(make: Callable[[Machine], TimedTarget]) -> None:
-    """Whoever comes to the first token first does not slow the others of the burst down."""
+    """A session with an early first token does not slow the others of the burst down."""
     first_s = []
     for slowdown in (1.8, 0.0):
         service = Service(make, max_prefill_slowdown=slowdown)

@@ -108,7 +108,7 @@ def test_the_branch_of_the_correction_lives_on() -> None:
 
 
 def test_a_miss_empties_the_tree() -> None:
-    """A correction that nobody drafted leaves nothing, and children of what was cut are stale."""
+    """A correction that was not drafted empties it, and children of removed nodes are stale."""
     session = make_session()
     graft(session, make_draft(3, 0, [4, 5], [-1, 0]), 0.0)
     commit(session, [7], 2)

@@ -58,7 +58,7 @@ def test_nodes_count_for_each_source_that_drafted_them_by_level() -> None:
 
 
 def test_siblings_are_tried_together() -> None:
-    """Of three, one of which is accepted, two are no evidence against their level; each is a node."""
+    """If one of three is accepted, the other two are no evidence against their level. Each counts as a node."""
     siblings = [((SUFFIX,), 0, number == 1) for number in range(3)]
     found = judged_of(rounds_of(*siblings, ((SUFFIX,), 1, False), ((SUFFIX,), 1, False)), {SUFFIX: 1})[SUFFIX]
     assert found.nodes[:3].tolist() == [3, 2, 0]

@@ -236,8 +236,7 @@ class Watcher(DraftSource):
 
 
 def test_a_prompts_rows_are_asked_for_however_few_they_are() -> None:
-    """Of a chunk of one token, which is not judged, too; not of a session that decodes, of which all rows are given
-    anyway."""
+    """Also for an unjudged chunk of one token. Not for a decoding session, whose rows are all given anyway."""
     trees = DraftTrees()
     sessions = [make_session(trees=trees, session_id=i) for i in range(3)]
     steps = [

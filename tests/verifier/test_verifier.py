@@ -506,7 +506,7 @@ def test_a_core_that_helps_is_left_to_drafters_while_what_they_send_is_used():
 
 
 def test_a_core_that_helps_is_left_to_the_drafters_of_jobs_that_wait_for_them():
-    """Though steps of such jobs say nothing of which drafts pay."""
+    """Although steps of such jobs do not show which drafts pay."""
     engine = ToyEngine()
     engine.is_helped = True
     verifier = make_verifier(engine)

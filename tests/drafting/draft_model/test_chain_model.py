@@ -102,7 +102,7 @@ def test_tokens_past_the_chain_are_taken(directory):
 
 
 def test_many_sessions_at_once_follow_as_one_by_one(directory):
-    """Verdicts of any length, of sessions with chains and without, some of which are closed and opened anew."""
+    """Verdicts of any length, for sessions with and without chains. Some sessions are closed and opened anew."""
     rng, sources = np.random.default_rng(8), [ChainModel(directory, device="cpu", kv_slots=4096) for _ in range(2)]
     for session_id in range(6):
         context = random_tokens(rng, 7 + 9 * session_id)
@@ -182,7 +182,7 @@ def test_drawn_chains_bring_their_distributions(directory):
 
 
 def test_chains_end_at_the_maximum_length(directory):
-    """What the model cannot place is no token; one that has no room at all drafts nothing."""
+    """A token beyond the model's positions is not drafted. A session without any room drafts no tokens."""
     source = ChainModel(directory, device="cpu", kv_slots=2048)
     longest = source.info.max_length
     for session_id, length in ((1, longest - 2), (2, longest), (3, 9)):

@@ -203,7 +203,8 @@ def check(
 def test_rows_are_those_of_plain_arithmetic(
     head: Eagle, plain: EagleHead, monkeypatch: pytest.MonkeyPatch, most_rows: int
 ) -> None:
-    """Of several texts of different lengths in one batch, taken in at once or bit by bit, in passes of so many rows."""
+    """Several texts of different lengths in one batch, added at once or in parts, in passes of a fixed number of
+    rows."""
     monkeypatch.setattr(module, "MOST_ROWS", most_rows)
     one, other, third = Text(1, 30), Text(2, 30), Text(3, 30)
     observe(head, torch.cat([one.states, other.states]), [one.part(1, 1, 9), other.part(2, 1, 4, offset=30)])
@@ -345,7 +346,7 @@ def test_what_cannot_be_recorded_is_run_as_it_is(plain: EagleHead, monkeypatch: 
 
 
 def test_what_is_less_likely_than_the_floor_may_be_left_out(plain: EagleHead) -> None:
-    """No level is computed that nobody could want, where levels are computed one by one."""
+    """Where levels are computed one by one, levels below the floor are not computed."""
     head = Eagle(plain)
     text = Text(1, 20)
     observe(head, text.states, [text.part(1, 1, 9)])

@@ -498,7 +498,7 @@ def test_what_was_read_hangs_where_it_stood(seed: int, is_compiled: bool) -> Non
 
 
 def test_no_node_is_likelier_than_the_one_before() -> None:
-    """So of each tree the first nodes are chosen, whatever was seen."""
+    """So the first nodes of each tree are chosen, for any observations."""
     rng = np.random.default_rng(1)
     for shape in SHAPES:
         layout, usual = UnreadLayout.of(shape), UsualReach(8, 5)

@@ -49,7 +49,7 @@ def loaded(heads: Path, target: Path, info: ModelInfo = INFO):
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("kept", [PUBLISHED, PICKLED])
 def test_published_heads_load_as_they_are(tmp_path, target, kept, layers):
-    """Either file, each head with a matrix of its own, the rows of which may be padded."""
+    """Either file. Each head has a matrix of its own, whose rows may be padded."""
     made = make_published(tmp_path / "heads", 40, VOCAB + 2, layers=layers)
     expected = heads_logits(made, states())
     (made / (PICKLED if kept == PUBLISHED else PUBLISHED)).unlink()

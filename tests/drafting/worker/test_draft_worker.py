@@ -38,7 +38,7 @@ def _drafter(monkeypatch):
 
 
 def test_it_has_drafted_in_all_ways_that_differ(drafter):
-    """Few and many rows, with and without noise: whatever a GPU compiles for them is compiled."""
+    """Few and many rows, with and without noise: all GPU kernels for them are compiled."""
     passes = drafter.drafter.passes
     assert {0.0, 0.8} == {temperature for _, temperatures in passes for temperature in temperatures}
     for low, high in ((1, 1), (2, 16), (17, 32), (33, 512)):
@@ -106,7 +106,7 @@ def test_a_target_without_a_tokenizer_is_named(tmp_path):
 
 @pytest.mark.parametrize(("width", "least"), [(8, 282), (2, 282), (20, 414)])
 def test_too_few_kv_slots_are_refused_with_the_fewest_that_do(width, least, capsys):
-    """With those, whatever it drafts at its start goes well."""
+    """With that number, all drafts at its start succeed."""
     options = {"model": "tiny", "device": "cpu", "width": width}
     with pytest.raises(
         ConfigError, match=rf"tiny has {least - 1} KV slots \(--kv-slots\); give at least {least}, or 0"

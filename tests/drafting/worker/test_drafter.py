@@ -207,7 +207,7 @@ def test_other_messages_are_refused() -> None:
 
 
 def test_many_sessions_share_a_pass() -> None:
-    """Each session is expanded in the first pass, whatever the width."""
+    """Each session is expanded in the first pass, for any width."""
     drafter = make_drafter(width=2)
     for session_id in range(10, 20):
         drafter.handle(
@@ -356,7 +356,7 @@ def test_a_distribution_travels_only_with_all_earlier_siblings() -> None:
 
 
 def test_drawn_nodes_are_learned_from_by_their_mask() -> None:
-    """A committed token that agrees with a node is no evidence that the node was accepted; the verdict's mask is."""
+    """A committed token that agrees with a node does not show that the node was accepted. The verdict's mask does."""
     drafter = make_drafter(strategy="probabilistic", fan_out=1, max_ahead=1)
     (draft,) = drafter.step()
     acceptance_stats = drafter.acceptance_stats["probabilistic"]

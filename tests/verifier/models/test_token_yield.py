@@ -174,7 +174,7 @@ def test_silence_fades_what_counts_are_worth_and_not_what_they_say() -> None:
 
 
 def test_what_was_worth_less_stays_so() -> None:
-    """A source of which nothing is known is silent, too."""
+    """An unknown source is silent, too."""
     found = TokenYield()
     found.pass_by()
     assert found.worth == 0.0
