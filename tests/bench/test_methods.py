@@ -202,8 +202,7 @@ def test_costs_are_beside_those_of_plain_decoding():
 
 @pytest.fixture
 def measured():
-    """Two repetitions of four methods: 4 tokens in a second by plain decoding; in the second repetition everybody is
-    half as fast."""
+    """Two repetitions of four methods: plain decoding has 4 tokens/s. In the second repetition all are half as fast."""
     stats = {"rounds": 2, "accepted_lengths": [1, 0, 1], "draft_tokens": 4, "accepted_tokens": 2}
     rates = {"plain": 1.0, "lookup": 1.25, "draft-colocated": 2.0, "everything": 1.9}
     turns = [

@@ -25,7 +25,7 @@ NOBODY = float("inf")
 
 
 class Recorder:
-    """A contestant that needs no time, says what it is told to, and knows what it was asked."""
+    """A contestant without delays. It returns given answers, and records its requests."""
 
     concurrency = 0
 

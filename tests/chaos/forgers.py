@@ -1,7 +1,6 @@
-"""The roles of the value fuzzer: raw peers that take part as far as they must, and for the rest say what a `Forger`
-makes.
-
-Each has `send()`, which says one forged message, and `hear()`, which takes what has arrived and keeps it registered.
+"""The roles of the value fuzzer: raw peers that take part as far as they must, and otherwise send messages of a
+`Forger`. Each has `send()`, which sends one forged message, and `hear()`, which receives messages and keeps it
+registered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Malformed and half-right frames for every party: whatever comes, it is dropped, and nobody stops.
+"""Malformed and half-right frames for every party. They are dropped, and no party stops.
 
 Each frame list begins as a real message; then bits are turned, frames cut, doubled, swapped, and header values replaced
 by what they must not be. A ProtocolError is the only error that a party may raise.
@@ -213,7 +213,7 @@ def send_all(
     kinds: Sequence[type[Message]],
     frames_of: Callable[[str, type[Message], Parties], Frames],
 ) -> Counter[str]:
-    """Send so many messages, mostly of the kinds that a party is meant to hear, to each party in turn; return how many
+    """Send so many messages, mostly of the kinds that a party expects, to each party in turn. Return how many
     each took or refused. All else is raised."""
     parties = Parties()
     for number in range(num):

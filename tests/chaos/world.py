@@ -1,8 +1,8 @@
-"""The whole system under a virtual clock, with whatever can go wrong: real broker, verifiers, drafters and clients, toy
+"""The whole system under a virtual clock, with all that can go wrong: real broker, verifiers, drafters and clients, toy
 models.
 
-Everything travels as frames, over lines that lose, double, reorder and delay. Anybody may be killed or frozen at any
-time; the broker also between any two things that it does: before and after each group of its journal, before each
+Everything travels as frames, over lines that lose, double, reorder and delay. Any process may be killed or frozen at
+any time; the broker also between any two things that it does: before and after each group of its journal, before each
 message. What holds is checked as it happens (`specq.testing.fake_journal`, `_check_told`) and at the end
 (`tests.chaos.schedule`).
 """

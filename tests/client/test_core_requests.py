@@ -156,7 +156,7 @@ def test_a_job_that_is_wanted_again_is_not_stopped():
 
 
 def traced(*, keep_running: bool = False) -> ClientCore:
-    """Return a core whose job 7 is traced and taken, with a broker that has told its time."""
+    """Return a core whose job 7 is traced and taken, with a broker that has sent its time."""
     core, job = make_core()
     core.abandon(7, 0.0)
     core.take_outbox()

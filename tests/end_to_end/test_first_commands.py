@@ -1,4 +1,4 @@
-"""The commands that everybody tries first: `make broker`, `specq worker --role target`, `specq submit prompts.jsonl`;
+"""The commands of the first steps: `make broker`, `specq worker --role target`, `specq submit prompts.jsonl`;
 and the lines of docs/security.md that set keys up."""
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def test_workers_know_the_parameters_of_each_session_and_no_others(engine: VllmE
 
 
 class Watched:
-    """What an engine's workers are told, each plan as it travels; and whether vLLM's runner then knows of each request
+    """Messages to an engine's workers, each plan as it travels; and whether vLLM's runner then knows of each request
     what the host does."""
 
     def __init__(self, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:

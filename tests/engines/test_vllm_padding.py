@@ -1,4 +1,4 @@
-"""Steps with drafts that have a whole CUDA graph: which have one, and that rows which nobody asked for change no text.
+"""Steps with drafts that have a whole CUDA graph: which have one, and that padding rows change no text.
 Graphs need a GPU (`test_vllm_graphs.py`); which one a step takes, and the rows, do not."""
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class Scene:
             self._commit()
 
     def _commit(self) -> None:
-        """Journal the older half of what is on its way, as one group, and let the broker hear of it."""
+        """Journal the older half of what is on its way, as one group, and notify the broker."""
         if not self._pending:
             return
         self._boundary()

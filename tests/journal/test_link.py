@@ -41,7 +41,7 @@ def is_readable(link: JournalLink, timeout_s: float = PATIENCE_S) -> bool:
 
 
 def hear_until(link: JournalLink, broker: Broker, condition: Callable[[], bool]) -> None:
-    """Let the broker hear what the journal says until the condition holds."""
+    """Pass the messages of the journal to the broker until the condition holds."""
     while not condition():
         assert is_readable(link)
         link.notify(broker, 0.0)

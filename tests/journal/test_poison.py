@@ -1,4 +1,4 @@
-"""A job that kills its verifier, with real processes: the journal that holds it heals by itself, whoever dies beside.
+"""A job that kills its verifier, with real processes: its journal heals by itself, also when others die.
 
 `tests.journal.deadly` is the verifier: it ends at once, without a word, in a step with the magic token.
 """

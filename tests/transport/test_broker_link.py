@@ -41,7 +41,7 @@ def link() -> Iterator[tuple[BrokerLink, FakeBroker]]:
 
 
 def received(broker: FakeBroker, link: BrokerLink, number: int) -> Heartbeat:
-    """Beat until the broker has heard so many heartbeats; return the last."""
+    """Send heartbeats until the broker has a number of them. Return the last one."""
 
     def is_there() -> bool:
         if link.heartbeat.due():

@@ -64,7 +64,7 @@ def can_connect(endpoint: str, curve: Curve | None) -> bool:
 
 
 def register(address: str, hello: Hello, curve: Curve) -> None:
-    """Say hello as a worker, and hear what the broker says to that."""
+    """Send Hello as a worker, and return the answer of the broker."""
     with zmq.Context() as context:
         link = BrokerLink(context, address, hello, curve)
         with link.socket:

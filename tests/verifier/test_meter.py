@@ -158,8 +158,8 @@ def test_a_session_that_is_closed_twice_counts_once():
 
 
 def met(num_sessions: int, names: list[str]) -> Policy:
-    """Return a policy of a verifier with so many sessions and these sources, all of which were heard, after its first
-    plain steps."""
+    """Return a policy of a verifier with so many sessions and these sources, after a message of each source and its
+    first plain steps."""
     curve = StepCurve([1, 64], [0.005, 0.01])
     traits = [SourceTraits(name, may_be_unread=name == COLOCATED) for name in names]
     time = StepTime(dict.fromkeys(names, False), (curve, curve))

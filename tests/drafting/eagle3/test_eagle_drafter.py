@@ -1,5 +1,4 @@
-"""An EAGLE-3 head's own contexts and trees: whatever came in between, it says what plain arithmetic says of the same
-path.
+"""An EAGLE-3 head's own contexts and trees: after any history, its output equals plain arithmetic on the same path.
 
 In the shapes that are needed; in recorded ones, with a stand-in that replays what it was first given; by kernels of our
 own, under Triton's interpreter (TRITON_INTERPRET=1); and from CUDA graphs.

@@ -1,5 +1,5 @@
 """An EAGLE-3 head in a draft worker, for a real target, over frames and without sockets: the text is the target's
-whatever it says."""
+for any drafts."""
 
 from __future__ import annotations
 
