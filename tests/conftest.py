@@ -68,13 +68,13 @@ def _free_address() -> str:
 
 @pytest.fixture
 def free_port(free_address: str) -> int:
-    """A TCP port of this machine that nothing listens on."""
+    """A free TCP port of this machine."""
     return int(free_address.rpartition(":")[2])
 
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests may have a configuration of their own."""
+    """Ignore the user's own configuration."""
     for name in ("SPECQ_CONFIG", "SPECQ_BROKER"):
         monkeypatch.delenv(name, raising=False)
 
@@ -96,13 +96,13 @@ def _journals_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is found in the user's cache, or left there."""
+    """Use an empty cache instead of the user's."""
     monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")
 def vllm_device() -> str:
-    """The kind of device that the installed vLLM runs on; where there is none, the test is skipped."""
+    """The kind of device that the installed vLLM runs on. Without one, the test is skipped."""
     from tests.devices import vllm_choice
 
     found = vllm_choice()

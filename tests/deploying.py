@@ -17,8 +17,7 @@ QUESTION = [{"role": "user", "content": "Tom has 3 boxes with 12 pencils each. H
 
 def group_of(log_level: str = "error", **sections: dict[str, Any]) -> Group:
     """Return the processes of a configuration that has these values in these sections; the rest is the default.
-
-    Draft workers give way to nobody: on a busy machine few drafts would come otherwise.
+    Draft workers keep their priority: otherwise few drafts would come on a busy machine.
     """
     values: dict[str, dict[str, Any]] = {
         "up": {},

@@ -3,7 +3,7 @@
 NEEDS_INTERPRETER  of tests of Triton kernels that run without a GPU, under TRITON_INTERPRET=1
 NEEDS_CUDA    of tests that run on CUDA only
 NEEDS_VLLM    of tests of real vLLM: they run on the kind of device that the installed one was built for, which the
-              fixture `vllm_device` tells; it skips them where there is none
+              fixture `vllm_device` returns; it skips them where there is none
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ VLLM_KV_BYTES = 1 << 30
 
 
 class Choice(NamedTuple):
-    """The kind of device that vLLM runs on; or why there is none."""
+    """The kind of device that vLLM runs on, or the reason for a skip."""
 
     kind: str = ""
     reason: str = ""
 
 
 def choose(device_type: Callable[[], str] | None) -> Choice:
-    """Return where to test vLLM, given what tells the kind of device it was built for (None: it is not installed)."""
+    """Return where to test vLLM, given its device type as a callable (None: vLLM is not installed)."""
     if device_type is None:
         return Choice(reason="vllm is not installed")
     kind = device_type()

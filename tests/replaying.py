@@ -12,7 +12,7 @@ from specq.engines.torch import Replays
 
 
 class StandIn(Replays):
-    """Replays work as a CUDA graph does: as it was first given, whatever is given later. It counts what it does, and
+    """Replays work as a CUDA graph does: with the first inputs, for any later ones. It counts what it does, and
     fails where a later work reads other memory than the first one, which a graph would go on to read."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ def marked(path):
     path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
 
 
-def test_a_mark_changes_nothing(tmp_path):
+def test_a_byte_order_mark_is_ignored(tmp_path):
     """Configurations, scenarios, trees, measured figures, and the files of both kinds of keys."""
     (tmp_path / "specq.toml").write_text("[broker]\nkeep_hours = 3\n")
     (tmp_path / "scenario.toml").write_text("[engine]\nstep_ms = 3\n")
@@ -44,7 +44,7 @@ def test_a_mark_changes_nothing(tmp_path):
     assert expected.secret_key
 
 
-def test_a_mark_before_prompts_changes_nothing():
+def test_a_byte_order_mark_before_prompts_is_ignored():
     """Also before a line that is blank, and where files were put one behind the other."""
     line = b'{"prompt": "a"}\n'
     for lines in ([line, line], [b"\n", line], [b"\r\n", line, line]):

@@ -1,4 +1,4 @@
-"""Where the wall clock is read: it decides nothing (docs/architecture.md, Clocks)."""
+"""Where the wall clock is read: no decision depends on it (docs/architecture.md, Clocks)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def wall_clocks(source: str) -> set[str]:
     return found
 
 
-def test_the_wall_clock_is_read_where_it_decides_nothing() -> None:
+def test_only_listed_modules_read_the_wall_clock() -> None:
     """By the modules of the table, and by no other."""
     modules = [path for package in ("specq", "workers", "bench") for path in (ROOT / package).rglob("*.py")]
     assert {path.relative_to(ROOT).as_posix() for path in modules if wall_clocks(path.read_text("utf-8"))} == set(USERS)

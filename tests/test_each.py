@@ -1,4 +1,4 @@
-"""Rows in one case lose nothing against cases of their own."""
+"""Rows in one case check as much as cases of their own."""
 
 import inspect
 

@@ -53,7 +53,7 @@ PACKAGES = {
         *("protocol", "config", "runtime", "models", "checkpoints", "transport", "text", "journal", "verification"),
         *("engines", "drafting", "verifier", "client", "simulate", "samples", "processes", "doctor"),
     ),
-    "testing": (  # nobody may import it
+    "testing": (  # no package may import it
         *(
             "protocol",
             "config",
@@ -193,7 +193,7 @@ def test_packages_import_only_what_they_may():
     assert {name: others for name, others in beyond.items() if others} == {}
 
 
-def test_nobody_imports_the_toys_of_tests():
+def test_no_module_imports_the_toys_of_tests():
     assert [package for package, others in PACKAGES.items() if "testing" in others] == []
 
 

@@ -175,7 +175,7 @@ def _is_closed(reader: int) -> bool:
 # --- counting ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_is_judged_once_whoever_says_it():
+def test_identical_texts_are_scored_once_for_all_contestants():
     """So contestants with the same texts are right equally often, in each repetition; prompts without a right answer
     are left out."""
     prompts = (Prompt("a", "0", (1,), Reference(answer="5")), Prompt("a", "1", (2,)), Prompt("b", "0", (3,), TASK))

@@ -68,7 +68,7 @@ def test_any_file(tmp_path):
 
 @pytest.mark.parametrize("text", ["nonsense", '{"id": 3}', '{"messages": [3]}'])
 def test_bad_files(tmp_path, text):
-    """A line that is no prompt is named; so is a file that is not there."""
+    """A line that is not a prompt is named. A missing file is named, too."""
     path = tmp_path / "bad.jsonl"
     path.write_text('{"prompt": "a"}\n' + text)
     with pytest.raises(ConfigError, match="line 2"):
@@ -110,7 +110,7 @@ def test_a_key_that_is_missing_is_said_before_anything_is_started(keys):
 
 @pytest.mark.slow
 def test_processes_with_keys(keys):
-    """Broker, workers and the client that is measured have the keys; who has none hears nothing."""
+    """Broker, workers and the measured client have the keys. A client without a key receives no answer."""
     with Servers(pair_config("tiny", "tiny", 1, keys)) as running:
         running.wait_ready()
         assert len(running.client.generate(token_ids=[5, 6], max_tokens=3, ignore_eos=True).token_ids) == 3
@@ -244,8 +244,7 @@ def test_stub_messages():
 
 
 def test_the_stub_is_where_a_session_was_opened_last():
-    """A session that was moved, of which both openings came over connections of their own: the earlier one comes
-    last."""
+    """Both openings of a moved session came over connections of their own. The earlier one arrives last."""
     sessions: dict[bytes, VerdictCounter] = {}
     for epoch, length in ((93, 5), (90, 1)):
         tokens = np.zeros(length, np.int32)

@@ -65,7 +65,7 @@ def test_steps_are_timed_by_rows_and_sessions(stub_clock):
     assert engine.free_slots == engine.info.kv_slots
 
 
-def test_steps_are_timed_whatever_the_engine_has_of_their_contexts():
+def test_step_timing_ignores_cached_prefixes():
     """These begin alike, so that one may have all of another's, but for the last token."""
     engine = TorchEngine(resolve_model("tiny", "target"), device="cpu", kv_slots=4096)
     for num_sessions, rows in ((1, 1), (3, 2), (3, 2)):
@@ -89,7 +89,7 @@ def test_steps_are_timed_with_help_and_without(stub_clock):
     assert models.session_us() == pytest.approx(250)
 
 
-def test_an_engine_that_nobody_helps_has_no_steps_with_help(stub_clock):
+def test_an_engine_without_helpers_has_no_helped_steps(stub_clock):
     engine = stub_clock(TimedEngine(EngineSettings(), TEXT, toy_info()))
     models = hardware.Models(engine, nobody(), here(), here())
     models.sweep(1)
@@ -211,7 +211,7 @@ def test_steps_between_two_states_are_their_differences():
     assert found["used"] == "remote"
 
 
-def test_what_others_compute_is_what_nobody_of_ours_did():
+def test_foreign_cpu_load_excludes_own_processes():
     found = Usage(12.0, {"client": 1.5, "target": 3.0}, 30.0).since(Usage(10.0, {"client": 1.0, "target": 2.0}, 28.0))
     assert found.to_dict() == {"client": 0.25, "target": 0.5, "others": 0.25}
 

@@ -169,12 +169,12 @@ def test_a_cut_connection_loses_what_is_in_flight_and_comes_back():
 
 
 async def _to_the_end(reader: asyncio.StreamReader) -> None:
-    """Read up to the end of the stream, which carried nothing."""
+    """Read up to the end of the stream, which carried no bytes."""
     assert await reader.read() == b""
     raise ConnectionResetError
 
 
-def test_where_nobody_listens_connections_end():
+def test_connections_close_when_the_target_does_not_listen():
     async def scenario(stage: Stage) -> None:
         await stage.open(LineSettings())
         stage.server.close()

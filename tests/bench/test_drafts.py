@@ -33,7 +33,7 @@ def test_random_draft(tmp_path):
 
 @pytest.mark.parametrize("noise", [0.0, 0.15, 0.5])
 def test_weak_draft_has_the_noise_that_was_asked_for(tmp_path, noise):
-    """Each matrix is off by so many of its standard deviations; norms stay as they are."""
+    """The noise of each matrix is the given multiple of its standard deviation. Norms stay unchanged."""
     make_weak_draft("tiny", tmp_path, noise)
     assert same_tokenizer(tmp_path)
     ours, theirs = parameters(tmp_path), parameters(BUNDLED)

@@ -52,7 +52,7 @@ def test_a_workload_outlives_its_process(tmp_path):
     assert Workload.load(path) == WORK
 
 
-def test_everybody_gets_at_least_eight_jobs_and_three_for_each_session():
+def test_each_contestant_gets_at_least_eight_jobs_and_three_per_session():
     assert [len(WORK.prompts_for(sessions)) for sessions in WORK.sessions] == [8, 24]
 
 
@@ -145,14 +145,14 @@ def test_gpus_of_a_layer_may_have_the_old_name(tmp_path):
     assert "--tensor-parallel " not in bench("gpu", "--help").output
 
 
-def test_without_vllm_its_contestants_are_left_out_where_nobody_asked_for_them(monkeypatch, capsys):
+def test_without_vllm_its_contestants_are_skipped_unless_requested(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "find_spec", without_vllm)
     assert gpu._with_vllm(["own", "vllm", "vllm-spec"], (), "torch") == ["own"]
     assert "left out, since vllm is not installed: vllm, vllm-spec" in capsys.readouterr().err
 
 
 def test_who_drafts_on_a_gpu_of_its_own_is_refused_without_one():
-    """Unless nobody was asked for by name: then it is left out."""
+    """If it was not requested by name, it is skipped."""
     outcome = bench("gpu", "--only", "own", "--only", "two")
     assert (
         outcome.exit_code,
@@ -176,7 +176,7 @@ def test_who_drafts_beside_the_verifier_has_no_gpu_of_its(tensor_parallel_size: 
     }
 
 
-def test_a_run_has_so_many_jobs_of_each_session_and_eight_at_least():
+def test_a_run_has_a_fixed_number_of_jobs_per_session_and_at_least_eight():
     work = Workload("pair", "cpu", [4], 8, 1, [[5], [6]], jobs_each=6)
     assert [len(work.prompts_for(sessions)) for sessions in (1, 2, 4)] == [8, 12, 24]
     assert len(Workload("pair", "cpu", [4], 8, 1, [[5], [6]]).prompts_for(4)) == 12
@@ -225,7 +225,7 @@ def _ended_job(seed):
     return SimpleNamespace(id=seed, started=0.0, arrivals=[], result=lambda: SimpleNamespace(token_ids=[seed]))
 
 
-def test_jobs_are_completed_so_many_at_a_time_and_answers_stand_in_order():
+def test_jobs_run_with_limited_concurrency_and_answers_keep_order():
     client = _Scripted()
     requests = [{"seed": seed} for seed in range(10)]
     assert [result.token_ids for _, result in client.complete(requests, 3, 1.0)] == [[seed] for seed in range(10)]
@@ -237,7 +237,7 @@ def test_jobs_are_completed_so_many_at_a_time_and_answers_stand_in_order():
 
 
 @pytest.mark.parametrize("kind", method_serving.METHODS)
-def test_a_way_to_draft_has_a_verifier_with_nothing_else_that_drafts(pair, kind):
+def test_a_draft_method_runs_in_a_verifier_without_other_sources(pair, kind):
     """It says which files it misses."""
     work = replace(WORK, pair=str(pair))
     if kind in ("parallel-colocated", "medusa", "eagle3", "eagle3-suffix"):
@@ -513,7 +513,7 @@ def test_variants_of_one_contestant_are_put_together_and_what_is_there_is_not_me
 
 
 def test_rates_have_rows_and_figures():
-    """What failed, and what is no rate, has no row; columns that say nothing are left out."""
+    """Failures and entries without a rate have no row. Columns without information are left out."""
     found = {"K=3": {"1": {"error": "no room"}}, "engine plain": {"max_num_seqs": 128}}
     assert table.table("vllm", found) == []
     assert table.figures("vllm", found) == {}

@@ -17,7 +17,7 @@ from specq.models import resolve_model
 WORK = Workload("pair", "cpu", [1, 8], 4, 2, [[5, 6], [7, 8]])
 
 
-def test_each_draft_worker_has_a_core_and_nobody_else_is_on_it():
+def test_each_draft_worker_has_a_core_of_its_own():
     """As on a machine with 16 cores: two for the verifier, one for the broker, one for the bench and its proxy."""
     cores = far.Cores.of(tuple(range(16)), 12)
     assert cores == far.Cores((0, 1), (2,), tuple(range(4, 16)))
@@ -82,7 +82,7 @@ def test_turns_alternate_and_a_ratio_is_of_two_turns_of_one_repetition(monkeypat
 
 
 def test_a_turn_goes_on_until_its_seconds_are_over(monkeypatch):
-    """With all of its jobs, again and again: whoever is fast has more of them, and is told as well as who is slow."""
+    """A turn repeats all of its jobs. A fast contestant completes more, and is measured as well as a slow one."""
     now = iter((0.0, 0.4, 0.8, 1.2))
     monkeypatch.setattr(far.time, "monotonic", lambda: next(now))
 

@@ -44,7 +44,7 @@ def test_blocks():
     assert blocks(PROMPTS, 4) == [tuple(PROMPTS)]
 
 
-def test_everybody_takes_turns_in_rotating_order():
+def test_contestants_take_turns_in_rotating_order():
     """Each block is run by each contestant, and no one always begins."""
     players = [Player(name, []) for name in "xyz"]
     plan = [(repeat, block[0], player.name) for repeat, block, player in schedule(players, blocks_of([PROMPTS] * 2, 1))]
@@ -54,14 +54,14 @@ def test_everybody_takes_turns_in_rotating_order():
     assert [one[0][2] for one in rounds] == list("xyzxyzxy")
 
 
-def test_everybody_is_first_in_turn():
-    """Nobody is lost, and the order among them stays."""
+def test_each_contestant_is_first_in_turn():
+    """The rotation loses no contestant and keeps the order."""
     assert [rotated("xyz", number) for number in (0, 1, 5)] == [list("xyz"), list("yzx"), list("zxy")]
     assert rotated([], 3) == []
 
 
 def test_measure_warms_up_and_takes_the_time():
-    """Everybody runs once unmeasured; a turn lasts from before to after."""
+    """Each contestant runs once unmeasured. A turn lasts from before to after."""
     log, told, ticks = [], [], iter(range(1000))
     players, settings = [Player("x", log), Player("y", log)], replace(SETTINGS, repeats=1)
     warm_up(players, PROMPTS[:3], settings, told.append)
@@ -124,14 +124,14 @@ def test_speculation_adds_up():
 
 
 def test_speculation_that_is_not_known():
-    """Of somebody who counts rounds only, nothing else is claimed."""
+    """A contestant that counts only rounds has no other speculation figures."""
     told = speculation([Completion([1] * 4, 1.0, {"rounds": 2})])
     assert told["mean_accepted_length"] == 2.0
     assert {told[name] for name in ("draft_tokens", "acceptance_rate", "bytes_per_token", "bytes_per_round")} == {None}
 
 
 def test_table():
-    """One row a contestant; a dash where there is nothing to tell."""
+    """One row per contestant, and a dash for a missing figure."""
     seconds = {"transformers": 2.0, "plain": 4.0, "lookup": 1.6}
     turns = [turn(name, 0, duration, [[1] * 8]) for name, duration in seconds.items()]
     turns.append(turn("specq", 0, 1.0, [[1] * 8], STATS))
@@ -160,15 +160,15 @@ def test_differences():
     assert (summary(turns, found)["num_compared"], summary(turns, found)["num_different"]) == (6, 2)
 
 
-def test_the_same_difference_again_is_told_once():
+def test_a_repeated_difference_is_reported_once():
     """Repetitions that differ in the same way are one finding."""
     turns = [turn("x", 0, 1.0, [[1]]), turn("y", 0, 1.0, [[2]]), turn("y", 1, 1.0, [[2]])]
     assert len(differences(turns, None)) == 1
 
 
 @pytest.mark.parametrize("gap", [None, lambda *_: 0.5])
-def test_what_is_no_near_tie(gap):
-    """An unknown or a wide gap is no excuse."""
+def test_unknown_or_wide_gaps_are_not_near_ties(gap):
+    """An unknown or wide gap does not excuse a difference."""
     (found,) = differences([turn("x", 0, 1.0, [[1]]), turn("y", 0, 1.0, [[2]])], gap)
     assert not found.is_near_tie
     assert differences([], gap) == []

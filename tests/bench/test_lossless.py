@@ -1,5 +1,4 @@
-"""`specq bench lossless`: what counts as equal and as passed, what a planted error is told as, and the suite at its
-smallest."""
+"""`specq bench lossless`: which texts count as equal, when it passes, how it reports an error, and a minimal run."""
 
 import json
 
@@ -102,7 +101,7 @@ def test_a_text_ends_with_the_first_end_of_text_or_at_its_length(reader, monkeyp
     assert not any(reader.ends_well(text, 3) for text in ([1, 2], [7, 1, 2], [7, 7], []))
 
 
-def test_a_wrong_token_is_told_with_its_gap(path, reader):
+def test_a_wrong_token_is_reported_with_its_gap(path, reader):
     """The first that differs is the planted one, and no near tie, so the check fails."""
     text = reference_text(load_reference(path), PROMPT, 9)
     wrong = [*text[:4], (text[4] + 1) % 99, *text[5:]]
@@ -139,7 +138,7 @@ def test_equal_texts_have_no_difference():
     assert first_difference(WANTED, WANTED, best_of(1, 1, 1), "float32") == {}
 
 
-def test_the_first_difference_is_told_with_its_gap():
+def test_the_first_difference_is_reported_with_its_gap():
     found = first_difference([7, 101, 5], WANTED, best_of(1, 0.5, 1), "bfloat16")
     assert (found["token"], found["said"], found["wanted"], found["gap"]) == (1, 101, 8, 0.5)
     assert found["steps"] == 0.5 / 0.125  # 20 is between 16 and 32, which bfloat16 divides into 128
@@ -159,7 +158,7 @@ def test_only_the_two_best_within_a_few_steps_are_a_near_tie(said, dtype, gap, i
 
 
 @pytest.mark.parametrize("said", [[7, 8], [7, 8, 9, 1]])
-def test_a_text_of_another_length_is_no_near_tie(said):
+def test_a_text_of_another_length_is_not_a_near_tie(said):
     found = first_difference(said, WANTED, best_of(0, 0, 0), "bfloat16")
     assert (found["said"], found["wanted"], found["near_tie"]) == (len(said), 3, False)
 

@@ -87,7 +87,7 @@ def test_the_bundled_parallel_draft_model_is_one():
     assert [method.name for method in methods] == ["plain", "parallel-colocated", "parallel-worker"]
 
 
-def test_heads_of_one_kind_are_told_apart(files, tmp_path):
+def test_heads_of_one_kind_are_distinguished_by_directory_name(files, tmp_path):
     """By their directories' names, which must differ then."""
     other = str(make_published(tmp_path / "other", 48, 99))
     both = DraftFiles(heads=(files.heads[1], other))
@@ -125,7 +125,7 @@ def sources(config) -> set[str]:
 
 
 def test_each_method_drafts_alone_and_always(files):
-    """Nothing else drafts beside it, and its drafts are used whether they pay or not."""
+    """No other source drafts beside it. Its drafts are used even if they do not pay."""
     found = {method.name: config_of(method, "tiny") for method in choose(files, ()) if method.kind != "everything"}
     assert {name: sources(config) for name, config in found.items()} == {
         "plain": set(),
@@ -202,8 +202,7 @@ def test_costs_are_beside_those_of_plain_decoding():
 
 @pytest.fixture
 def measured():
-    """Two repetitions of four methods: 4 tokens in a second by plain decoding; in the second repetition everybody is
-    half as fast."""
+    """Two repetitions of four methods: plain decoding has 4 tokens/s. In the second repetition all are half as fast."""
     stats = {"rounds": 2, "accepted_lengths": [1, 0, 1], "draft_tokens": 4, "accepted_tokens": 2}
     rates = {"plain": 1.0, "lookup": 1.25, "draft-colocated": 2.0, "everything": 1.9}
     turns = [

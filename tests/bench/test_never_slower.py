@@ -38,7 +38,7 @@ def turns(**rates: list[float]) -> list[Turn]:
 
 
 def test_the_grid() -> None:
-    """Everybody with everybody; without drafters, pairs that differ in the draft model only are the same cell."""
+    """All pairs. Without drafters, pairs that differ only in the draft model are the same cell."""
     names = [cell.name for cell in cells((REAL, RANDOM), ("none", "two"), (1, 16))]
     assert names == ["tiny/none/1", "tiny/none/16", "tiny/two/1", "tiny/two/16", "random/two/1", "random/two/16"]
 

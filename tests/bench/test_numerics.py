@@ -59,7 +59,7 @@ def last(engine, prompts=PROMPTS, seconds=1e9):
 
 
 def test_texts_that_do_not_depend_on_the_batch():
-    """All prompts are decoded one by one and sixteen at a time, and nothing differs."""
+    """All prompts are decoded one by one and sixteen at a time, with equal texts."""
     engine = Counting()
     told = last(engine).report()
     assert (told["texts"], told["tokens"], told["differing"]) == (20, 120, [])
@@ -79,7 +79,7 @@ def test_a_tie_that_falls_either_way_is_found():
 
 
 def test_it_keeps_to_its_time(monkeypatch):
-    """No prompt is begun when the time is over; those that were, are compared."""
+    """No prompt begins after the time is over. Those that began are compared."""
     ticks = iter(range(1000))
     monkeypatch.setattr(numerics.time, "monotonic", lambda: next(ticks))
     told = last(Counting(), seconds=4).report()

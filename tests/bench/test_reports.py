@@ -29,7 +29,7 @@ def test_every_suite_has_a_summary():
 @pytest.mark.parametrize("value", ["nan", "inf"])
 @pytest.mark.parametrize("name", SUITES)
 def test_numbers_are_finite(name, value):
-    """NaN passes a range, and nothing that is measured so long ends."""
+    """NaN would pass a range check, and an infinite duration would never end."""
     command = resolve("suite", SUITES, name)
     options = [one for one in command.params if isinstance(one.type, click.FloatRange)]
     for option in options:
@@ -125,7 +125,7 @@ def test_other_circumstances_are_named(tmp_path):
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):
-    """Different suites, nothing in common, other files, and a suite beside --compare."""
+    """Different suites, no common results, other files, and a suite beside --compare."""
     a = written(tmp_path / "a.json", x=("ms", [1]))
     other = written(tmp_path / "b.json", "shapes", x=("ms", [1]))
     nothing = written(tmp_path / "c.json", y=("ms", [1]))

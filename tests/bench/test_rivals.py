@@ -1,4 +1,4 @@
-"""transformers as a rival: it must say what the model says, and stop where it is told."""
+"""transformers as a rival: it must return the model's text, and stop at the given end."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def test_greedy_text(pair, rivals, assisted):
 
 
 def test_end_of_text(rivals):
-    """Unless told otherwise, the text ends with the model's end of text."""
+    """By default, the text ends with the model's end-of-text token."""
     (free,) = Transformers(rivals, "rival", assisted=False).run(PROMPTS[:1], SETTINGS)
     ending = free.token_ids[5]
     rivals.target.generation_config.eos_token_id = ending

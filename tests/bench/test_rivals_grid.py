@@ -25,7 +25,7 @@ NOBODY = float("inf")
 
 
 class Recorder:
-    """A contestant that needs no time, says what it is told to, and knows what it was asked."""
+    """A contestant without delays. It returns given answers, and records its requests."""
 
     concurrency = 0
 
@@ -81,7 +81,7 @@ def test_a_rate_leaves_the_prompt_and_the_first_token_out():
 
 
 def test_a_grid_goes_on_where_it_was_stopped():
-    """Nobody repeats what is done; after the end of its time no unit is begun."""
+    """Completed units are not repeated. No unit begins after the end of the time."""
     grid, contestant = Grid([Cell(0.0, 1), Cell(0.8, 1)], PROMPTS, 21), Recorder("plain")
     first = dict([next(grid.run([contestant], {}, NOBODY, lambda _: None))])
     assert list(first) == ["greedy/1/0"]
@@ -92,7 +92,7 @@ def test_a_grid_goes_on_where_it_was_stopped():
     assert list(grid.run([contestant], {}, time.monotonic() - 1, lambda _: None)) == []
 
 
-def test_everybody_gets_the_same_prompt_and_seed_and_begins_in_turn():
+def test_contestants_get_the_same_prompt_and_seed_and_start_in_turn():
     one, other = Recorder("plain"), Recorder("lookup")
     order = []
     for contestant in (one, other):
@@ -152,7 +152,7 @@ def test_figures_and_tables_have_what_was_measured():
 
 
 def test_no_prompt_of_the_prefill_begins_like_another():
-    """Else a part of it would be in somebody's memory; the last is the one with which everybody warms up."""
+    """Otherwise part of it would be in a prefix cache. The last prompt is the warm-up of all contestants."""
     recorder, texts = Recorder("plain"), [Prompt("x", "0", tuple(range(3000)))]
     for number in (0, 1, 2, -1):
         found = measure_prefill([recorder, Recorder("lookup")], texts, number)
@@ -241,7 +241,7 @@ def bench(*arguments):
 
 
 def test_a_report_is_gone_on_with(tmp_path, measured):
-    """Nothing is begun once the time is over; a second call has nothing left to do."""
+    """No unit begins after the time is over. A second call finds no work left."""
     out = tmp_path / "rivals.json"
     assert bench("--out", out, "--seconds", 0).exit_code == 0
     assert json.loads(out.read_text())["results"]["units"] == {}

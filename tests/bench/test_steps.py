@@ -11,7 +11,7 @@ from specq.testing.toy import ToyEngine
 
 
 def test_every_kind_of_step_is_timed():
-    """Greedy and sampled, by sessions and drafts; steps that warm up are not counted; nothing stays open."""
+    """Greedy and sampled, by sessions and drafts. Warm-up steps are not counted, and no session stays open."""
     engine = ToyEngine()
     found = dict(measure(engine, (1, 2), (0, 3), 8, 5))
     assert list(found) == [f"{kind} S={s} K={k} step" for kind in ("greedy", "sampled") for s in (1, 2) for k in (0, 3)]

@@ -39,7 +39,7 @@ class Engine:
 
 
 class Llm:
-    """Refuses asynchronous scheduling if told so; its draft counters grow at each look."""
+    """Refuses asynchronous scheduling on request. Its draft counters grow at each look."""
 
     made: list[dict]
     refuses = False

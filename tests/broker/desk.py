@@ -109,7 +109,7 @@ class Desk:
         return self.take(self.broker.tick(self.now), received)
 
     def beat(self, verifier: bytes, *, is_deaf: bool = False) -> None:
-        """Let a verifier beat with its sessions, or with none of those that it was sent."""
+        """Send a verifier's heartbeat with its sessions, or with none of the sent ones."""
         jobs = self.broker.state.jobs.active.values()
         held = [job for job in jobs if job.session.verifier == verifier and not is_deaf]
         beat = Heartbeat(

@@ -1,4 +1,4 @@
-"""Hidden states pass from a verifier to the drafter that asked for them, and to nobody else."""
+"""Hidden states pass from a verifier only to the drafter that asked for them."""
 
 from __future__ import annotations
 
@@ -75,8 +75,7 @@ def test_they_reach_the_drafter_of_their_lane(desk: Desk) -> None:
 
 
 def test_others_are_not_passed_on(desk: Desk) -> None:
-    """Of another epoch or session, malformed, or for a drafter that is silent; for a lane that is gone the verifier is
-    told to stop."""
+    """Of another epoch or session, malformed, or for a silent drafter. For a lost lane the verifier receives a stop."""
     assert passed(desk, states(desk, epoch=1)) == passed(desk, states(desk, session_id=2)) == []
     assert passed(desk, [*states(desk)[:-1], b"123"]) == []
     assert passed(desk, [*states(desk)[:-2], bytes((1 << 20) + 1)]) == []
@@ -88,9 +87,8 @@ def test_others_are_not_passed_on(desk: Desk) -> None:
     assert (to, message) == (VERIFIER, GetActivations(session_id=1, epoch=epoch, lane=77))
 
 
-def test_a_verifier_that_sends_nothing_is_asked_again(desk: Desk) -> None:
-    """The question may have been lost: at each of the drafter's heartbeats, as long as nothing has passed since the one
-    before."""
+def test_a_silent_verifier_is_asked_again(desk: Desk) -> None:
+    """The request may be lost. It is repeated at each drafter heartbeat if no rows passed since the last one."""
     beat(desk)
     assert len(asked(desk)) == 2
     passed(desk, states(desk))

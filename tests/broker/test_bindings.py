@@ -50,7 +50,7 @@ def opened(desk: Desk) -> list[int]:
 
 
 def test_a_verifier_that_comes_back_clears_its_jobs() -> None:
-    """They wait for it, though another one is there, and nothing is held against them."""
+    """They wait for it, though another one is there, and no failure is counted."""
     desk = restarted(journal_of(running(1, 2)).unfinished())
     hello(desk, 7)
     assert opened(desk) == []
@@ -97,15 +97,14 @@ def test_a_quarantined_job_that_was_alone_is_given_up(num_jobs: int, is_given_up
 
 @pytest.mark.parametrize(("state", "expected"), [("leaving", Crashes()), ("failed", Crashes(1))])
 def test_how_a_verifier_leaves_is_in_its_last_word(state: str, expected: Crashes) -> None:
-    """In good order nothing is held against its jobs; after an error it is, at once; either way nobody holds them
-    then."""
+    """A clean exit counts against no job, an error exit counts at once. Either way the jobs are then unplaced."""
     desk = running(1)
     desk.leave(state=state)
     (stored,) = journal_of(desk).unfinished()
     assert (stored.crashes, stored.placed) == (expected, 0)
 
 
-def test_a_broker_parts_from_the_verifiers_that_it_hears() -> None:
+def test_a_stopping_broker_unbinds_jobs_of_live_verifiers() -> None:
     """When it stops: of one that is silent meanwhile the next broker will know whether it died."""
     desk = running(1)
     since = desk.now = desk.now + 1

@@ -34,8 +34,8 @@ def told_behind(world: World) -> list[Verdict]:
     return [decode(effect.frames) for effect in effects if isinstance(effect, Send) and effect.to == b"d0"]
 
 
-def test_a_verdict_of_an_earlier_epoch_commits_nothing() -> None:
-    """Whatever a session's former life still says is counted and ignored, even from the same verifier."""
+def test_a_verdict_of_an_earlier_epoch_commits_no_tokens() -> None:
+    """The broker counts and ignores verdicts of an earlier epoch, even from the same verifier."""
     world = running_world()
     job = world.broker.state.jobs.active[1]
     before = list(job.transcript.token_ids)
@@ -48,7 +48,7 @@ def test_a_verdict_of_an_earlier_epoch_commits_nothing() -> None:
 
 
 def test_a_malformed_verdict_is_counted_and_dropped() -> None:
-    """A header or array that does not fit commits nothing and stops nothing."""
+    """A header or array that does not fit commits no tokens and does not stop the broker."""
     world = running_world()
     job = world.broker.state.jobs.active[1]
     before = list(job.transcript.token_ids)

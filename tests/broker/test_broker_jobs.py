@@ -229,7 +229,7 @@ def test_a_status_has_room_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> N
     assert len({worker["name"] for worker in report["workers"]}) == MAX_WORKERS
 
 
-def test_the_status_tells_of_the_journal() -> None:
+def test_the_status_reports_the_journal() -> None:
     desk = Desk(has_journal=True)
     desk.submit(1)
     (status,) = desk.front(ANN, GetStatus())
@@ -280,7 +280,7 @@ def test_origins_are_one_a_token(wrong: UInt8Array) -> None:
 
 
 def a_round() -> dict[str, object]:
-    """Return the fields of a verdict on two drafts, of which the second is wrong."""
+    """Return the fields of a verdict on two drafts. The second draft is wrong."""
     return {
         "node_ids": np.array([0, 1]),
         "mask": np.array([1, 0]),
@@ -295,7 +295,7 @@ def a_round() -> dict[str, object]:
 
 @pytest.mark.parametrize("has_journal", [False, True])
 def test_who_asks_for_it_learns_what_was_rejected(has_journal: bool) -> None:
-    """The verifier is asked to say it; when the job has ended and was told, nothing of it is kept."""
+    """The verifier is asked to report it. After the end of the job is sent, no record of it is kept."""
     desk = Desk(has_journal=has_journal)
     desk.submit(1, explain=True)
     if has_journal:

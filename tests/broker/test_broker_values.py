@@ -1,4 +1,4 @@
-"""What a peer's values may do to a broker: nothing to others, and its own jobs end with a reason."""
+"""Bad values of a peer do not affect others, and its own jobs end with a reason."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def raw(message: Message, **header: object) -> list[bytes]:
         ({"tree": 5}, "unknown sampling parameter 'tree'"),
     ],
 )
-def test_a_client_is_told_what_is_out_of_bounds(params: dict[str, object], reason: str) -> None:
-    """By a raw message, too; it would ask for ever. Nothing of it is kept."""
+def test_a_client_receives_the_error_for_out_of_bounds_values(params: dict[str, object], reason: str) -> None:
+    """Also for a raw message. Without an answer, the client would ask for ever. The broker keeps no state of it."""
     desk = Desk()
     submit = Submit(job_id=7, params=SamplingParams(), prompt_ids=PROMPT)
     (failed,) = desk.take(desk.broker.from_front(ANN, raw(submit, params=params), desk.now), ANN)
@@ -67,8 +67,8 @@ def test_a_prompt_with_a_token_that_there_is_not_is_refused(fewer: str) -> None:
     assert isinstance(desk.front(ANN, replace(submit, job_id=8, prompt_ids=PROMPT[:1]))[0], Accepted)
 
 
-def test_a_worker_is_told_what_is_out_of_bounds() -> None:
-    """And does not go on saying hello."""
+def test_a_worker_receives_the_error_for_out_of_bounds_values() -> None:
+    """It then stops sending Hello."""
     hello = Hello(role="target", name="v", incarnation=1, model=toy_info(), endpoint="x")
     desk = Desk()
     (refused,) = desk.take(desk.broker.from_front(EVIL, raw(hello, max_sessions=-1), desk.now), EVIL)
@@ -82,7 +82,7 @@ def stored(misfit: str) -> StoredJob:
     return StoredJob(submit, "me", 1.0, weights="toy int", token_ids=tokens, origins=bytes(2), misfit=misfit)
 
 
-def test_a_stored_job_that_is_out_of_bounds_fails_and_stops_nothing() -> None:
+def test_a_stored_job_out_of_bounds_fails_and_the_broker_continues() -> None:
     """Its end is journaled, with what it had; a client that follows it receives the reason."""
     broker = Broker(incarnation=2, has_journal=True)
     broker.restore(
@@ -108,7 +108,7 @@ def test_a_stored_job_that_is_out_of_bounds_fails_and_stops_nothing() -> None:
     ],
     ids=["too many", "too many likeliest", "more tokens than asked for"],
 )
-def test_a_verdict_that_does_not_fit_its_job_changes_nothing(tokens: list[int], changes: dict[str, object]) -> None:
+def test_a_verdict_that_does_not_fit_its_job_is_dropped(tokens: list[int], changes: dict[str, object]) -> None:
     """What could not be journaled, or not be opened again elsewhere, is counted and dropped."""
     desk = Desk()
     params = SamplingParams(max_tokens=5, logprobs=2)
@@ -130,7 +130,7 @@ def test_a_verifier_cannot_count_for_the_broker() -> None:
 
 
 def test_a_verifier_hands_out_no_tokenizer_but_its_own() -> None:
-    """One of another model, or one that nobody asked for, would reach those who ask for it later, or stay for ever."""
+    """A tokenizer of another model, or an unrequested one, would reach later clients or stay for ever."""
     desk = Desk()
     evil = replace(toy_info("other"), tokenizer_hash="others")
     desk.hello(EVIL, name="other", tokenizer_hash="others")

@@ -80,7 +80,7 @@ def begin(world: World, job_id: int, *, max_tokens: int = 6, **fields: Any) -> R
 
 
 def test_a_prompt_is_shared_within_a_tenant_and_a_salt_only() -> None:
-    """Each one's first job finds nothing, its second what its first has left, and all texts are equal."""
+    """The first job of each finds no cached prefix, its second finds that of its first, and all texts are equal."""
     world = make_world()
     whose = [*product(("", "ann", "ben"), ("", "salt", "other"))]
     jobs = [
@@ -94,7 +94,7 @@ def test_a_prompt_is_shared_within_a_tenant_and_a_salt_only() -> None:
     assert len({tuple(job.token_ids) for job in jobs}) == 1
 
 
-def test_nobody_waits_for_a_prompt_that_another_one_computes() -> None:
+def test_no_owner_waits_for_a_prompt_of_another_owner() -> None:
     """Jobs that come together: an owner's second waits for the first to compute what it shares; another owner's never
     does."""
     world = make_world()
@@ -105,7 +105,7 @@ def test_nobody_waits_for_a_prompt_that_another_one_computes() -> None:
 
 @pytest.mark.parametrize("is_warm", [True, False])
 def test_what_counts_is_the_opening_that_gave_the_first_token(is_warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a later one at another verifier, whatever that has of the prompt."""
+    """A later opening at another verifier does not count, even if that one caches more of the prompt."""
     world = make_world((b"v0", b"v1"))
     places = world.broker.state.workers
     warming = completed(world, 1)
@@ -143,9 +143,8 @@ def test_a_broker_says_what_it_can_do_to_those_who_read_it(listed: tuple[str, ..
     assert (report["capabilities"], report["workers"][1]["capabilities"]) == (list(CAPABILITIES), list(listed))
 
 
-def test_a_verifier_of_before_is_told_nothing_new_and_takes_no_salt() -> None:
-    """So nothing is shared silently: where all are older, the job is refused; where one is not, it goes there, and
-    stays there."""
+def test_an_older_verifier_receives_no_new_fields_and_no_salted_jobs() -> None:
+    """If all verifiers are older, the job is refused. Otherwise a newer one gets it and keeps it."""
     desk = Desk(capabilities=())
     desk.submit(1, tenant="ann")
     (refused,) = desk.submit(2, tenant="ann", cache_salt="s")
@@ -188,7 +187,7 @@ def test_a_job_with_a_salt_waits_for_a_verifier_that_knows_it() -> None:
     assert "that knows cache_salt was available for 5 s" in failed.reason
 
 
-def test_drafters_of_before_see_no_new_field_and_draft_for_nobody_s_own_texts() -> None:
+def test_older_drafters_receive_no_new_fields_and_no_salted_jobs() -> None:
     """Those keep what they compute of texts for all. A verdict's count is for the broker alone."""
     desk = Desk()
     for name in (b"old", b"new"):
@@ -214,7 +213,7 @@ def test_drafters_of_before_see_no_new_field_and_draft_for_nobody_s_own_texts() 
 
 
 def test_what_was_there_survives_the_broker() -> None:
-    """The count is journaled with the first tokens; those that come later say nothing of it."""
+    """The count is journaled with the first tokens. Later tokens do not carry it."""
     desk = Desk(has_journal=True)
     desk.submit(1, cache_salt="s")
     desk.verdict(1, 9, cached_tokens=1)

@@ -73,7 +73,7 @@ def test_a_job_waits_for_the_verifier_that_can_be_reached() -> None:
 
 
 def test_one_lost_open_is_sent_again() -> None:
-    """Two heartbeats later, and that is no failure once it is confirmed."""
+    """Two heartbeats later. After its confirmation, it does not count as a failure."""
     desk = desk_with(1)
     for _ in range(50):
         beat(desk, VERIFIER, deaf=VERIFIER)

@@ -16,7 +16,7 @@ from tests.broker.desk import VERIFIER, Desk, desk_with
 
 
 def verdict(desk: Desk, tokens: list[int], mask: list[int], **fields: int) -> None:
-    """Send a verdict of job 1 on some nodes, of which those with a 1 were accepted."""
+    """Send a verdict of job 1 on some nodes. Nodes with a 1 were accepted."""
     desk.verdict(1, *tokens, node_ids=np.arange(len(mask)), mask=np.array(mask), **fields)
 
 

@@ -71,7 +71,7 @@ def test_a_poison_job_fails_and_the_innocent_do_not(verifiers: int, fatal_length
 
 
 def test_deaths_by_chance_fail_no_job() -> None:
-    """Six crashes of whichever verifier there is, at any time: every job ends well, and runs beside others again."""
+    """Six crashes of random verifiers at any time: each job ends well, and runs beside others again."""
     world = World(seed=3)
     jobs = list(range(1, 5))
     world.add_verifier(b"v0")

@@ -1,4 +1,4 @@
-"""Whose job is placed next: priorities, fair shares, and nobody in anybody's way."""
+"""The order of placing jobs: priorities, fair shares, and no client that blocks another."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_clients_take_turns() -> None:
 
 
 def test_a_latecomer_has_no_claims() -> None:
-    """Who had nothing waiting has saved nothing up, and owes nothing."""
+    """A client without waiting jobs saves no credit and owes none."""
     queue = filled(*[job(i, "early") for i in range(50)])
     taken(queue, 30)
     for i in range(100, 150):
@@ -77,7 +77,7 @@ def test_higher_priorities_go_first() -> None:
     assert [one.job_id for one in taken(queue)] == [3, 1, 4, 2]
 
 
-def test_what_cannot_be_placed_is_in_nobodys_way() -> None:
+def test_an_unplaceable_job_blocks_no_other_job() -> None:
     """A job for a model without room waits; those behind it, of the same client or others, do not."""
     queue = filled(job(1, model="x", priority=5), job(2, model="x"), job(3), job(4, "b"), job(5, model="x"))
     assert sorted(one.job_id for one in taken(queue)) == [3, 4]
@@ -85,7 +85,7 @@ def test_what_cannot_be_placed_is_in_nobodys_way() -> None:
     assert [one.job_id for one in taken(queue, models="xm")] == [1, 2, 5]
 
 
-def test_who_comes_back_goes_first_and_pays_nothing() -> None:
+def test_a_returning_job_goes_first_without_a_second_charge() -> None:
     """A job that was placed before does not queue up again."""
     back = job(9, "a")
     back.session.was_placed = True
@@ -116,7 +116,7 @@ def serve(queue: FairQueue, now: float, model: str = "m") -> BrokerJob:
     return entry[0]
 
 
-def test_a_flood_of_high_priorities_starves_nobody() -> None:
+def test_a_flood_of_high_priorities_starves_no_job() -> None:
     """A job a second is placed while two a second of the highest priority come: one of the lowest is placed in its
     time."""
     queue, served = filled(job(1, "modest", priority=-1000)), dict[int, int]()

@@ -192,7 +192,7 @@ def test_a_flood_costs_others_no_more_than_a_share():
 
 
 def test_without_limits_a_flood_would_cost_them_half(monkeypatch):
-    """The test above fails for a broker that limits nothing."""
+    """The test above fails for a broker without limits."""
     monkeypatch.setattr(gate, "admit_draft", lambda *_: True)
     assert others_goodput(flooded=True) < 0.5 * others_goodput(flooded=False)
 

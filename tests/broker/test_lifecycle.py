@@ -36,7 +36,7 @@ def test_only_events_change_a_state(world):
 
 
 def test_what_the_journal_has_it_keeps():
-    """Whatever is journaled of a job after its end, or twice."""
+    """Records of a job after its end, or repeated ones, do not change it."""
     durable = Durable()
     for num_tokens, ended in ((2, False), (3, True), (1, False)):
         durable.note(num_tokens, ended=ended)
@@ -49,7 +49,7 @@ def test_what_has_ended_stays_so():
 
 
 def test_every_event_happens_and_others_are_bugs():
-    """Whatever the table does not have raises."""
+    """An event that the table does not have raises."""
     assert {event for ways in TRANSITIONS.values() for event in ways} == set(JobEvent)
     for state, ways in TRANSITIONS.items():
         for event in set(JobEvent) - set(ways):

@@ -104,7 +104,7 @@ def test_what_is_larger_than_a_bucket_passes_a_full_one():
     assert [bucket.take(1, 10, 20, t) for t in (1.0, 2.9, 3.2)] == [False, False, True]
 
 
-def test_what_is_spent_is_let_through_whatever_it_costs():
+def test_a_message_of_any_cost_passes_while_credit_is_left():
     """As long as anything is left; then not before that is paid for."""
     for cost in (1, 50):
         bucket = Bucket(20.0, 0.0)
@@ -131,7 +131,7 @@ def test_a_flood_of_drafts_takes_its_share_of_the_verifier(num_jobs, drafters):
     assert bench.counts["limited_drafts"] > 5_000
 
 
-def test_a_flood_takes_nothing_from_other_lanes():
+def test_a_flood_does_not_affect_other_lanes():
     """Neither from those of other jobs nor from the other lane of the same job."""
     bench = Bench(drafters=2)
     bench.start(1, 2)
@@ -152,7 +152,7 @@ def test_honest_drafting_is_not_limited():
 
 
 def test_huge_trees_are_dropped():
-    """What a session could not hold anyway costs nobody the time to read it; nor do distributions without end."""
+    """A tree larger than a session can hold takes no time to read. Neither do unbounded distributions."""
     bench = Bench()
     bench.start(1)
     assert not bench.draft(1, MAX_DRAFT_NODES + 1)
@@ -163,8 +163,8 @@ def test_huge_trees_are_dropped():
     assert bench.counts["limited_drafts"] == 2
 
 
-def test_nothing_piles_up_before_a_verifier_that_is_silent():
-    """Drafts are dropped first: after three heartbeats nothing but what it must receive is sent to it."""
+def test_messages_do_not_pile_up_for_a_silent_verifier():
+    """Drafts are dropped first. After three heartbeats only mandatory messages are sent to it."""
     bench = Bench()
     bench.start(1)
     bench.now += bench.broker.state.settings.quiet_s + 0.01
@@ -247,7 +247,7 @@ def test_those_who_wait_are_bounded(monkeypatch):
     bench.back(TokenizerChunk(model=toy_info(), index=0, count=1, data=np.ones(3)))
     assert len(bench.received(b"", TokenizerChunk)) == 3
     bench.found(Find(1), ANN)
-    assert len(bench.received(b"", Failed)) == 2  # half of those that were kept are cancels
+    assert len(bench.received(b"", Failed)) == 2  # half of the kept messages are cancels
 
 
 def test_counting_is_bounded(monkeypatch):
@@ -258,7 +258,7 @@ def test_counting_is_bounded(monkeypatch):
     assert len(limit._peers) == 10
 
 
-def test_a_worker_that_is_told_much_stays_a_worker(monkeypatch):
+def test_a_worker_with_many_replies_stays_registered(monkeypatch):
     """What it is sent in answer to its heartbeats is not its debt."""
     monkeypatch.setattr(rights, "REQUESTS_BURST", 100.0)
     bench, sessions = Bench(), np.arange(1000, 1400)
@@ -272,7 +272,7 @@ def test_a_worker_that_is_told_much_stays_a_worker(monkeypatch):
     "sessions", [np.arange(100_000), np.array([-5]), np.array([1, 2])], ids=["huge", "negative", "odd"]
 )
 def test_a_malformed_heartbeat_is_dropped(sessions):
-    """One that lists sessions without end, negative ones, or not the same number of everything stops nothing."""
+    """Unbounded session lists, negative ids, or arrays of different lengths do not stop the broker."""
     bench = Bench()
     zeros = np.zeros(len(sessions) if sessions[0] != 1 else 1)
     beat = Heartbeat(incarnation=1, state="ready", session_ids=sessions, epochs=zeros, lengths=zeros)
@@ -282,7 +282,7 @@ def test_a_malformed_heartbeat_is_dropped(sessions):
 
 
 @pytest.mark.parametrize("lane", [b"[]", b"{}", b'"0"', b"null", b"true"])
-def test_a_lane_that_is_no_number_is_dropped(lane):
+def test_a_lane_that_is_not_a_number_is_dropped(lane):
     bench = Bench()
     bench.start(1)
     to = bench.assigned(b"d0", 1)
@@ -347,7 +347,7 @@ def test_a_queue_of_too_many_tokens_is_full(monkeypatch):
 
 
 def test_a_journal_that_is_behind_takes_no_new_jobs(monkeypatch):
-    """A slow disk is no error, but what waits for it must not grow for ever."""
+    """A slow disk is not an error, but the queue for it must not grow for ever."""
     monkeypatch.setattr(intake, "MAX_RECORDS", 2)
     bench = Bench(has_journal=True)
     assert [bench.submit(1), bench.submit(2)] == [[], []]
@@ -358,8 +358,7 @@ def test_a_journal_that_is_behind_takes_no_new_jobs(monkeypatch):
 
 
 def test_large_headers_take_no_more_than_a_fifth_of_the_broker():
-    """A header of 60 KB takes 20 ms to decode, whatever becomes of the job: a peer has ten of them a second, after a
-    burst."""
+    """A 60 KB header takes 20 ms to decode, also for a refused job. A peer may send ten a second after a burst."""
     limit = Limits()
     admitted = [now for now in range(60_000) if limit.admit_request("ann", 60_000, now / 1000, num_header_bytes=60_000)]
     assert len([now for now in admitted if now >= 30_000]) <= 30 * 10

@@ -61,7 +61,7 @@ def test_equal_prompts_go_to_the_same_verifier_where_load_allows() -> None:
 
 
 def test_the_longer_common_prefix_wins() -> None:
-    """Prompts are compared at several lengths; another beginning is no affinity at all."""
+    """Prompts are compared at several lengths. A different beginning gives no affinity."""
     short, long = worker("short"), worker("long")
     wanted = job(1, 300)
     short.take(0, job(2, 20).request.prefix_keys(""))
@@ -73,7 +73,7 @@ def test_the_longer_common_prefix_wins() -> None:
 
 
 def test_a_verifier_without_kv_room_comes_last() -> None:
-    """Even if it has fewer jobs and knows the prompt; but it is taken if there is no other."""
+    """Even if it has fewer jobs and knows the prompt. Without another verifier it is used."""
     full = worker("full", 0, free_slots=50)
     full.take(0, [7])
     assert choose([full, worker("roomy", 5)], 100, [7]).name == "roomy"

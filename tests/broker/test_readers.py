@@ -26,7 +26,7 @@ def test_several_clients_follow_one_job() -> None:
     assert (received[0].ended, token_ids(received), received[-1].finish) == (True, [9], "stop")
 
 
-def test_an_end_is_told_when_the_journal_has_it() -> None:
+def test_the_end_is_sent_after_the_journal_write() -> None:
     """Not before, to a client that comes in between either."""
     desk = Desk(has_journal=True)
     desk.submit(1)
@@ -49,7 +49,7 @@ def test_readers_are_bounded() -> None:
 
 
 def test_a_slow_reader_is_refilled_by_position() -> None:
-    """What it did not take is sent again at the next tick, as one; it receives nothing in between."""
+    """Missed tokens are sent again as one message at the next tick. No message is sent in between."""
     desk = desk_with(1)
     (missed,) = desk.verdict(1, 7, 8)
     desk.broker.undelivered(Send("front", ANN, encode(missed)))
@@ -57,8 +57,8 @@ def test_a_slow_reader_is_refilled_by_position() -> None:
     assert token_ids(desk.tick()) == [7, 8, 9]
 
 
-def test_a_reader_that_is_gone_costs_nothing_for_long() -> None:
-    """After some ticks nothing is sent to it; the job runs on, and a client that comes back gets all."""
+def test_a_lost_reader_is_dropped_after_some_ticks() -> None:
+    """After some ticks no message is sent to it. The job runs on, and a returning client gets all tokens."""
     desk = desk_with(1)
     desk.verdict(1, 7)
     for _ in range(MAX_MISSED + 2):

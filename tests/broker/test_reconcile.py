@@ -47,15 +47,15 @@ def test_a_session_is_lost_the_second_time_that_it_is_missing(is_missing: bool, 
     assert reconcile(session(is_missing=is_missing), {}) == [Action(kind, 1, 7)]
 
 
-def test_a_session_that_comes_back_is_no_longer_missing() -> None:
-    """Whoever confirms the mark begins to count anew."""
+def test_a_returning_session_stops_counting_as_missing() -> None:
+    """After the mark is confirmed, counting starts anew."""
     expected = session(at_last=10, is_missing=True)
     assert reconcile(expected, {1: Reported(7, 10)}) == [Action("keep", 1, 7, 10)]
     expected[1].mark.confirm(10)
     assert reconcile(expected, {}) == [Action("missing", 1, 7)]
 
 
-def test_each_session_has_one_action_and_nothing_is_changed() -> None:
+def test_each_session_has_one_action_and_arguments_stay_unchanged() -> None:
     """Reported ones first, in their order; the arguments stay as they are, so that the same call gives the same
     answer."""
     expected = {i: Expected(i, 10, HeartbeatMark(10)) for i in (1, 2, 3)}

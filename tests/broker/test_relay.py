@@ -49,7 +49,7 @@ def test_verdicts_pass_at_once_where_drafts_are_of_use_or_waited_for(mode: str, 
 
 
 def test_a_busy_verifiers_verdicts_go_together() -> None:
-    """Less and less often; nothing is left out, and the last of them has the present `min_accept_prob`."""
+    """Less and less often. None is left out, and the last one has the current `min_accept_prob`."""
     job = make_job()
     found = relayed(job, [900] * 100)
     received = [(v.base_len, len(v.token_ids)) for v in found]

@@ -87,8 +87,8 @@ losses = pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
 
 
 @losses
-def test_a_verifier_without_its_key_commits_nothing(lose) -> None:
-    """From that moment on; its session goes to another, held against nobody, and its DEALER is closed."""
+def test_a_verifier_with_a_revoked_key_commits_no_tokens(lose) -> None:
+    """Immediately: its session moves to another verifier, no failure is counted, and its DEALER is closed."""
     guarded = Watched()
     guarded.begin()
     guarded.verifier("gpu2")
@@ -122,8 +122,8 @@ def test_a_verifier_without_its_key_gets_no_sessions() -> None:
 
 
 @losses
-def test_a_reader_without_its_key_hears_nothing_more(lose) -> None:
-    """Nor does the job of its key run on, unless it is the same name's new key."""
+def test_a_reader_with_a_revoked_key_receives_no_more_messages(lose) -> None:
+    """The job of its key stops, too, unless the same name has a new key."""
     guarded = Watched()
     guarded.begin()
     job = guarded.broker.state.jobs.active[1]
@@ -234,7 +234,7 @@ def test_a_key_may_come_and_go_between_two_looks() -> None:
     assert list(guarded.broker.state.jobs.active) == [1]
 
 
-def test_a_flood_of_sockets_makes_nobody_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_of_sockets_keeps_known_peers_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose socket it is may be forgotten; the keys of workers and readers are remembered with them."""
     monkeypatch.setattr("specq.broker.state.rights.MAX_SOCKETS", 3)
     guarded = Watched()

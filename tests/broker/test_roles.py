@@ -126,7 +126,7 @@ def test_without_keys_everyone_may_everything():
     assert guard.public_key(b"x") == b""
 
 
-def test_a_verdict_to_the_front_commits_nothing():
+def test_a_verdict_sent_to_the_frontend_commits_no_tokens():
     """Neither a client nor a drafter can commit, nor the verifier's own key from another socket."""
     guarded = Guarded()
     assigned = guarded.begin()
@@ -160,7 +160,7 @@ def test_distributions_of_untrusted_drafters_are_taken_off():
     assert whole == a_draft(trusted)
 
 
-def test_a_key_that_is_taken_off_the_list_may_nothing():
+def test_a_removed_key_loses_all_permissions():
     """At once, also over a connection that stands."""
     guarded = Guarded()
     mine = guarded.begin()
@@ -204,7 +204,7 @@ def test_workers_are_bounded(monkeypatch):
 
 
 def test_jobs_of_others_do_not_exist():
-    """Bob gets the same answer for Alice's job as for none, stops nothing, and cannot have its id."""
+    """For Alice's job Bob gets the same answer as for a missing one. He can neither stop it nor take its id."""
     guarded = Guarded()
     guarded.begin()
     (none,), (hidden,) = guarded.received("bob", Follow(job_id=2)), guarded.received("bob", Follow(job_id=1))
@@ -228,7 +228,7 @@ def listed(received: list[Message]) -> list[dict[str, object]]:
 
 
 def test_jobs_in_the_journal_are_their_owners_too():
-    """The journal says whose a job is: another key learns nothing of it."""
+    """The journal records the owner of a job. Another key gets no information about it."""
     guarded = Guarded(has_journal=True)
     ids = np.array([9], "<i4").tobytes()
     stored = StoredJob(a_job(5), "alice", finish="stop", token_ids=ids, origins=b"\0")
@@ -250,7 +250,7 @@ def test_lists_are_asked_for_by_owner():
         assert guarded.say(who, ListJobs()) == asked
 
 
-def test_the_journal_is_told_whose_a_job_is():
+def test_the_journal_records_the_owner_of_a_job():
     guarded = Guarded(has_journal=True)
     guarded.say("gpu", Hello(role="target", name="gpu", incarnation=1, model=toy_info(), endpoint="x", max_sessions=8))
     guarded.say("alice", a_job(6))
@@ -280,7 +280,7 @@ def test_without_keys_any_priority_may_be_claimed():
 
 
 def test_memory_of_sockets_is_bounded(monkeypatch):
-    """A socket that is forgotten belongs to nobody, which is on the safe side."""
+    """A forgotten socket has no owner, which is the safe side."""
     monkeypatch.setattr(rights, "MAX_SOCKETS", 3)
     guard = Roles(grants())
     for number in range(10):
@@ -290,7 +290,7 @@ def test_memory_of_sockets_is_bounded(monkeypatch):
     assert [guard.owns(*one) for one in asked] == [True, False, False]
 
 
-def test_who_may_not_submit_hears_nothing_of_what_is_wrong() -> None:
+def test_an_unauthorised_client_receives_no_parse_errors() -> None:
     """A message that cannot be read is answered only to those who may send such a one."""
     guarded = Guarded()
     frames = [(7).to_bytes(8, "little"), orjson.dumps({"v": PROTOCOL_VERSION, "type": "cancel", "extra": 1})]

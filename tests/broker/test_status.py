@@ -22,7 +22,7 @@ def asked(desk: Desk, sessions: int = 10) -> dict:
     return report_of(status)
 
 
-def test_the_busiest_come_first_and_those_that_wait_last():
+def test_the_busiest_jobs_come_first_and_waiting_jobs_last():
     """By tokens a second since they were submitted."""
     desk = desk_with(1, 2, 3, max_sessions=2)
     desk.now += 2

@@ -79,8 +79,7 @@ def remembered(desk: Desk) -> dict[str, Any]:
 
 
 def random_step(desk: Desk, rng: random.Random) -> Verdicts:
-    """Return a step of which a part is wrong: sessions that there are not, that come twice, of other epochs,
-    elsewhere."""
+    """Return a partly wrong step: sessions that are unknown, repeated, of other epochs, or elsewhere."""
     said = [(rng.choice([1, 2, 3, 4, 77]), [rng.randrange(9) for _ in range(rng.randrange(4))]) for _ in range(5)]
     step = step_of(desk, *said)
     epochs, base_lens = step.epochs.copy(), step.base_lens.copy()
@@ -119,8 +118,8 @@ def test_a_step_is_its_verdicts_one_by_one(seed: int, *, has_journal: bool) -> N
     assert sum(len(tokens) for tokens, _, _ in known["jobs"].values()) > 10
 
 
-def test_a_step_says_nothing_of_log_probabilities() -> None:
-    """So a job that asks for them takes nothing from it; the others do."""
+def test_a_step_message_has_no_log_probabilities() -> None:
+    """So a job that requests them gets its own messages. The others use the step message."""
     desk = desk_with(1, 2)
     desk.job(1).transcript.logprobs.num_top = 0
     desk.back(step_of(desk, (1, [7]), (2, [8, 9])))
@@ -176,7 +175,7 @@ def test_jobs_with_more_to_say_come_alone() -> None:
     assert sorted(token_ids(desk.received(ANN))) == [7, 8, 9]
 
 
-def test_nothing_is_sent_before_the_journal_has_it() -> None:
+def test_tokens_are_sent_after_the_journal_write() -> None:
     """Then all steps of the group at once, in order; each token once."""
     desk = desk_with(1, 2, has_journal=True)
     desk.sent.clear()
@@ -240,8 +239,8 @@ def test_a_drafter_of_all_sessions_receives_the_step_as_it_came() -> None:
     assert [send.frames for send in sends] == [step]
 
 
-def test_a_drafter_receives_nothing_of_sessions_that_it_does_not_draft_for() -> None:
-    """Neither what another drafts for, nor what is nobody's, nor what did not fit."""
+def test_a_drafter_receives_only_steps_of_its_own_sessions() -> None:
+    """It receives no session of another drafter, no session without a drafter, and no verdict that did not fit."""
     desk = desk_with(1, 2, 3)
     desk.add_drafter(b"d0")
     desk.job(2).drafters.drop(b"d0")

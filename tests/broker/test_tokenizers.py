@@ -70,7 +70,7 @@ def test_a_half_received_tokenizer_goes_with_its_sender() -> None:
     assert kept(desk) == 0
 
 
-def test_a_hundred_verifiers_that_die_leave_nothing() -> None:
+def test_a_hundred_dead_verifiers_leave_no_state() -> None:
     """Each with a tokenizer of its own, some pieces of it received."""
     desk = Desk()
     leave(desk, VERIFIER)
@@ -84,8 +84,8 @@ def test_a_hundred_verifiers_that_die_leave_nothing() -> None:
     assert kept(desk) == 0
 
 
-def test_a_verifier_tells_of_its_own_tokenizer_only() -> None:
-    """And of no more pieces than a tokenizer has: what it makes up takes no memory, and reaches nobody."""
+def test_a_verifier_sends_only_its_own_tokenizer() -> None:
+    """The number of pieces is bounded. Invented pieces take no memory and reach no client."""
     desk = Desk()
     desk.front(ANN, FetchTokenizer())
     before = kept(desk)

@@ -164,7 +164,7 @@ def test_the_clock_is_the_brokers():
 
 @pytest.mark.parametrize(("who", "seen"), [("alice", True), ("bob", False), ("hub", True)])
 def test_traces_are_their_owners(who, seen):
-    """Bob does not even learn that there is one; without an id he is told of none."""
+    """Bob cannot see that a trace exists. Without an id he receives no trace."""
     guarded = Guarded()
     guarded.begin()
     guarded.say("alice", a_job(2))

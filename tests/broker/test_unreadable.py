@@ -1,4 +1,4 @@
-"""What cannot be read, or is too large: who sent it is told why, or it is only counted."""
+"""Unreadable or oversized messages: the sender receives the reason, or the message is only counted."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ SUBMIT = Submit(job_id=9, params=SamplingParams(), prompt_ids=np.array([5, 6]))
         (damaged(SUBMIT, model=["x" * 60_000]), "submit.model is ['xxx"),
     ],
 )
-def test_who_cannot_be_read_is_told_why(
+def test_the_sender_of_an_unreadable_message_receives_the_reason(
     frames: list[bytes], reason: str, order: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    """The sender waits for word of its job; the reason is short, whatever it quotes."""
+    """The sender waits for an answer about its job. The reason is short, even if it quotes a long value."""
     broker = Desk().broker
     (sent,) = broker.from_front(ANN, order(frames), 100.0)
     assert isinstance(sent, Send)
@@ -92,10 +92,10 @@ def test_what_names_no_job_is_only_counted(frames: list[bytes]) -> None:
 @pytest.mark.parametrize(
     "message", [SUBMIT, Cancel(job_id=9), Hello(role="draft", name="dan", incarnation=1, model=toy_info())]
 )
-def test_a_peer_of_another_version_is_told_so_in_its_own(
+def test_a_peer_of_another_version_gets_the_error_in_its_version(
     message: Message, version: int, order: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    """It would wait, or ask, for ever; and of what is not under its version it reads nothing."""
+    """Otherwise it would wait or ask for ever. It ignores messages of other versions."""
     (sent,) = Desk().broker.from_front(ANN, order(damaged(message, v=version)), 100.0)
     assert isinstance(sent, Send)
     header = orjson.loads(sent.frames[1])

@@ -1,5 +1,4 @@
-"""Jobs whose weights nobody serves fail after a while and say what is missing; those from older journals find
-theirs."""
+"""Jobs whose weights no verifier serves fail after a while with the reason. Jobs of older journals find theirs."""
 
 from __future__ import annotations
 
@@ -146,7 +145,7 @@ def test_a_model_without_a_former_fingerprint_has_no_former_jobs() -> None:
 
 
 def test_a_text_that_began_under_other_ends_keeps_its_binding() -> None:
-    """Its verifier is told to leave out the ends that are new, on every verifier that takes it."""
+    """Each verifier that takes it is asked to leave out the new ends."""
     desk, ends = Desk(), {"former_fingerprint": "toy", "added_eos_ids": (5,)}
     desk.submit(1)
     desk.verdict(1, 7)

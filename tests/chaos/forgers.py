@@ -1,7 +1,6 @@
-"""The roles of the value fuzzer: raw peers that take part as far as they must, and for the rest say what a `Forger`
-makes.
-
-Each has `send()`, which says one forged message, and `hear()`, which takes what has arrived and keeps it registered.
+"""The roles of the value fuzzer: raw peers that take part as far as they must, and otherwise send messages of a
+`Forger`. Each has `send()`, which sends one forged message, and `hear()`, which receives messages and keeps it
+registered.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from tests.chaos.forging import Forger, Session
 BEAT_S = 0.1
 SEND_MS = 20_000  # a peer that takes nothing for so long has stopped
 STRAYS = 0.1  # of the messages are of types that the receiver does not take
-NUM_SOCKETS = 8  # since a broker takes only so many requests of each
+NUM_SOCKETS = 8  # since a broker limits the requests of each
 
 
 class Peer:

@@ -1,9 +1,9 @@
-"""Well-formed messages with values that nobody honest sends: extreme, wrong, missing, too many, or right in the wrong
+"""Well-formed messages with values that no honest peer sends: extreme, wrong, missing, too many, or right in the wrong
 place.
 
 A forger walks the fields of a message type as `specq.protocol.messages` has them, so a new message or field is forged
 without a line here. Most values are plausible, so that a message comes as far as it can; a few are at a bound's limits,
-beyond them, or of another type. Ids, epochs and lanes come from what the forger was told of sessions that there are.
+beyond them, or of another type. Ids, epochs and lanes come from real sessions that the forger knows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Malformed and half-right frames for every party: whatever comes, it is dropped, and nobody stops.
+"""Malformed and half-right frames for every party. They are dropped, and no party stops.
 
 Each frame list begins as a real message; then bits are turned, frames cut, doubled, swapped, and header values replaced
 by what they must not be. A ProtocolError is the only error that a party may raise.
@@ -45,7 +45,7 @@ from specq.verifier.validation import validate
 JOB, EPOCH = 1, 1
 PROMPT = np.array([5, 6, 7], np.int32)
 WRONG = (None, True, -1, 2**70, 1e300, "", "x" * 5000, [], [1, "a"], {}, {"a": {}}, "deterministic", 0, 3)
-# What each party is meant to hear; now and then it hears something else.
+# The messages that each party expects. Now and then it receives another one.
 SUITED: dict[str, tuple[type[Message], ...]] = {
     "broker front": (Hello, Heartbeat, Submit, Cancel, Draft),
     "broker back": (Verdict, Verdicts, SessionFailed),
@@ -169,7 +169,7 @@ class Parties:
         self.renew()
 
     def renew(self) -> None:
-        """Put everybody back to where a session has just begun."""
+        """Reset all parties to the start of a session."""
         messages = {type(message): message for message in real_messages()}
         self.broker = Broker(incarnation=0)
         self.broker.from_front(b"v", encode(messages[Hello]), self.now)
@@ -192,7 +192,7 @@ class Parties:
         }
 
     def work(self) -> None:
-        """Let everybody go on with what they have taken in."""
+        """Let all parties process their received messages."""
         self.verifier.step(lambda: self.now)
         validate(self.verifier)
         self.drafter.step()
@@ -201,7 +201,7 @@ class Parties:
 
 
 def fuzz(num_frames: int, seed: int = 0) -> Counter[str]:
-    """Send so many mutated messages, to each party in turn; return how many each has dropped or taken."""
+    """Send `num_frames` mutated messages to each party in turn. Return how many each dropped or took."""
     rng = random.Random(seed)
     real = {type(message): encode(message) for message in real_messages()}
     return send_all(num_frames, rng, tuple(real), lambda name, kind, parties: mutated(real[kind], rng))
@@ -213,7 +213,7 @@ def send_all(
     kinds: Sequence[type[Message]],
     frames_of: Callable[[str, type[Message], Parties], Frames],
 ) -> Counter[str]:
-    """Send so many messages, mostly of the kinds that a party is meant to hear, to each party in turn; return how many
+    """Send so many messages, mostly of the kinds that a party expects, to each party in turn. Return how many
     each took or refused. All else is raised."""
     parties = Parties()
     for number in range(num):

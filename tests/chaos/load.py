@@ -1,7 +1,7 @@
 """A steady load on a broker: so many toy jobs at a time, each checked when it ends, and what the user sees of each.
 
-What was lost (a job that failed), doubled (ended twice) or wrong (another text) is counted, never raised: the report
-tells.
+What was lost (a job that failed), doubled (ended twice) or wrong (another text) is counted in the report, never
+raised.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def no_reopening(patch: Patch) -> None:
 
 
 def no_kv_rollback(patch: Patch) -> None:
-    """Keep the KV of the nodes that stand first, not of those that were accepted."""
+    """Keep the KV of the first nodes, not of the accepted ones."""
     run = SlowEngine._run
 
     def keeping(self: SlowEngine, step: SessionStep) -> Judgement | None:
@@ -147,7 +147,7 @@ def dead_verifiers_keep_their_sessions(patch: Patch) -> None:
 
 
 def open_keeps_the_old_session(patch: Patch) -> None:
-    """Let a verifier go on with a session that it knows, whatever it is opened with."""
+    """Let a verifier keep a known session and ignore the new opening."""
     opened = VerifierInbox._open
 
     def keep(self: VerifierInbox, message: Open, now: float) -> list[Message]:

@@ -118,7 +118,7 @@ class Deployment:
             )
 
     def kill(self, name: str) -> None:
-        """Kill a process; nothing is started in its place."""
+        """Kill a process without a replacement."""
         self.processes[name].kill()
         self.processes[name].wait()
 
@@ -217,7 +217,7 @@ def _client(deployment: Deployment) -> Client:
 
 def _inject(deployment: Deployment, kind: str, role: str, rng: random.Random) -> str:
     """Do it, let it last, and undo it; return to whom."""
-    if role == "client":  # one that has a job under way dies or stands still; nobody else may notice
+    if role == "client":  # one with a running job dies or freezes; others may not notice
         return _hit_client(deployment, kind, rng)
     name = rng.choice(deployment.names(role))
     if kind == "kill":
@@ -251,7 +251,7 @@ def _hit_client(deployment: Deployment, kind: str, rng: random.Random) -> str:
 def faults_of(
     num: int, roles: Sequence[str] = ROLES, kinds: Sequence[str] = ("kill", "stop"), seed: int = 0
 ) -> list[tuple[str, str]]:
-    """Return so many faults of each kind, spread over the roles, in random order."""
+    """Return a number of faults of each kind, spread over the roles, in random order."""
     found = [(kind, roles[i % len(roles)]) for kind in kinds for i in range(num)]
     random.Random(seed).shuffle(found)
     return found

@@ -55,7 +55,7 @@ class Schedule:
         self.prompts = {i: [i, i + 1, i + 2] for i in range(1, 1 + self.random.randint(2, 5))}
 
     def begin(self) -> None:
-        """Start everybody, and submit the jobs."""
+        """Start all processes, and submit the jobs."""
         world = self.world
         for _ in range(2):
             world.add_verifier()
@@ -163,7 +163,7 @@ class Schedule:
         return seconds
 
     def _stall(self) -> float:
-        """Let nothing through between somebody and the broker; it all arrives later."""
+        """Hold all messages between a party and the broker. They arrive later."""
         seconds = self._count("line_stalled")
         peers = self.world.role("target") + self.world.role("draft") + [client.identity for client in self.clients]
         self.world.stalled[self.random.choice(peers)] = self.world.now + seconds
@@ -222,7 +222,7 @@ class Schedule:
             assert not world.processes[identity].worker.sessions, "a worker holds on to a job that has ended"
 
     def _check_failure(self, reason: str) -> None:
-        """A job may be given up only where so many verifiers died, or seemed to."""
+        """Fail if a job was given up without enough real or apparent verifier deaths."""
         assert "verifiers crashed because of it" in reason, reason
         faults = self.world.faults
         num_dead = faults["verifier_killed"] + 2 * faults["all_verifiers_killed"]

@@ -22,8 +22,8 @@ from tests.chaos.fuzz import PARTIES, PROMPT, Parties, fuzz, real_messages, send
 from tests.each import each
 
 
-def test_nothing_that_comes_stops_anybody() -> None:
-    """ProtocolError is all that is raised, and each party hears both what it takes and what it refuses."""
+def test_no_message_stops_any_party() -> None:
+    """Only ProtocolError is raised. Each party gets both messages that it accepts and messages that it refuses."""
     counts = fuzz(3000)
     assert sum(counts.values()) == 3000
     assert all(counts[f"{name} took or dropped"] > 10 for name in PARTIES)
@@ -36,7 +36,7 @@ def of_version(version: int, frames: Frames) -> Frames:
 
 @pytest.mark.parametrize("version", [OLDEST_VERSION - 1, PROTOCOL_VERSION + 1])
 def test_a_version_that_is_too_far_is_refused_by_all(version: int) -> None:
-    """Its sender is counted and dropped, whatever it says, and told so at most; nothing changes."""
+    """The message is counted and dropped. At most, its sender receives an error. No state changes."""
     parties = Parties()
     before = list(parties.broker.state.jobs.active[1].transcript.token_ids)
     for message in real_messages():
@@ -89,7 +89,7 @@ def fuzz_values(num: int, seed: int) -> Counter[str]:
 
 
 def test_no_value_stops_anybody() -> None:
-    """ProtocolError is all that is raised, and each party hears both what it takes and what it refuses."""
+    """Only ProtocolError is raised. Each party gets both messages that it accepts and messages that it refuses."""
     counts = fuzz_values(4000, seed=3)
     assert sum(counts.values()) == 4000
     assert all(counts[f"{name} took or dropped"] > 50 for name in PARTIES)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def check(siege: Siege, num_faults: int) -> None:
-    """Nothing was lost, doubled or wrong, and within seconds of each fault all jobs went on."""
+    """Check that no job was lost, doubled or wrong, and that all jobs continued within seconds of each fault."""
     report = siege.report()
     assert siege.faults.total() == num_faults
     assert siege.tally.counts["jobs"] > num_faults // 2
@@ -28,7 +28,7 @@ def test_each_role_killed_and_frozen(tmp_path: Path) -> None:
 
 
 def test_the_same_behind_links_that_break(tmp_path: Path) -> None:
-    """Everybody's connection to the broker delays what it carries, in both directions, and is cut now and then."""
+    """Each connection to the broker has a delay in both directions and breaks now and then."""
     with Deployment(tmp_path, proxied=True) as deployment:
         check(attack(deployment, toy_prompts(), faults_of(1, roles=("broker",)), recovery_s=PATIENCE_S), 2)
 

@@ -13,7 +13,7 @@ from tests.chaos.schedule import RECOVERY_S, Schedule, play
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_dies_no_job_is_lost_doubled_or_wrong(seed: int) -> None:
+def test_no_death_loses_doubles_or_corrupts_a_job(seed: int) -> None:
     """See `tests.chaos.schedule` for what is checked."""
     assert play(seed).num_jobs >= 2
 

@@ -8,7 +8,7 @@ from specq.protocol.messages import Submit
 
 
 class Client:
-    """A client's process: a core, the socket that it has in this life, and what it was told."""
+    """A client's process: a core, the current socket, and the received messages."""
 
     def __init__(self, name: bytes, jobs: list[Submit]) -> None:
         self.name, self.jobs, self.life = name, jobs, 0

@@ -163,8 +163,8 @@ def play(field: Field, role: str, client: Client, load: Load, others: list[int],
 
 @contextmanager
 def recorded_ids(client: Client) -> Iterator[list[int]]:
-    """Yield the list of the ids of all jobs that the client submits from now on, each once the broker has taken it:
-    whoever knew a random id before could submit a job of his own under it."""
+    """Yield the list of the ids of all jobs that the client submits from now on, each once the broker has taken it.
+    A peer that knew a random id earlier could submit its own job under it."""
     connection, ids = client._connection, list[int]()
     submit = connection.submit
 
@@ -214,7 +214,7 @@ def run(
 
 
 def _prompts(deployment: Deployment, *, real: bool) -> Prompts:
-    """Return prompts and their texts, asked while nobody attacks."""
+    """Return prompts and their texts, requested without an attack."""
     if not real:
         return toy_prompts()
     found = real_prompts(deployment)
@@ -239,7 +239,7 @@ def line(role: str, found: dict[str, Any]) -> str:
 
 
 def is_good(report: dict[str, Any]) -> bool:
-    """Whether nobody was hurt."""
+    """Whether no other party was affected."""
     roles = [found for role, found in report.items() if role != "all"]
     jobs = Counter(report["all"]["jobs"])
     whole = not any(found["dead"] or found["trouble"] for found in roles)

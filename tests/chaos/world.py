@@ -1,8 +1,8 @@
-"""The whole system under a virtual clock, with whatever can go wrong: real broker, verifiers, drafters and clients, toy
+"""The whole system under a virtual clock, with all that can go wrong: real broker, verifiers, drafters and clients, toy
 models.
 
-Everything travels as frames, over lines that lose, double, reorder and delay. Anybody may be killed or frozen at any
-time; the broker also between any two things that it does: before and after each group of its journal, before each
+Everything travels as frames, over lines that lose, double, reorder and delay. Any process may be killed or frozen at
+any time; the broker also between any two things that it does: before and after each group of its journal, before each
 message. What holds is checked as it happens (`specq.testing.fake_journal`, `_check_told`) and at the end
 (`tests.chaos.schedule`).
 """
@@ -176,7 +176,7 @@ class ChaosWorld:
         self.broker.restore(self.journal.unfinished(), self.now)
 
     def crash_soon(self, boundaries: int, *, survives: bool) -> None:
-        """Let the broker die after so many boundaries."""
+        """Let the broker die after a number of boundaries."""
         self.crash_in, self._survives = boundaries, survives
 
     def _boundary(self) -> None:
@@ -276,7 +276,7 @@ class ChaosWorld:
     # --- what must hold at any time -----------------------------------------------------------------------------------
 
     def _check_told(self, send: Send) -> None:
-        """Fail if a client is told what the journal does not have."""
+        """Fail if a client receives something that the journal does not have."""
         if send.to not in self.clients:
             return
         message: Any = decode(send.frames)

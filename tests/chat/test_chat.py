@@ -113,7 +113,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(capsys):
     assert capsys.readouterr().out == "«He»l\n«He»llo\n"
 
 
-def test_a_signal_that_ends_the_wait_leaves_nothing_behind(caplog):
+def test_a_signal_during_the_wait_leaves_no_tasks_behind(caplog):
     """SIGTERM unwinds out of the loop; what waited there is stopped before the client closes, which else fails it where
     nobody looks."""
     started = []

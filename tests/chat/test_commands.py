@@ -47,7 +47,7 @@ def test_parameters(line, shown, parameters, settings):
         ("/etc/passwd", "unknown command /etc/passwd; known: /help, /system, /reset, /temp, /seed"),
     ],
 )
-def test_what_is_wrong_is_said_and_changes_nothing(line, said, settings):
+def test_a_wrong_command_is_reported_and_changes_no_setting(line, said, settings):
     with pytest.raises(JobError) as raised:
         run_command(line, settings)
     assert said in str(raised.value)

@@ -1,5 +1,4 @@
-"""The ends of a text that a GGUF file names: those that llama.cpp prints as its EOG tokens when it loads such a
-file."""
+"""The end tokens that a GGUF file names: the ones that llama.cpp prints as EOG tokens when it loads the file."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ def test_wherever_it_is_cut_it_is_refused(path, tmp_path):
     assert read_gguf(cut).metadata["numbers"] == [3, 1, 2]
 
 
-def test_whatever_a_byte_of_the_header_becomes_there_is_a_file_or_a_reason(path, tmp_path):
-    """Numbers of things may become huge, texts no text: nothing else is raised, and no memory taken for it."""
+def test_a_corrupt_header_byte_gives_a_file_or_an_error(path, tmp_path):
+    """Counts may become huge and texts invalid. No other error is raised, and no memory is allocated for it."""
     data, rng = path.read_bytes(), np.random.default_rng(0)
     end = data.index(b"blocks") + 30
     for at in range(end):
@@ -95,7 +95,7 @@ def test_whatever_a_byte_of_the_header_becomes_there_is_a_file_or_a_reason(path,
         (b"GGUF\0\0\0\3" + bytes(100), "another byte order"),
     ],
 )
-def test_what_is_no_gguf_file_is_refused(tmp_path, data, said):
+def test_a_file_that_is_not_gguf_is_refused(tmp_path, data, said):
     (tmp_path / "a.gguf").write_bytes(data)
     with pytest.raises(ConfigError, match=said):
         read_gguf(tmp_path / "a.gguf")

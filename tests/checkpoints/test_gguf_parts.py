@@ -1,5 +1,4 @@
-"""GGUF models in several files, as the gguf package writes them: any part names the whole, and what is no part of it is
-refused by name."""
+"""GGUF models in several files, as the gguf package writes them. Any part names the whole. Other files are refused."""
 
 from __future__ import annotations
 
@@ -101,7 +100,7 @@ WRONG: dict[str, tuple[Callable[[list[Path], Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("change", "said"), WRONG.values())
-def test_what_is_no_part_of_it_is_named(
+def test_a_file_that_is_not_a_part_is_named(
     change: Callable[[list[Path], Path], object], said: str, source: Path, parts: list[Path], tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -120,7 +119,7 @@ def test_a_directory_of_several_models_is_refused_with_their_names(source: Path,
         local_checkpoint(str(parts[0].parent))
 
 
-def test_the_suffix_counts_in_any_case_and_a_directory_is_no_file(source: Path, tmp_path: Path) -> None:
+def test_the_suffix_ignores_case_and_a_directory_is_not_a_file(source: Path, tmp_path: Path) -> None:
     path = write_gguf(source, tmp_path / "M.GGUF")
     assert is_gguf(path)
     assert read_text(path, "config.json")

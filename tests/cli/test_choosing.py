@@ -59,7 +59,7 @@ def test_the_user_chooses(outcome, typed, expected):
     assert ["Aborted" in said, "enough is known" in said] == [not expected, bool(expected)]
 
 
-def test_where_nobody_can_be_asked_it_is_said_what_to_do(outcome):
+def test_without_a_terminal_the_message_explains_what_to_do(outcome):
     done, said, status = outcome("--model", "tiny", at_terminal=False)
     assert (done, status, said.count("\n")) == ([], 2, 1)
     assert "--model smollm2" in said
@@ -80,7 +80,7 @@ def test_where_nobody_can_be_asked_it_is_said_what_to_do(outcome):
         ]
     ],
 )
-def test_nobody_is_asked_where_it_was_said(outcome, arguments, expected, at_terminal):
+def test_explicit_options_skip_the_question(outcome, arguments, expected, at_terminal):
     """What is served, processes of one's own with what drafts in them, or which broker."""
     done, said, _ = outcome(*arguments, at_terminal=at_terminal)
     assert done == [expected]
@@ -94,6 +94,6 @@ def test_a_name_that_no_model_could_have_is_refused_with_the_served_one_that_is_
 
 
 @each("served", [None, []])
-def test_where_nothing_is_served_the_model_is_started(outcome, monkeypatch, served):
+def test_the_model_starts_when_no_server_runs(outcome, monkeypatch, served):
     monkeypatch.setattr(chat, "_served_models", lambda _client: served)
     assert outcome("--model", "tiny")[0] == ["started tiny, True"]

@@ -48,7 +48,7 @@ def test_broker_and_client_start_without_torch(module):
     assert not HEAVY & _imported(f"import {module}")
 
 
-def test_help_imports_nothing_heavy():
+def test_help_imports_no_heavy_modules():
     assert not (HEAVY | {"zmq", "numpy", "structlog", "tokenizers"}) & _imported(CALL_HELP)
 
 
@@ -168,7 +168,7 @@ def test_status_without_a_broker_fails(free_address):
 
 
 def test_missing_extra_says_how_to_get_it(monkeypatch):
-    """A worker without torch is told which extra to install."""
+    """The error of a worker without torch names the extra to install."""
 
     def no_torch(kind, table, name):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
@@ -181,7 +181,7 @@ def test_missing_extra_says_how_to_get_it(monkeypatch):
     assert "pip install -e '.[torch]'" in result.stderr
 
 
-def test_exit_status_tells_input_from_failure():
+def test_the_exit_status_distinguishes_bad_input_from_failure():
     errors = (ConfigError(""), JobError(""), JobError("", "lost"), EngineError(""))
     assert [exit_status(error) for error in errors] == [2, 2, 1, 1]
 
@@ -255,7 +255,7 @@ def test_seconds_to_wait_are_a_number(tmp_path, seconds):
 
 
 @each(("command", "job"), product(["results", "cancel", "trace"], ["sea", "0", str(2**63)]))
-def test_what_is_no_job_is_told_where_jobs_are_listed(command, job):
+def test_an_invalid_job_number_points_to_the_list_of_jobs(command, job):
     """`specq jobs` shows the id of a prompt beside the job's number, and only the number names one."""
     result = _run(command, job)
     assert result.exit_code == 2
@@ -285,7 +285,7 @@ assert signal.getsignal(signal.SIGINT) is {handler}
         ("signal.signal(2, signal.SIG_IGN)", "signal.SIG_IGN", 0),
     ],
 )
-def test_an_interrupt_while_modules_are_imported_is_no_traceback(before, handler, status):
+def test_an_interrupt_during_imports_prints_no_traceback(before, handler, status):
     """The process ends by the signal, without a word. Later ones are as they were: Python's own handler, which click
     knows; ignored, where whoever started the process wants that."""
     code = INTERRUPTED.format(before=before, handler=handler)
@@ -337,7 +337,7 @@ def test_without_the_repository_bench_says_what_there_is(tmp_path):
         ]
     ],
 )
-def test_what_is_no_number_of_the_range_is_refused(kind, value, said):
+def test_an_invalid_number_is_refused(kind, value, said):
     with pytest.raises(click.BadParameter, match=said):
         kind.convert(value, None, None)
     assert kind.convert("2.5", None, None) == 2.5

@@ -96,7 +96,7 @@ def test_looking_leaves_everything_as_it_was(tmp_path):
     assert there.read_text() == "old"
 
 
-def test_a_report_that_cannot_be_written_later_is_told_once_and_the_table_is_printed(tmp_path):
+def test_a_later_report_write_failure_is_reported_once_and_the_table_printed(tmp_path):
     """The run goes on, and ends with what is missing; if a later part can be written, nothing is."""
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -184,6 +184,6 @@ def test_ctrl_c_says_how_a_run_goes_on(tmp_path, monkeypatch, to_file):
     assert outcome.stderr == f"specq: stopped{how}\n"
 
 
-def test_a_pipe_that_nobody_reads_any_more_is_left_to_click():
+def test_a_broken_pipe_is_left_to_click():
     with pytest.raises(BrokenPipeError), writing(Path("-")):
         raise BrokenPipeError

@@ -1,4 +1,4 @@
-"""Outputs that cannot be written: every command ends with one line and a status, whatever takes no more."""
+"""Outputs that cannot be written: each command ends with one line and a status, for any failing output."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def every_command(
             yield from every_command(command.get_command(ctx, name), (*path, name))
 
 
-def test_no_command_ends_with_a_traceback_where_standard_output_takes_nothing():
+def test_a_failing_standard_output_causes_no_traceback():
     lines = [[*path, "--help"] for path, _ in every_command()] + [["--version"], ["models"]]
     assert {line[0] for line in lines} > set(COMMANDS)
     done = subprocess.run(
@@ -145,7 +145,7 @@ def test_what_libraries_say_of_the_system_is_a_line(error, said, capsys):
     assert said in told
 
 
-def test_other_errors_are_nobodys_output():
+def test_unrelated_errors_are_not_output_errors():
     with pytest.raises(RuntimeError, match="a bug"), unwritable_said():
         raise RuntimeError("a bug")
 

@@ -1,4 +1,4 @@
-"""Standard input as a part of a question: what was piped is read, and nothing is waited for in vain."""
+"""Standard input as part of a question: piped text is read, and no command waits in vain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stdin_of(monkeypatch: pytest.MonkeyPatch, fd: int) -> Iterator[TextIOWrapper
 
 @pytest.fixture
 def open_pipe(monkeypatch) -> Iterator[int]:
-    """The end to write to of a pipe that is standard input, and that nobody closes before the test has ended."""
+    """The write end of a pipe that is standard input. It stays open until the test ends."""
     read_end, write_end = os.pipe()
     with stdin_of(monkeypatch, read_end), os.fdopen(write_end, "wb"):
         yield write_end
@@ -78,7 +78,7 @@ def test_an_open_pipe_without_a_byte_is_not_waited_for(open_pipe):
 
 
 def test_a_terminal_is_left_alone(monkeypatch):
-    """What is typed there meanwhile is for whoever reads it next."""
+    """Input typed meanwhile belongs to the next reader."""
     keyboard, terminal = pty.openpty()
     with os.fdopen(keyboard, "wb", buffering=0) as keys, stdin_of(monkeypatch, terminal) as stream:
         keys.write(b"typed\n")
@@ -86,7 +86,7 @@ def test_a_terminal_is_left_alone(monkeypatch):
         assert stream.readline() == "typed\n"
 
 
-def test_standard_input_that_is_closed_has_nothing(monkeypatch):
+def test_a_closed_standard_input_is_empty(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     assert read_piped(pytest.fail, 0) == ""
     with pytest.raises(click.UsageError, match="standard input is closed"):
@@ -96,13 +96,13 @@ def test_standard_input_that_is_closed_has_nothing(monkeypatch):
 
 
 @each("mode", [os.O_RDONLY, os.O_WRONLY])
-def test_null_has_nothing(monkeypatch, mode):
+def test_dev_null_is_empty(monkeypatch, mode):
     """Also where it cannot be read, as `nohup` leaves it."""
     with stdin_of(monkeypatch, os.open(os.devnull, mode)):
         assert read_piped(pytest.fail, PATIENCE_S) == ""
 
 
-def test_who_asks_for_what_cannot_be_read_is_told(monkeypatch):
+def test_an_explicit_unreadable_input_is_an_error(monkeypatch):
     with (
         stdin_of(monkeypatch, os.open(os.devnull, os.O_WRONLY)),
         pytest.raises(click.UsageError, match="cannot read standard input: Bad file descriptor"),

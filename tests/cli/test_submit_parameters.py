@@ -150,7 +150,7 @@ def test_a_completion_that_fails(tmp_path):
 
 @each("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_texts_are_shown_one_after_the_other(order):
-    """Whatever the order in which they end, and each as soon as its turn has come."""
+    """Each text is shown as soon as it is its turn, in any order of completion."""
     results = [Result("x", "p", index=i) for i in range(3)]
     pieces = [Piece(f"{i}a", index=i) for i in order] + [Piece(f"{i}b", index=i, result=results[i]) for i in order]
     shown, seen = [], []

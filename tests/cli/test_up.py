@@ -20,7 +20,7 @@ def run(*arguments: str):
 
 @pytest.fixture
 def given(monkeypatch):
-    """The configurations that `specq up` was to run; nothing is started."""
+    """The configurations that `specq up` was to run. No process starts."""
     configs = []
     monkeypatch.setattr("specq.processes.up.run", lambda config, _extra: configs.append(config) or 0)
     return configs

@@ -49,7 +49,7 @@ def broker():
     ],
 )
 def test_a_list_gives_a_list(generate, broker, arguments, prompt_ids):
-    """Of results in the order of the prompts, whatever kind they are."""
+    """Results keep the order of the prompts, for results of any kind."""
     before = broker.num_heard(Submit)
     results = generate(max_tokens=9, **arguments)
     assert [result.token_ids for result in results] == prompt_ids
@@ -58,7 +58,7 @@ def test_a_list_gives_a_list(generate, broker, arguments, prompt_ids):
 
 
 @each("arguments", [{"prompt": "a"}, {"messages": CHATS[0]}, {"token_ids": [5]}])
-def test_one_prompt_is_no_list(generate, broker, arguments):
+def test_a_single_prompt_is_not_a_list(generate, broker, arguments):
     assert isinstance(generate(**arguments), specq.client.Result)
 
 
@@ -132,7 +132,7 @@ def never_all(message):
 
 
 def test_all_are_stopped_if_the_broker_is_gone(connect, broker):
-    """The error is raised; what still runs is cancelled, though the client stays open, and nobody waits for it."""
+    """The error is raised. Running jobs are cancelled without a wait, though the client stays open."""
     broker.reply = never_all
     client = connect(broker.address, timeout_s=0.5)
     with pytest.raises(JobError, match="not answered") as caught:

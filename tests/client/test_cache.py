@@ -54,7 +54,7 @@ def test_small_tokenizers_are_not_looked_up(tmp_path):
 
 @each("damage", [b"", b"[]", b'{"tokenizer.json": 3}', b"\xff", "cut", "other"])
 def test_damaged_files(tmp_path, damage):
-    """Whatever lies on the disk, what is not the tokenizer asked for is not used."""
+    """A file that is not the requested tokenizer is not used."""
     cache = TokenizerCache(tmp_path)
     cache.keep(FILES)
     (path,) = (tmp_path / "tokenizers").iterdir()

@@ -106,7 +106,7 @@ def begin(message):
     return answer(message)
 
 
-def test_streams_that_are_left_leave_nothing(client, broker):
+def test_abandoned_streams_leave_no_state(client, broker):
     """Who stops reading stops the job; however many they are, the client forgets them, and stops asking for their
     end."""
     broker.reply = begin

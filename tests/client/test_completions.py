@@ -57,7 +57,7 @@ def begin(message):
 
 
 def ids_of(broker: FakeBroker, kind: type[Message]) -> set[int]:
-    """Return the jobs of which a broker has heard messages of a kind."""
+    """Return the jobs for which a broker received messages of a kind."""
     return {message.job_id for message in list(broker.heard) if isinstance(message, kind)}
 
 
@@ -81,7 +81,7 @@ def check(results) -> None:
 
 
 def test_completions_in_order(client, broker):
-    """Whatever the order in which they come."""
+    """Results keep the order of the prompts, in any order of completion."""
     broker.reply = Reversed()
     check(client.generate("Once", id="x", **ASKED))
     sent = broker.wait_for(Submit, N)
@@ -168,7 +168,7 @@ def test_leaving_a_stream_stops_all(client, broker):
 
 
 def test_closing_stops_the_jobs_that_run(client, broker):
-    """A client that is closed leaves no work behind that nobody could fetch; jobs that have ended are left alone."""
+    """A closed client leaves no running job whose result cannot be fetched. Ended jobs are left alone."""
     client.generate("a")
     done = broker.wait_for(Submit)[0].job_id
     broker.reply = begin

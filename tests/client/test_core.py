@@ -76,7 +76,7 @@ def test_silence_is_answered_by_asking_again():
 
 
 def test_flowing_tokens_need_no_retry():
-    """While something arrives in time nothing is sent."""
+    """While messages arrive in time, the client sends none."""
     core, _ = make_core()
     core.take_outbox()
     for i, token in enumerate(TEXT):
@@ -168,7 +168,7 @@ def test_a_restarted_broker_without_verifiers():
 
 
 def test_two_stories():
-    """A broker that repeats a job with other tokens is not believed: a mixture would be nobody's text."""
+    """A broker that repeats a job with other tokens is not trusted. A mixture would not be a valid text."""
     core, _ = make_core()
     core.receive(tokens(7, 0, TEXT[:4]), 0.1)
     (failed,) = core.receive(tokens(7, 2, [TEXT[2], 99, 98]), 0.2)
@@ -219,7 +219,7 @@ class Flaky:
 
 @each("seed", range(60))
 def test_any_network_gives_the_same_text(seed):
-    """Whatever is lost, doubled, reordered or forgotten, the client gets each token once, in order, and the end."""
+    """Messages may be lost, doubled, reordered or forgotten. The client gets each token once, in order, and the end."""
     core, _ = make_core(timeout_s=1000.0)
     broker, delayed, events, now = Flaky(seed), [], [], 0.0
     while not any(isinstance(event, JobDone) for event in events):

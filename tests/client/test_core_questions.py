@@ -134,7 +134,7 @@ def test_tokenizer_that_is_broken(core):
 
 
 def test_no_verifier(core):
-    """A failure without a job is the tokenizer's, at once where nobody wants to wait."""
+    """A failure without a job belongs to the tokenizer request. Without a wait it is raised at once."""
     core.fetch_tokenizer("", 0.0, wait_s=0.0)
     (failed,) = core.receive(Failed(job_id=0, code="no_verifier", reason="start one"), 0.1)
     assert (failed.key, failed.error.code) == (TOKENIZER, "no_verifier")

@@ -20,7 +20,7 @@ def submit_jobs(core: ClientCore, count: int) -> None:
 
 
 def test_other_traffic_does_not_answer_for_a_job():
-    """A Submit that is never answered is given up in time, whatever the broker says of others; one it took waits on."""
+    """An unanswered Submit is given up in time, despite messages about other jobs. An accepted one keeps waiting."""
     core, _ = make_core(timeout_s=3.0)
     core.submit(job_of(8), 0.0)
     failed = []
@@ -45,7 +45,7 @@ def test_other_traffic_does_not_answer_for_a_question(ask):
 
 
 def test_jobs_wait_their_turn():
-    """Only so many are unanswered at a time, and none of the others is given up meanwhile."""
+    """The number of unanswered jobs is limited. The others are not given up meanwhile."""
     core, count = ClientCore("", 3.0), 3 * MAX_UNANSWERED
     submit_jobs(core, count)
     sent, now = [message.job_id for message in core.take_outbox()], 0.0
@@ -61,7 +61,7 @@ def test_jobs_wait_their_turn():
 
 
 @each("heard", [None, 0.5])
-def test_a_silent_broker_is_told_of_to_all_at_once(heard):
+def test_all_jobs_learn_of_a_silent_broker_at_once(heard):
     """Those that wait for their turn, too; none of them twice."""
     core, count = ClientCore("tcp://somewhere:1", 3.0), 5 * MAX_UNANSWERED
     submit_jobs(core, count)
@@ -96,7 +96,7 @@ def test_a_job_that_waits_its_turn_can_be_stopped():
 
 
 def test_cancel():
-    """Cancelling asks the broker; the job ends with what it has. Of unknown jobs nothing is sent."""
+    """The client asks the broker to cancel. The job ends with its tokens so far. Unknown jobs send no message."""
     core, job = make_core()
     core.cancel(8, 0.2)
     core.cancel(7, 0.2)
@@ -106,7 +106,7 @@ def test_cancel():
 
 
 def test_abandon():
-    """A job that nobody waits for is cancelled and forgotten."""
+    """An abandoned job is cancelled and forgotten."""
     core, job = make_core()
     core.abandon(7, 0.2)
     assert core.take_outbox() == [job, Cancel(job_id=7)]
@@ -132,7 +132,7 @@ def test_cancel_is_repeated_until_the_end():
 
 
 def test_cancel_of_an_abandoned_job_is_repeated_for_a_while():
-    """Nobody waits for its end, which may never come; if it comes, nothing more is sent."""
+    """The end may never come, and no caller waits for it. When it comes, no more messages are sent."""
     core, _ = make_core()
     core.abandon(7, 0.2)
     core.take_outbox()
@@ -156,7 +156,7 @@ def test_a_job_that_is_wanted_again_is_not_stopped():
 
 
 def traced(*, keep_running: bool = False) -> ClientCore:
-    """Return a core whose job 7 is traced and taken, with a broker that has told its time."""
+    """Return a core whose job 7 is traced and taken, with a broker that has sent its time."""
     core, job = make_core()
     core.abandon(7, 0.0)
     core.take_outbox()
@@ -174,7 +174,7 @@ def noted(core: ClientCore) -> list[int]:
 
 
 @each("keep_running", [False, True])
-def test_a_job_that_nobody_waits_for_any_more(keep_running):
+def test_an_abandoned_job_is_dropped(keep_running):
     """Also one that the broker goes on with."""
     core = traced(keep_running=keep_running)
     core.abandon(7, 1.0)

@@ -1,4 +1,4 @@
-"""Tokens of several jobs in one message: each job takes its own, by position, whatever is wrong with the others."""
+"""Tokens of several jobs in one message: each job takes its own by position, even if others are wrong."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_each_job_takes_its_own() -> None:
 
 
 def test_what_is_known_unknown_or_early_harms_no_other() -> None:
-    """Overlaps count once, a gap is asked for, nobody's job is nobody's, and a job that comes twice goes on."""
+    """Overlaps count once, a gap is requested, unknown jobs are ignored, and a repeated job continues."""
     core = make_core(7, 8, 9)
     core.receive(together((7, 0, [5, 6]), (8, 0, [4])), 1.0)
     events = core.receive(

@@ -12,7 +12,7 @@ from specq.testing.fake_broker import ANSWER, answer
 
 
 def test_no_broker(connect, free_address):
-    """Nobody at the address: an error with the address and what to start, in time."""
+    """Without a broker at the address, an error with the address and what to start comes in time."""
     client = connect(free_address, timeout_s=0.3)
     for ask in (lambda: client.generate("a"), client.status):
         with pytest.raises(JobError, match=f"no broker answered at {free_address}.*make broker") as caught:
@@ -55,7 +55,7 @@ def test_a_broker_is_waited_for_if_asked(connect, free_address):
 
 
 def test_bad_address():
-    """A malformed address is a ConfigError, and leaves nothing behind."""
+    """A malformed address is a ConfigError, and leaves no socket or thread behind."""
     with pytest.raises(ConfigError, match="nonsense"):
         Client("nonsense")
 
@@ -72,7 +72,7 @@ def test_refused_by_the_broker(client, broker):
     assert client.generate("a").text
 
 
-def test_invalid_requests_send_nothing(client, broker):
+def test_invalid_requests_send_no_message(client, broker):
     """What is wrong at the edge never reaches the broker."""
     with pytest.raises(JobError, match="temperature"):
         client.generate("a", temperature=float("nan"))
@@ -82,7 +82,7 @@ def test_invalid_requests_send_nothing(client, broker):
 
 
 def test_closing_fails_those_who_wait(client, broker):
-    """A closed client answers everybody: those who wait and those who come later."""
+    """A closed client fails all waiting and later calls."""
     broker.reply = lambda m: [] if isinstance(m, Submit) else answer(m)
     job = client.submit("a")
     broker.wait_for(Submit)
@@ -107,7 +107,7 @@ def test_leaving_stops_no_job(connect, broker):
 
 
 def test_a_forgotten_client_closes(broker, tmp_path):
-    """A client that nobody holds ends its thread."""
+    """The thread of an unreferenced client ends."""
     before = threading.active_count()
     assert Client(broker.address, cache_dir=tmp_path).generate("a").text
     gc.collect()

@@ -25,7 +25,7 @@ def kept_core() -> tuple[ClientCore, Submit]:
 
 
 def test_who_submits_a_job_that_runs_here_joins_it():
-    """What it has missed comes back at once; nothing is sent."""
+    """It gets the missed tokens at once, and no message is sent."""
     core, job = make_core()
     core.receive(tokens(7, 0, TEXT[:3]), 0.1)
     core.take_outbox()
@@ -68,7 +68,7 @@ def test_a_job_that_shall_keep_running_is_not_stopped():
 
 
 def test_a_job_that_shall_keep_running_is_sent_until_the_broker_has_it():
-    """Also where nobody waited for it any more before the broker had said a word."""
+    """Also if its caller left before the first answer of the broker."""
     core, job = kept_core()
 
     core.abandon_all(0.1)

@@ -1,4 +1,4 @@
-"""The client's I/O thread: whoever asks it something is heard, and it is woken no more often than it needs."""
+"""The client's I/O thread: each call arrives, and the thread is woken no more often than needed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Counting:
         self._socket.close()
 
 
-def test_calls_of_many_threads_are_all_heard(link):
+def test_calls_of_many_threads_all_arrive(link):
     done, heard = threading.Semaphore(0), []
 
     def ask(number):
@@ -78,7 +78,7 @@ class Interrupted(Counting):
         return super().send(data)
 
 
-def test_a_call_whose_wake_up_was_interrupted_is_heard_all_the_same(link):
+def test_a_call_with_an_interrupted_wake_up_still_arrives(link):
     """And so are those after it, which need not wake the thread."""
     link._waker = Interrupted(link._waker)
     done = threading.Semaphore(0)
@@ -108,7 +108,7 @@ def test_what_is_asked_meanwhile_waits_until_the_rest_is_sent(link, monkeypatch)
     assert happened[begun : begun + 3] == ["first", "sent", "second"]
 
 
-def test_who_asks_for_much_gives_way(link, monkeypatch):
+def test_a_busy_caller_yields_to_the_io_thread(link, monkeypatch):
     """Once in a while, when the I/O thread has not looked for that long; it never waits for itself."""
     slept, busy, go, own = [], threading.Event(), threading.Event(), []
 

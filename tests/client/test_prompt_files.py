@@ -1,5 +1,4 @@
-"""The lines of prompts files: how they are read, completed in order, written, and left to the broker; requests by job
-id that nobody answers."""
+"""Prompt files: read, complete in order, write, leave to the broker, and requests by job id without an answer."""
 
 import json
 import threading
@@ -17,7 +16,7 @@ from tests.each import each
 
 
 def test_lines_are_numbered_and_blank_ones_skipped():
-    """Numbers are those of the file; a byte order mark is no part of the text."""
+    """Numbers are line numbers of the file. A byte order mark does not belong to the text."""
     lines = list(read_lines([b'\xef\xbb\xbf{"prompt": "a"}\n', b"\n", b'{"prompt": "b", "id": 7}']))
     assert [(line.number, line.id, line.prompt, line.error) for line in lines] == [(1, 1, "a", ""), (3, 7, "b", "")]
 
@@ -60,7 +59,7 @@ def test_unknown_keys_are_refused(key, hint):
 
 @each("bad", [{"prompt": "\ud800"}, {"prompt": "é", "id": 2**80}])
 def test_result_lines_hold_anything(bad):
-    """Whatever a line said can be echoed."""
+    """Any field of an input line can be echoed."""
     assert json.loads(result_line(failure(PromptLine(1, bad), "no")))["prompt"] == bad["prompt"]
 
 
@@ -93,7 +92,7 @@ def _raise():
 
 
 def test_order_and_concurrency():
-    """A slow first line holds up nobody, results keep the order, and no more than asked run at a time."""
+    """A slow first line does not delay the others, results keep the order, and concurrency is limited."""
     client, written = SlowClient(11), []
     lines = [PromptLine(n, {"prompt": "a"}) for n in range(1, 13)]
     num_failed = run_lines(client, lines, {}, written.extend, concurrency=3)

@@ -72,18 +72,18 @@ def test_a_seed_of_any_sign_is_the_job_s_and_its_completions():
 
 
 @each("seed", [-(2**63) - 1, 2**64, 1.0, "1", True, [1]])
-def test_what_is_no_seed_of_64_bits(seed):
+def test_a_seed_beyond_64_bits_is_refused(seed):
     with pytest.raises(JobError, match=r"seed is .*, but must be a whole number from -2\*\*63 to 2\*\*64 - 1"):
         read_parameters({"seed": seed})
 
 
 @each("salt", ["", 3, "x" * 1001, "\ud800", ["a"], True])
-def test_what_is_no_salt(salt):
+def test_an_invalid_salt_is_refused(salt):
     with pytest.raises(JobError, match=r"cache_salt is .*, but must be text of 1 to 1000 characters"):
         read_job_options({"cache_salt": salt})
 
 
-def test_a_salt_goes_with_the_job_and_changes_nothing_else():
+def test_a_salt_is_sent_with_the_job_and_changes_no_other_field():
     (plain,), (salted,) = (
         read_request({"prompt": "a", "job_key": "k", "seed": 1} | salt, SERVED).submits
         for salt in ({}, {"cache_salt": "pepper\n"})
@@ -316,7 +316,7 @@ def test_bad_words_have_no_special_tokens():
     )
 )  # fmt: skip
 def test_what_is_accepted_can_be_sent(values):
-    """Whatever the values: they are refused with a reason, or every message of the request travels unchanged."""
+    """For any values: they are refused with a reason, or each message of the request travels unchanged."""
     try:
         request = read_request({"prompt": "a", **values}, SERVED)
     except JobError:

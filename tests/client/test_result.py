@@ -23,8 +23,8 @@ def test_the_shape_of_the_trees():
     assert not set(SHAPE) & set(stats) - {"depth"}
 
 
-def test_nothing_drafted():
-    """No division by nothing."""
+def test_without_drafts_the_acceptance_rate_is_defined():
+    """It is 0. There is no division by zero."""
     stats = speculation_stats(dict.fromkeys(("rounds", "draft_tokens", "accepted_tokens", *SHAPE), 0))
     assert {stats[name] for name in ("acceptance_rate", "mean_accepted_length", "candidates", "depth")} == {0.0}
 

@@ -69,7 +69,7 @@ def test_a_stopped_run_is_gone_on_with(path: Path) -> None:
     assert path.read_bytes() == WHOLE
 
 
-def test_an_interruption_anywhere_undoes_nothing_that_is_written(tmp_path: Path) -> None:
+def test_an_interruption_keeps_all_written_results(tmp_path: Path) -> None:
     """Ctrl-C before any line of what writes the results of the third prompt: those that are there whole are not done
     again."""
     num_left = []
@@ -153,7 +153,7 @@ def test_a_killed_run_keeps_its_key(path: Path) -> None:
     file._log.close()
 
 
-def test_nothing_is_mixed_or_thrown_away(path: Path) -> None:
+def test_a_file_of_another_run_is_refused_and_kept(path: Path) -> None:
     """Other options, other prompts: refused, and the file stays as it was."""
     with pytest.raises(Stop):
         write(path, stop_after=3)

@@ -50,7 +50,7 @@ def test_good_lines(broker, tmp_path):
 
 
 def test_a_top_p_of_0_is_greedy(broker, tmp_path):
-    """As an option and in a line, and whatever the temperature: the job is that of temperature 0."""
+    """As an option and in a line, at any temperature: the job equals one of temperature 0."""
     given, plain = '{"prompt": "a", "top_p": 0, "temperature": 0.9}', '{"prompt": "a"}'
     by_line, _ = run(broker, tmp_path, given)
     by_option, _ = run(broker, tmp_path, plain, "--top-p", "0", "--temperature", "0.9")

@@ -56,7 +56,7 @@ def test_progress_bar(broker, tmp_path):
 
 
 @each("gone", [True, False])
-def test_nobody_there(tmp_path, gone):
+def test_without_a_broker_or_verifier_the_error_says_what_to_start(tmp_path, gone):
     """No broker, or no verifier: one line that says what to start, exit status 1, earlier results untouched."""
     (tmp_path / "results.jsonl").write_text("")
     reply = [Failed(job_id=0, code="no_verifier", reason="no verifier is registered")]

@@ -46,7 +46,7 @@ def test_the_end_of_a_turn_is_the_token_behind_an_answer() -> None:
         assert (template, codec_of(template).turn_end) == (template, expected)
 
 
-def test_it_ends_chats_and_nothing_else() -> None:
+def test_the_turn_end_stops_only_chats() -> None:
     """It stands in the job, so that journal and verifiers know it; a model whose files name an end has its own."""
     served = ServedModel(UNNAMED, CODEC)
     assert stops(served, messages=CHAT) == (TURN_END,)

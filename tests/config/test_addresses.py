@@ -18,7 +18,7 @@ BEYOND = (
 
 @each("bind", BEYOND)
 def test_binds_beyond_this_machine_are_refused(bind):
-    """Nothing listens beyond loopback unless it was asked for."""
+    """Without a request, no socket listens beyond loopback."""
     with pytest.raises(ConfigError, match="insecure"):
         BrokerConfig(bind=bind)
     with pytest.raises(ConfigError, match=r"docs/security\.md"):

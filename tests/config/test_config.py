@@ -1,4 +1,4 @@
-"""Configuration: files, environment and command line become checked sections, and whatever is wrong is named."""
+"""Configuration: files, environment and command line become checked sections, and each error is named."""
 
 from __future__ import annotations
 

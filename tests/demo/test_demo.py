@@ -57,7 +57,7 @@ class Recorder:
         self.modes.append(asked["mode"])
 
 
-def test_plain_is_no_speculation_and_lookup_alone_a_way_of_its_own():
+def test_plain_disables_speculation_and_lookup_is_a_separate_method():
     full, alone = Recorder(), Recorder()
     ways = demo.ways(full, alone, 8)
     asked = {}
@@ -116,7 +116,7 @@ def test_there_is_a_verdict_only_where_the_turns_agree(plain, lookup, specq, sai
         assert conclusion(speed, True, others, 2) == text + said.format(unclear.format(why))
 
 
-def test_drafts_are_not_said_to_bring_nothing_by_a_busy_machine():
+def test_a_busy_machine_gives_no_verdict_on_drafts():
     """What others take hides what drafts bring; a machine that is nearly quiet is believed."""
     speed = Speed({"plain": [80, 80, 80], "lookup": [90, 90, 90], "specq": [79, 81, 83]})
     for others in (0.3, None):

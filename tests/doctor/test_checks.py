@@ -220,7 +220,7 @@ def test_a_directory_without_weights_is_wrong_and_a_hub_name_that_is_not_here_is
     assert "specq models pull nobody/has-this-model" in wrong_target("nobody/has-this-model")
 
 
-def test_a_parallel_draft_model_is_told_apart(tmp_path):
+def test_a_parallel_draft_model_is_recognised(tmp_path):
     assert pair.find("tiny", "draft").num_places == 1
     assert pair.find(str(make_draft(tmp_path / "draft", PARALLEL)), "draft").num_places == PARALLEL.num_places
 
@@ -235,7 +235,7 @@ def checked(heads: Path) -> Check:
     return found[0]
 
 
-def test_heads_that_fit_are_told_apart(tmp_path):
+def test_matching_heads_are_distinguished_by_kind(tmp_path):
     check = checked(make_published(tmp_path / "medusa", HIDDEN, VOCAB, heads=3))
     assert (check.status, check.found.partition(",")[0]) == (OK, "3 Medusa heads")
     check = checked(make_eagle(tmp_path / "eagle", eagle_shape_of(HIDDEN, VOCAB, 40, layers=(1, 5, 8))))
@@ -303,7 +303,7 @@ def test_the_kv_that_is_reckoned_with_is_what_an_engine_takes():
 
 
 def test_a_model_that_is_not_here_is_fetched_only_where_there_may_be_one():
-    """`specq models pull` refuses a name without a slash that it does not know, so nobody is sent there with one."""
+    """`specq models pull` refuses an unknown name without a slash, so no message recommends it for one."""
     for name, said in (
         ("nope", "^'nope' is neither a name from `specq models` nor a path; a hub name has a slash"),
         ("no/pe", "^no/pe is not on this machine; fetch it: specq models pull no/pe"),

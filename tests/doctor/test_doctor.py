@@ -90,7 +90,7 @@ def test_the_tables_say_which_figures_are_measured_and_which_are_not(ask):
 
 
 @pytest.mark.slow
-def test_quick_measures_nothing(ask):
+def test_quick_runs_no_measurement(ask):
     done = ask("tiny", "--quick")
     assert "MEASURED" not in done.stdout
     assert "PREDICTED" not in done.stdout

@@ -1,4 +1,4 @@
-"""What the doctor says of engines: of the one that is chosen, and of vLLM where another is."""
+"""The doctor's report on engines: the chosen one, and vLLM beside another one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_keeps_it_from_starting_stands_before_what_may():
     assert check.advice.startswith("(1) a wrong model; (2) a package; (3) specq finds no GPU on this machine")
 
 
-def test_beside_another_engine_nothing_is_wrong_with_vllm():
+def test_vllm_problems_are_not_errors_for_another_engine():
     assert engines.beside(["a package"], VllmReport("", num_gpus=1)).status == OK
     said = engines.beside(["a package"], VllmReport("", num_gpus=1)).found
     assert said == "not chosen; vllm is not installed; it would need: a package"

@@ -120,7 +120,7 @@ def test_a_window_of_fewer_columns_brings_as_much_less():
     assert found[LOOKAHEAD, 4] == found[PLAIN, 4]
 
 
-def test_a_method_that_drafted_nothing_is_plain_decoding():
+def test_a_method_without_drafts_is_plain_decoding():
     found = rates(predict([PredictedMethod(COLOCATED, rounds_of(*[(0, ())] * 5))], costs(level=flat(0.001)), [1]))
     assert found[COLOCATED, 1] == found[PLAIN, 1]
 
@@ -139,7 +139,7 @@ def chain(probs: list[float], count: int = 4000) -> PredictedRounds:
 
 
 @each(("prob", "ahead"), product([0.3, 0.6, 0.9], [2, 4]))
-def test_a_draft_worker_alternates_between_a_chain_and_nothing(prob, ahead):
+def test_a_draft_worker_alternates_between_a_chain_and_no_draft(prob, ahead):
     """As rounds that are played one after the other say: a chain is there if the one before it was accepted as a whole
     and foresaw the target's token, or, where there was none, if it foresaw that."""
     rounds = chain([prob] * 8)
@@ -162,7 +162,7 @@ def test_a_draft_workers_rows_cost_only_where_there_is_a_chain():
     assert rate == pytest.approx(1.5 / (0.5 * 0.012 + 0.5 * 0.010))
 
 
-def test_a_draft_worker_that_is_too_slow_brings_nothing():
+def test_a_slow_draft_worker_brings_no_gain():
     """It costs the help of its core all the same."""
     slow = Costs(flat(0.008), flat(0.010), 0.0, 0.0, pass_s=0.006)
     assert worker(chain([0.9] * 4), slow, 1) == (pytest.approx(1 / 0.010), 0)
@@ -187,7 +187,7 @@ def test_a_draft_workers_tokens_and_rows_come_from_the_same_rounds():
     assert rate <= rows_per_s
 
 
-def test_rounds_without_drafts_say_nothing_of_a_draft_worker():
+def test_rounds_without_drafts_do_not_rate_a_draft_worker():
     drafted = chain([0.8] * 4, 50)
     mixed = PredictedRounds((*drafted.rounds, *[PredictedRound(0)] * 200))
     assert worker(mixed, costs(pass_s=0.002), 1) == worker(drafted, costs(pass_s=0.002), 1)

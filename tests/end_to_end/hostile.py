@@ -1,6 +1,6 @@
-"""A drafter that wishes the text ill: a thread with a raw DEALER that registers, and answers each verdict with drafts.
+"""A drafter that attacks the text: a thread with a raw DEALER that registers, and answers each verdict with drafts.
 
-It knows all that a drafter is told (context, verdicts, parameters) and sends, in turn: a rare token that it would like
+It knows all that a drafter receives (context, verdicts, parameters) and sends, in turn: a rare token that it would like
 to see, as if it were certain; guesses in any tree shape; lies about what a token was drawn from, by which an honest
 judge would accept it for certain; and, after each of these, something malformed.
 """

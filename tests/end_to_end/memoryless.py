@@ -71,7 +71,7 @@ def write_checkpoint(directory: Path, table: Float64Array) -> str:
     place.
 
     Token i is embedded as a unit vector of its own; attention and MLP add nothing; the head reads
-    the row off. All sums have one term but zeros, so that logits do not depend on the batch, whatever the engine.
+    the row off. All sums have one term but zeros, so that logits do not depend on the batch, for any engine.
     """
     directory.mkdir()
     config = {

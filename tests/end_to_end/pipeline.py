@@ -30,7 +30,7 @@ def finished(world: World, *jobs: int) -> bool:
 
 
 def completed(world: World, max_tokens: int, limit_s: float = 300.0, **drafting: Any) -> ReceivedText:
-    """Run a job of PROMPT to its end, drafted for in some way; whatever that is, the text is the toy's."""
+    """Run a job of PROMPT to its end, drafted for in some way. The text is always the toy's."""
     job = world.submit(1, PROMPT, max_tokens=max_tokens, speculation=Speculation.from_dict(drafting))
     world.run_until(lambda: finished(world, 1), limit_s)
     assert job.token_ids == toy_text(PROMPT, max_tokens)
@@ -52,5 +52,5 @@ def count(job: ReceivedText, name: str) -> int:
 
 
 def toys(*wrong_every: int, blind: bool = False) -> list[ToyProposer]:
-    """Return toy proposers, each of which is wrong every so many tokens; 0: never."""
+    """Return toy proposers. Each is wrong once in a number of tokens; 0: never."""
     return [ToyProposer(wrong_every=number, blind=blind) for number in wrong_every]

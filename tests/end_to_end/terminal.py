@@ -34,7 +34,7 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Hang up; whoever does not end then is killed."""
+        """Hang up. Kill the process if it does not end then."""
         os.close(self._file)
         deadline = time.monotonic() + HANG_UP_S
         while not self._has_ended():
@@ -83,7 +83,7 @@ class Terminal:
             return False
         try:
             data = os.read(self._file, 65_536)
-        except OSError:  # nobody is left who could show anything
+        except OSError:  # no process is left to write output
             return False
         self.shown += data.decode("utf-8", "replace")
         return bool(data)

@@ -1,4 +1,4 @@
-"""`specq chat`: it brings its own processes where there are none, and takes them with it."""
+"""`specq chat`: it starts its own processes if none run, and stops them at the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chat(*arguments: str, text: bool = True, **options: Any) -> subprocess.Compl
     return subprocess.run([*SPECQ, "chat", *arguments], check=False, **options)
 
 
-def test_with_a_broker_named_nothing_is_started(free_address):
+def test_a_named_broker_starts_no_processes(free_address):
     done = chat("--broker", free_address, "--no-wait", "--timeout-s", "0.2", "hello")
     assert (done.returncode, done.stdout) == (1, "")
     assert f"no broker answered at {free_address}" in done.stderr
@@ -48,7 +48,7 @@ def test_what_is_piped_in_is_part_of_the_question(broker, own_cache):
 
 
 @pytest.mark.slow
-def test_an_open_pipe_that_nobody_writes_to_is_not_waited_for(broker, own_cache):
+def test_an_open_pipe_without_a_writer_is_not_waited_for(broker, own_cache):
     """As test runners leave it to what they start: the question is asked, and what was not read is said."""
     read_end, write_end = os.pipe()
     with os.fdopen(read_end, "rb") as ours, os.fdopen(write_end, "wb"):

@@ -82,7 +82,7 @@ def test_the_prompt_is_computed_once(client: Client) -> None:
     one = verifier.steps_of(prompts[0])
     three = verifier.steps_of(prompts[1], n=3, seed=7, temperature=0.8)
     assert one > steps_of_prompt
-    assert three - one < steps_of_prompt  # a session that shares no KV would take so many more
+    assert three - one < steps_of_prompt  # a session that shares no KV would take that many more
 
 
 def test_submit_writes_a_line_for_each(group: Group, tmp_path: Path) -> None:

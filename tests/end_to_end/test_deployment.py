@@ -44,7 +44,7 @@ def test_divide_cores(num_cores, targets, drafters, expected):
 
 
 @each(("num_cores", "targets", "drafters"), product(range(1, 20), [1, 2, 5], [0, 1, 2, 7]))
-def test_targets_get_most_and_nobody_nothing(num_cores, targets, drafters):
+def test_targets_get_most_cores_and_each_process_at_least_one(num_cores, targets, drafters):
     """Each process has a core that exists; from two cores on no target shares one with broker or drafters."""
     shares = divide_cores(num_cores, targets, drafters)
     large = {core for share in shares.targets for core in share}
@@ -170,7 +170,7 @@ def test_models_of_every_process_are_looked_for(config: Config) -> None:
         Config(target=TargetConfig(model="tiny"), draft=DraftConfig(proposer="ngram"), up=UpConfig(drafters=1)),
     ],
 )
-def test_names_of_the_hub_and_models_that_nobody_loads_are_left_alone(config: Config) -> None:
+def test_hub_names_and_unused_models_are_not_checked(config: Config) -> None:
     check_can_start(config, LAPTOP)
     assert "/none" not in [name for name, _ in models_of(placed(config, LAPTOP))]
 
@@ -189,7 +189,7 @@ def test_names_of_the_hub_and_models_that_nobody_loads_are_left_alone(config: Co
         ]
     ],
 )
-def test_without_a_draft_model_none_drafts_and_nothing_is_missed(
+def test_without_a_draft_model_no_model_drafts_and_no_note_is_printed(
     machine: Hardware, config: Config, expected: tuple[str, int]
 ) -> None:
     config = without_draft_model(config)
@@ -209,23 +209,23 @@ def test_it_is_said_what_drafts_in_a_verifiers_process(target: TargetConfig, abo
     assert members(Config(target=target))[1].about == about
 
 
-def test_progress_is_no_wish_for_workers() -> None:
+def test_the_progress_option_does_not_request_workers() -> None:
     config = Config(target=TargetConfig(model="tiny"), draft=DraftConfig(progress=True, keys="keys"))
     assert who_drafts(config, LAPTOP) == ("tiny", 0)
 
 
 @pytest.mark.usefixtures("with_smollm2")
-def test_a_table_of_a_proposer_that_is_not_chosen_is_no_wish_for_workers() -> None:
+def test_the_table_of_an_unused_proposer_does_not_request_workers() -> None:
     config = Config(draft=DraftConfig(own=(("vllm", ("max_model_len=512",)),)))
     assert who_drafts(config, LAPTOP) == ("smollm2", 0)
 
 
 @pytest.mark.usefixtures("with_smollm2")
 @each(("engine", "draft_model"), [("torch", "smollm2"), ("vllm", "")])
-def test_without_a_key_for_draft_workers_there_are_none_and_that_is_said(
+def test_without_a_key_no_draft_worker_starts_and_a_notice_is_printed(
     tmp_path: Path, engine: str, draft_model: str
 ) -> None:
-    """Where nobody asked for them; who did is told by the worker that has no key."""
+    """If they were not requested. Otherwise the worker without a key reports the error."""
     keys = make_all(tmp_path / "keys")
     config = Config(target=TargetConfig(engine=engine), draft=DraftConfig(keys=keys))
     for missing in ("laptop", "phone"):
@@ -257,8 +257,8 @@ def test_the_verifier_is_started_with_its_draft_model() -> None:
     assert target.about == "tiny, drafted for by tiny"
 
 
-def test_a_draft_worker_of_another_vocabulary_is_told_the_target() -> None:
-    """Who needs its tokenizer, and only who does."""
+def test_a_draft_worker_of_another_vocabulary_receives_the_target_name() -> None:
+    """Only a worker that needs the target's tokenizer receives it."""
     for vocabulary, told in (("shared", "--vocabulary shared --target tiny"), ("same", "")):
         config = Config(target=TargetConfig(model="tiny"), draft=DraftConfig(vocabulary=vocabulary), up=UpConfig(1, 1))
         draft = " ".join(members(config)[2].arguments)
@@ -287,7 +287,7 @@ def test_the_brokers_core_helps_a_lone_target(config: Config, helpers: str, monk
     assert target.count("helper_cores") == bool(helpers)
 
 
-def test_a_lone_core_helps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_core_has_no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specq.processes.up.this_machine", lambda: Hardware((5,)))
     assert "helper_cores" not in " ".join(members(Config(up=UpConfig(1, 0)))[1].arguments)
 

@@ -1,5 +1,4 @@
-"""Draft models of every kind in real processes: the text stays the target's, whether they draft well, know nothing, or
-have another vocabulary."""
+"""All kinds of draft models in real processes: the text stays the target's with good, useless or foreign drafts."""
 
 from __future__ import annotations
 

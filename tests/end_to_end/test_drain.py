@@ -18,7 +18,7 @@ from tests.journal.test_processes import BEATS, PATIENCE_S, TOY, Process, said
 
 PROMPT = [5, 6, 7]
 ENDLESS = 1900
-DRAIN_S = 5.0  # a verifier's, if it is not told otherwise
+DRAIN_S = 5.0  # a verifier's default
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_the_only_verifier_ends_what_it_has(client: Client, spawn: Callable[...,
 def test_a_broker_without_a_journal_ends_what_runs(
     client: Client, spawn: Callable[..., Process], free_address: str
 ) -> None:
-    """New jobs are refused meanwhile; what has not ended in time is told that it was lost; the status is 0."""
+    """New jobs are refused meanwhile. Jobs that do not end in time receive an error. The status is 0."""
     spawn(free_address, "5", program=TOY)
     client.wait_until_ready()
     endless = client.submit(token_ids=PROMPT, max_tokens=ENDLESS)

@@ -1,4 +1,4 @@
-"""The commands that everybody tries first: `make broker`, `specq worker --role target`, `specq submit prompts.jsonl`;
+"""The commands of the first steps: `make broker`, `specq worker --role target`, `specq submit prompts.jsonl`;
 and the lines of docs/security.md that set keys up."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def submitted(program: tuple[str, ...], address: str, tmp_path: Path) -> dict[st
 
 
 def test_from_a_clone(spawn, free_address, tmp_path):
-    """`make broker` as it is, but that nothing is set up again."""
+    """`make broker` unchanged, except that the environment is not set up again."""
     specq = (str(PYTHON.parent / "specq"),)
     options = f"ARGS=--bind {free_address} --journal none"
     spawn("broker", f"BIN={PYTHON.parent}", options, program=("make", "-C", str(ROOT), "--old-file", ".venv/.ready"))
@@ -61,7 +61,7 @@ def test_a_wheel_has_one_package(wheel):
 
 
 def test_from_a_wheel(wheel, spawn, free_address, tmp_path):
-    """In another folder, so that nothing comes from the clone; `specq bench` says that it needs one."""
+    """In another folder, so that no file comes from the clone. `specq bench` says that it needs one."""
     inside = ("sh", "-c", f'cd "{tmp_path}" && exec env PYTHONPATH="{wheel}" "$@"', "sh", str(PYTHON), "-m", "specq")
     where = [*inside[:-2], "-c", "import specq; print(specq.__file__)"]
     assert subprocess.check_output(where, text=True, timeout=60).strip() == str(wheel / "specq" / "__init__.py")
@@ -86,7 +86,7 @@ def five_lines() -> list[list[str]]:
 
 
 def test_five_lines_set_up_keys(spawn, free_address, tmp_path, monkeypatch):
-    """Four keys and `specq up`: who has a key submits, who has none hears nothing."""
+    """Four keys and `specq up`: a client with a key can submit, one without receives no answer."""
     monkeypatch.chdir(tmp_path)
     *keys, up = five_lines()
     assert len(keys) == 4

@@ -58,8 +58,8 @@ def connected(address: str, keys: str, drafters: int = 1) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("deployment", ["debug"], indirect=True)
-def test_nothing_secret_is_logged(deployment):
-    """Neither keys nor what users ask and are told, at any level, of any process."""
+def test_no_secret_is_logged(deployment):
+    """No process logs keys, prompts or answers, at any level."""
     address, keys, processes = deployment
     with connected(address, keys) as client:
         result = client.generate(PROMPT, max_tokens=60)
@@ -144,7 +144,7 @@ def send_drafts(flood: Flood, to: Assign, base_len: int) -> None:
 
 
 def asking(flood: Flood) -> None:
-    """Ask for all that is large, and read nothing of it."""
+    """Request all large answers, and read none of them."""
     while not flood.stopped.is_set():
         flood.send(encode(FetchTokenizer()))
         flood.send(encode(GetStatus()))

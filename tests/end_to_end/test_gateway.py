@@ -120,7 +120,7 @@ def house(spawn, tmp_path, own_cache):
 
 
 def test_kill_of_each_in_mid_stream(house):
-    """Each stream ends with the text of one that nobody disturbed."""
+    """Each stream ends with the text of an undisturbed one."""
     texts = {}
     for name in ("gateway", "broker", "target"):
 

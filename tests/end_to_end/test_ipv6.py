@@ -18,7 +18,7 @@ READY_S = 90.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Return TCP ports of ::1 that nothing listens on."""
+    """Return free TCP ports of ::1."""
     probes = [socket.create_server(("::1", 0), family=socket.AF_INET6) for _ in range(count)]
     ports = [probe.getsockname()[1] for probe in probes]
     for probe in probes:

@@ -146,7 +146,7 @@ class Said:
 
     texts: dict[Case, Texts] = field(default_factory=dict)
     counts: dict[Case, dict[str, int]] = field(default_factory=dict)
-    seeds: dict[Case, list[int]] = field(default_factory=dict)  # that the hostile drafter was told
+    seeds: dict[Case, list[int]] = field(default_factory=dict)  # that the hostile drafter received
 
     def run(self, client: Client, *cases: Case, blocks: Sequence[Block] = BLOCKS) -> None:
         """Serve all jobs of a case at a time, case after case, until there was something to judge."""
@@ -310,8 +310,8 @@ def test_all_probabilistic_texts_have_the_targets_distribution(said: Said) -> No
     assert min(p_values.values()) > LEAST_P, p_values
 
 
-def test_drafters_are_not_told_the_seed_of_probabilistic(said: Said) -> None:
-    """Who knows the seed knows what the verifier will draw."""
+def test_drafters_do_not_receive_the_seed_of_probabilistic(said: Said) -> None:
+    """The seed reveals the draws of the verifier."""
     assert set(said.seeds[DETERMINISTIC[-1]]) == set(range(6))
     assert set(said.seeds[PROBABILISTIC[-1]]) == {0}
 
@@ -331,7 +331,7 @@ def test_a_small_bias_would_show(said: Said) -> None:
 
 @pytest.mark.parametrize("case", [*LOSSY, FORGED], ids=str)
 def test_what_is_biased_is_found_out(said: Said, case: Case) -> None:
-    """A lossy strategy; and forged laws, which the stripping verifier was told too, at one that trusts them."""
+    """A lossy strategy. Also forged laws, known to the stripping verifier, at a verifier that trusts them."""
     assert (
         distribution_p_value(
             said.texts[case][ONE_DISTRIBUTION], ONE_DISTRIBUTION.distributions[ONE_DISTRIBUTION.prompt[0]]

@@ -109,7 +109,7 @@ def test_a_package_of_another_engine_is_named_without_an_extra():
 
 
 @pytest.mark.parametrize("command", ["up", "chat"])
-def test_commands_say_all_of_it_and_start_nothing(command, gguf, installed, monkeypatch, free_address):
+def test_commands_report_all_missing_parts_and_start_no_process(command, gguf, installed, monkeypatch, free_address):
     """The broker included."""
     installed.discard("vllm")
     monkeypatch.setattr("specq.processes.up.subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))

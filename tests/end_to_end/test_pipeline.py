@@ -39,7 +39,7 @@ def test_any_drafter_gives_the_same_text(wrong_every: int, blind: bool) -> None:
         assert count(job, "hits") > count(job, "misses") > 0
 
 
-def test_a_useless_drafter_costs_next_to_nothing() -> None:
+def test_a_useless_drafter_has_almost_no_cost() -> None:
     """Contradicted time and again, its nodes are not verified, and it learns to be silent."""
     plain, world = started(), started(*toys(1, blind=True))
     completed(plain, 500)

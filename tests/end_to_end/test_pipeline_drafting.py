@@ -53,7 +53,7 @@ def test_a_miss_waits_for_a_chain_just_in_time() -> None:
 
 @each("wrong_every", [2, 3, 5, 7, 9])
 def test_a_chain_that_had_grown_before_it_was_owed_is_sent_at_once(wrong_every: int) -> None:
-    """Nobody waits for a heartbeat: 300 tokens take no longer than plainly, 1.56 s."""
+    """Without a wait for a heartbeat: 300 tokens take no longer than plain decoding, 1.56 s."""
     world = started(*toys(wrong_every), pass_s=0.001)
     began = world.now
     completed(world, 300, limit_s=60, mode="jit", fan_out_hit=[3, 3, 2, 2, 1], fan_out_miss=[4, 3, 2, 2, 1])
@@ -104,7 +104,7 @@ def test_the_shape_follows_acceptance_both_ways() -> None:
 
 
 def test_drafters_of_probabilistic_jobs_never_learn_the_seed() -> None:
-    """Whoever knows it knows what the verifier will draw."""
+    """The seed reveals the draws of the verifier."""
     world = started(ToyProposer())
     drafter = world.drafters[b"d0"]
     world.submit(1, PROMPT, strategy="probabilistic", temperature=1.0, seed=77, max_tokens=50)

@@ -10,8 +10,8 @@ from specq.testing.world import CLIENT, World
 from tests.end_to_end.pipeline import PROMPT, finished, started
 
 
-def test_a_failed_job_tells_its_reason_again() -> None:
-    """A client that lost the reason and submits again hears it, and what was committed."""
+def test_a_resubmitted_failed_job_returns_its_reason_again() -> None:
+    """A client that lost the reason and submits again receives it, and the committed tokens."""
 
     class Broken(ToyEngine):
         def step(self, steps, tap=NO_TAP):  # type: ignore[no-untyped-def]
@@ -38,7 +38,7 @@ def test_a_failed_job_tells_its_reason_again() -> None:
     ],
 )
 def test_bad_jobs_are_refused(prompt: list[int], params: dict[str, int], code: str, reason: str) -> None:
-    """A refusal says why, and harms nobody else."""
+    """A refusal gives the reason and does not affect other jobs."""
     world = started()
     good = world.submit(2, PROMPT, max_tokens=5)
     bad = world.submit(1, prompt, **params)

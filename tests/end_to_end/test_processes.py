@@ -152,7 +152,7 @@ def test_stop_strings_end_the_text(client: Client) -> None:
 
 
 def test_submit_writes_a_line_for_each_line(group: Group, tmp_path: Path) -> None:
-    """Good lines have results, bad lines say what is wrong, the order is kept, and the exit status tells."""
+    """Good lines have results, bad lines have errors, the order is kept, and the exit status shows failures."""
     lines = [
         '{"id": "a", "prompt": "2 + 2 =", "max_tokens": 8}',
         '{"prompt": "half a line',

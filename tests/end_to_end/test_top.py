@@ -98,7 +98,7 @@ def test_no_terminal_is_a_clear_mistake(broker, free_address):
 
 
 def test_with_keys(spawn, free_address, tmp_path):
-    """Encrypted; whoever has no key gets no answer."""
+    """Encrypted. A client without a key gets no answer."""
     for name, role in (("broker", "broker"), ("me", "client")):
         make_keys(tmp_path, name, (role,))
     spawn("broker", "--bind", free_address, "--journal", "none", "--keys", str(tmp_path))

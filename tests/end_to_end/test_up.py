@@ -1,4 +1,4 @@
-"""`specq up`: cores are divided, processes start and end together, and nobody is left behind."""
+"""`specq up`: cores are divided, processes start and end together, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ SLIP = "there is no model 'smolm2'; did you mean 'smollm2'?"
         (("chat", "--model", "smolm2", "hi"), SLIP),
     ],
 )
-def test_what_is_no_model_is_said_before_anything_is_started(command, said, free_address, tmp_path, spawn):
+def test_an_invalid_model_is_reported_before_any_process_starts(command, said, free_address, tmp_path, spawn):
     """One line, as of `specq worker`: no process has been started that could say more."""
     (tmp_path / "own.toml").write_text(f'[broker]\nbind = "{free_address}"\n')
     process = spawn(*command, "--config", str(tmp_path / "own.toml"))
@@ -162,9 +162,8 @@ def test_apply_cpu_sets_threads_and_refuses_missing_cores(monkeypatch):
         apply_cpu((4095,))
 
 
-def test_who_gives_way_does_so_to_other_sessions_too():
-    """A draft worker of `specq up` leads a session of its own, and computes on a core only where a verifier there does
-    not."""
+def test_a_low_priority_process_yields_to_other_sessions_too():
+    """A draft worker of `specq up` leads a session of its own. It computes on a core only while a verifier does not."""
     code = (
         "import sys, time; from specq.runtime.usage import apply_cpu, available_cores, give_way\n"
         "apply_cpu(available_cores()[:1]); give_way(int(sys.argv[1])); print(flush=True); end = "
@@ -196,7 +195,7 @@ def test_who_gives_way_does_so_to_other_sessions_too():
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists a process's threads as Linux does")
 def test_all_threads_of_a_process_give_way():
-    """A draft worker gives way when it is ready: the threads that then compute are there already."""
+    """A draft worker lowers its priority when it is ready, after its computing threads started."""
     code = (
         "import os, threading; from pathlib import Path; from specq.runtime.usage import give_way; hold = "
         "threading.Event()\n"
@@ -238,14 +237,14 @@ def test_sigterm_stops_all(spawn, free_address):
     assert "stopped" in process.output.read_text()
 
 
-def test_nothing_is_said_of_who_was_not_waited_for():
-    """Of the processes of a demo the second group is ready when the first is."""
+def test_processes_outside_the_wait_are_not_reported():
+    """In a demo, the second group is ready when the first one is."""
     told = []
     assert not Readiness(["broker", "target-1"], told.append, 100.0).note({"broker"}, 100.04)
     assert told == []
 
 
-def test_readiness_is_told_as_it_comes():
+def test_readiness_is_reported_as_it_arrives():
     """Who is ready, once; and every few seconds for whom the group waits."""
     told = []
     readiness = Readiness(["broker", "target-1", "draft-1"], told.append, 100.0)

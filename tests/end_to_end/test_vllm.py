@@ -140,10 +140,8 @@ def test_texts_are_the_same_with_a_step_in_flight_in_two_processes(
     assert "no judge" in texts["lost"]
 
 
-def test_a_verifier_whose_worker_process_dies_ends_though_nobody_asks_it_for_a_step(
-    vllm_device: str, two_workers: dict[str, object]
-) -> None:
-    """It does not beat on: it ends with what was wrong, is started again, and says what it said before."""
+def test_an_idle_verifier_exits_when_its_vllm_process_dies(vllm_device: str, two_workers: dict[str, object]) -> None:
+    """It stops its heartbeats, exits with the error, is started again, and returns the same text as before."""
     options = engine_options(vllm_device, two_workers)
     group = start("vllm", vllm_device, drafters=0, cores=CORES, engine_options=options)
     with group, Client(group.address) as client:

@@ -19,7 +19,7 @@ from tests import devices
         ("xpu", "", "built for xpu; the tests know cpu and cuda"),
     ],
 )
-def test_the_device_is_the_one_that_vllm_was_built_for(device_type, kind, reason):
+def test_the_device_matches_the_vllm_build(device_type, kind, reason):
     found = devices.choose(None if device_type is None else lambda: device_type)
     assert found.kind == kind
     assert reason in found.reason

@@ -107,7 +107,7 @@ def refused(directory, match: str) -> None:
 
 
 @each("shape", [MADE, PARALLEL])
-def test_such_a_model_is_no_target_and_a_file_that_was_cut_off_or_is_missing_is_refused(tmp_path, shape):
+def test_it_cannot_be_a_target_and_truncated_or_missing_files_are_refused(tmp_path, shape):
     directory = make_draft(tmp_path / "draft", shape)
     with pytest.raises(ConfigError, match="cannot be a target"):
         TorchEngine(str(directory), device="cpu")

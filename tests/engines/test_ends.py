@@ -35,7 +35,7 @@ def ids(value: Any) -> list[int]:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
-def test_all_files_count_whatever_they_say(tmp_path: Path) -> None:
+def test_the_ends_of_all_files_are_united(tmp_path: Path) -> None:
     """120 combinations: the union, what cb5a1ef took first and in its order, and all the others are said to be new."""
     for generation, config, token, special in itertools.product(GENERATION, CONFIG, TOKENIZER, SPECIAL):
         write(
@@ -54,7 +54,7 @@ def test_all_files_count_whatever_they_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["generation_config", "config"])
-def test_what_is_no_id_is_refused_with_its_file(tmp_path: Path, name: str) -> None:
+def test_an_invalid_id_is_refused_with_its_file(tmp_path: Path, name: str) -> None:
     for value in (-1, 2**31, "2", True, 2.0, {}, [2, None], [[2]], [2, "x"]):
         write(tmp_path, **{name: {"eos_token_id": value}})
         with pytest.raises(ConfigError, match=rf"{name}\.json: eos_token_id is .*, but must be a token's id"):
@@ -73,7 +73,7 @@ def test_the_ends_are_those_of_transformers(tmp_path: Path) -> None:
     assert {*end_tokens(tmp_path)} == {*generation.eos_token_id, tokenizer.eos_token_id} == {0, 2}
 
 
-def test_the_doctor_is_told_each_with_what_names_it(tmp_path: Path) -> None:
+def test_the_doctor_receives_each_end_with_its_source(tmp_path: Path) -> None:
     """The end of a turn only where no file names an end."""
     told = {"tokenizer_config": {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}}
     write(tmp_path, generation_config={"eos_token_id": 0}, **told)

@@ -22,7 +22,7 @@ FORMER = "23f5fd6edf13db6afa86118cf95218c49c25ca978bedb84c47b898185bd3b854"
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A copy of the bundled target's settings, with tensors that are none."""
+    """A copy of the bundled target's settings, with invalid tensors."""
     source = Path(resolve_model("tiny", "target"))
     for name in ("config.json", "generation_config.json"):
         shutil.copy(source / name, tmp_path)

@@ -75,7 +75,7 @@ def test_the_beginning_of_a_block_is_copied_as_far_as_a_context_goes_on_so():
     assert pool.open(3, text[: 2 * BLOCK]) == 2 * BLOCK - 1  # the last token is computed for its logits
     assert pool.open(4, text) == 3 * BLOCK  # what is in no whole block is not found
     pool.close(3)
-    assert not pool.copies().size  # nobody's
+    assert not pool.copies().size  # no owner
     few = LEAST_COPIED - 1
     assert pool.open(5, np.concatenate([text[: BLOCK + few], tokens(99, 98)])) == BLOCK  # they are computed
     pool.close(5)

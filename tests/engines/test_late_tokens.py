@@ -68,7 +68,7 @@ def test_a_step_does_not_wait_for_ever_nor_for_a_host_that_is_gone(
     receiver.close()
 
 
-def test_nothing_is_left_behind() -> None:
+def test_the_socket_folder_is_private_and_removed() -> None:
     """Others of this machine may not look into the folder either."""
     made = TokenSender(1)
     folder = Path(made.addresses[0].removeprefix("ipc://")).parent
@@ -79,8 +79,8 @@ def test_nothing_is_left_behind() -> None:
     made.close()
 
 
-def test_a_worker_that_is_gone_stops_nobody(sender: TokenSender, receivers: list[TokenReceiver]) -> None:
-    """Nor do many messages that nobody takes: that the worker is lost, is found out elsewhere."""
+def test_a_lost_worker_blocks_no_sender(sender: TokenSender, receivers: list[TokenReceiver]) -> None:
+    """Unread messages do not block, either. Other code detects the loss of the worker."""
     receivers[1].close()
     for _ in range(3000):
         number = sender.next_number()
@@ -97,7 +97,7 @@ def test_names_that_are_too_long_for_sockets_are_refused(monkeypatch: pytest.Mon
     assert not list(folder.iterdir())
 
 
-def test_whoever_awaits_tokens_is_told_when_they_are_read() -> None:
+def test_waiters_are_notified_when_tokens_are_read() -> None:
     told, tokens = list[list[int]](), DeviceTokens(None)
     tokens.awaiting += [lambda values: told.append(values.tolist())] * 2
     tokens.read(SOME)

@@ -101,7 +101,7 @@ def test_chains_below_nodes_see_their_ancestors(directory, calls, monkeypatch):
 
 
 def test_only_tokens_of_the_target_are_drafted(tmp_path):
-    """A head over some tokens, of which those beyond the target's are left out."""
+    """A head with a reduced vocabulary. Tokens beyond the target's are left out."""
     source = ChainModel(str(make_draft(tmp_path)), device="cpu", kv_slots=256)
     source.limit_vocab = limit = VOCAB // 2
     source.open(1, np.arange(9, dtype=np.int32), GREEDY)

@@ -52,7 +52,7 @@ class LateForward:
         if feed is not None:
             feed.put(torch.from_numpy(rows.token_ids))
         if feed is not None and feed.lines is not None:
-            own = np.diff(rows.extra_starts).nonzero()[0]  # those that the host has read, too
+            own = np.diff(rows.extra_starts).nonzero()[0]  # also the rows that the host has read
             places = LinePlaces.of(own, rows.extra_starts[own], rows.extra_starts[own + 1] - rows.extra_starts[own])
             feed.lines.put(torch.from_numpy(rows.extras), torch.from_numpy(rows.slots), places)
         output: ForwardOutput = self._forward(rows, tap)
@@ -97,7 +97,7 @@ def opened(engine: TorchEngine, count: int) -> None:
         engine.step([SessionStep(session_id, 0, np.array([session_id + 1], np.int32), GREEDY, judged=False)])
 
 
-def test_a_step_that_is_discarded_leaves_nothing(checkpoint: Path, device: str) -> None:
+def test_a_discarded_step_leaves_no_state(checkpoint: Path, device: str) -> None:
     """Neither slots nor tokens; the same step can be launched again."""
     engine = make_engine(checkpoint, device, overlaps=True)
     opened(engine, 2)
@@ -118,7 +118,7 @@ def test_a_step_that_is_discarded_leaves_nothing(checkpoint: Path, device: str) 
 
 
 @pytest.mark.parametrize("are_told", [True, False])
-def test_what_a_step_gave_is_the_pools_whoever_comes_next(checkpoint: Path, device: str, are_told: bool) -> None:
+def test_slots_of_a_step_return_to_the_pool_for_the_next_session(checkpoint: Path, device: str, are_told: bool) -> None:
     """A session that is closed, one that goes on, and one that takes the place of the first."""
     engine = make_engine(checkpoint, device, overlaps=True)
     opened(engine, 2)
@@ -178,7 +178,7 @@ def test_a_feed_writes_to_its_rows_alone(places: list[int], rows: list[int]) -> 
 
 
 def test_what_a_device_can_say_by_itself() -> None:
-    """Of each strategy, greedy and warm; whatever shapes the logits."""
+    """For each strategy, greedy and sampled, with any logits processor."""
     warm = {"temperature": 0.7}
     kinds = [{"strategy": name} | more for name in STRATEGIES for more in ({}, warm)]
     kinds += [warm | {"top_k": 3}, {"logprobs": 0}, {"presence_penalty": 0.1}, {"logit_bias": ((3, 1.0),)}]

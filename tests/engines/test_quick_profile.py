@@ -1,4 +1,4 @@
-"""Profiling at start-up: a few sizes, what an earlier start found, and a cache that nothing can break."""
+"""Profiling at start-up: a few sizes, results of an earlier start, and a cache whose errors are harmless."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_the_file_that_was_just_written_is_the_newest(monkeypatch):
         assert [bool(recall(other)) for other in paths[max(0, place - 2) : place + 1]] == [True] * min(place + 1, 3)
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
+def test_an_unwritable_cache_is_not_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     keep(tmp_path / "file" / "steps" / "x.json", {1: 0.1, 8: 0.2})
 

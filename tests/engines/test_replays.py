@@ -62,7 +62,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Torch:
 
 
 def test_recordings_share_memory_until_they_are_forgotten(fake: Torch) -> None:
-    """Then they have other memory: torch may refuse a pool of which no graph is left."""
+    """Then they get other memory: torch may refuse a pool whose graphs are all deleted."""
     replays = Replays(torch.device("cpu"), uses_graphs=True)
     for key in ("a", "b", "a"):
         replays.run(key, lambda: torch.ones(2))

@@ -39,7 +39,7 @@ def test_helpers_that_are_always_late_are_left_alone():
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("late", "is_shared"), [(0.02, True), (0.3, False)])
-def test_what_counts_is_the_mean_with_those_that_were_late(late, is_shared, seed):
+def test_sharing_is_chosen_by_the_mean_time_with_late_helpers(late, is_shared, seed):
     """A helper that is late costs four passes; others save a third."""
     rng = np.random.default_rng(seed)
     ways = served(Sharing(), 4000, lambda _, shared: (4.0 if rng.random() < late else 0.65) if shared else 1.0)

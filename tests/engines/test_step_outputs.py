@@ -194,7 +194,7 @@ def test_keys_and_values_are_the_same_bits_with_and_without(place: tuple[Path, b
 
 
 def test_positions_end_with_the_slots_and_tokens_with_the_vocabulary(tmp_path: Path) -> None:
-    """The kernels have cosines for so many positions only."""
+    """The kernels have cosines only for a limited number of positions."""
     engine = TorchEngine(str(make_checkpoint("llama", tmp_path)), device="cpu", kv_slots=64)
     context = np.arange(5, dtype=np.int32)
     engine.open(1, context)
@@ -229,6 +229,6 @@ class TestToy:
     def engine(self) -> ToyEngine:
         return ToyEngine(toy_info(kv_slots=512))
 
-    test_layers = EngineConformance.test_what_an_engine_cannot_give_is_refused_with_nothing_changed
-    test_nothing = EngineConformance.test_nothing_is_returned_that_was_not_asked_for
+    test_layers = EngineConformance.test_unsupported_outputs_are_refused_without_state_changes
+    test_nothing = EngineConformance.test_only_requested_outputs_are_returned
     test_hidden_states = EngineConformance.test_a_row_has_one_hidden_state_however_it_is_reached

@@ -129,7 +129,7 @@ def test_logits_of_random_trees_equal_transformers_on_each_path(checkpoint, eage
     close(hidden @ reference.get_output_embeddings().weight.detach().T, logits)
 
 
-def test_greedy_text_equals_transformers_whatever_is_drafted(checkpoint, eager):
+def test_greedy_text_equals_transformers_for_any_draft(checkpoint, eager):
     engine = TorchEngine(str(checkpoint), device="cpu", eager=eager)
     rng = np.random.default_rng(1)
     prompt = random_tokens(rng, 21).tolist()
@@ -216,7 +216,7 @@ def test_text_stays_right_when_a_small_pool_evicts(llama, eager):
     assert engine.free_slots == 128
 
 
-def test_a_step_without_room_changes_nothing(llama):
+def test_a_step_without_room_changes_no_state(llama):
     engine = TorchEngine(str(llama), device="cpu", kv_slots=32)
     context = random_tokens(np.random.default_rng(6), 20)
     prefill(engine, 1, context)
@@ -227,7 +227,7 @@ def test_a_step_without_room_changes_nothing(llama):
     decode(engine, 1, context.tolist())
 
 
-def test_a_failed_forward_changes_nothing(llama, monkeypatch):
+def test_a_failed_forward_pass_changes_no_state(llama, monkeypatch):
     engine = TorchEngine(str(llama), device="cpu")
     context = random_tokens(np.random.default_rng(7), 20)
     prefill(engine, 1, context)
@@ -270,7 +270,7 @@ def test_a_profiled_step_begins_when_the_device_is_idle(llama, monkeypatch):
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_step_times_are_positive_and_leave_nothing_behind_in_a_pool_of_the_size_that_a_refusal_names(llama):
+def test_step_timing_works_in_the_pool_size_of_a_refusal_and_leaves_no_state(llama):
     with pytest.raises(ConfigError, match=r"has 1 KV slots \(--kv-slots\); give at least 72,"):
         TorchEngine(str(llama), device="cpu", kv_slots=1).step_times([1, 8, 64])
     engine = TorchEngine(str(llama), device="cpu", kv_slots=72)

@@ -74,7 +74,7 @@ class SpoiltDrafter:
 
 
 class CountedChains(ChainModel):
-    """A source of chains that counts those that were asked for before they were read."""
+    """A source of chains that counts requests for chains on the device."""
 
     num_unread = 0
 
@@ -236,7 +236,7 @@ def test_what_cannot_be_read_is_rejected(checkpoint: Path, device: str) -> None:
 
 
 def test_a_step_may_have_none_of_what_was_drafted(checkpoint: Path, device: str) -> None:
-    """But nodes of other sessions, which are known: it is computed, and the tokens that are read later are nobody's."""
+    """It may have known nodes of other sessions. It is computed, and the tokens that are read later are discarded."""
     engine, text = make_engine(checkpoint, device, overlaps=True), [1, 2]
     opened(engine, 1)
     for _ in range(3):

@@ -110,7 +110,7 @@ def guess(rng: np.random.Generator, truth: list[int]) -> Tree:
     return chain([token if rng.random() < 0.8 else int(rng.integers(VOCAB)) for token in right])
 
 
-def test_greedy_text_equals_transformers_whatever_is_drafted_and_whoever_takes_part(engine, directory):
+def test_greedy_text_equals_transformers_for_any_draft_and_batch(engine, directory):
     """Ten sessions; each step takes some of them, contexts in chunks of any size, chains right and wrong."""
     rng, reference = np.random.default_rng(0), load_reference(directory)
     prompts = [random_tokens(rng, int(count)).tolist() for count in rng.integers(2, 150, 10)]

@@ -192,7 +192,7 @@ def test_steps_that_go_on_are_made_of_those_before_them() -> None:
     assert not any(after.goes_on(before) for after, before in others)
 
 
-def test_a_session_that_is_closed_in_flight_is_nobodys() -> None:
+def test_the_output_of_a_session_closed_in_flight_is_discarded() -> None:
     """The next one at its place is as it was opened; the other says what it says, behind a token that was not known."""
     table = SessionTable()
     for session_id in (1, 2):

@@ -28,7 +28,7 @@ def completed(model: str, prompts, options) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", EXPERTS)
 def test_texts_are_those_of_vllm_itself(kind, tmp_path, vllm_device):
-    """Prompts in chunks of any size, drafts right and wrong, whoever takes part."""
+    """Prompts in chunks of any size, right and wrong drafts, any batch."""
     rng, directory = np.random.default_rng(0), str(make_checkpoint(kind, tmp_path / kind))
     prompts = [random_tokens(rng, count) for count in (3, 20, 70)]
     given = vllm_arguments(vllm_device)

@@ -67,7 +67,7 @@ def fake_vllm(tmp_path, monkeypatch):
     installed._source.cache_clear()
 
 
-def test_the_names_of_arguments_are_read_and_nothing_is_imported(fake_vllm):
+def test_argument_names_are_read_without_an_import(fake_vllm):
     """They are what the dataclass has once it is made."""
     made: dict[str, type] = {}
     exec(ARGUMENTS, made)
@@ -75,14 +75,14 @@ def test_the_names_of_arguments_are_read_and_nothing_is_imported(fake_vllm):
 
 
 @pytest.mark.usefixtures("fake_vllm")
-def test_an_architecture_that_is_not_in_the_table_of_models_is_told():
+def test_an_unknown_architecture_is_reported():
     assert not installed.lacks_architecture("LlamaForCausalLM")
     assert installed.lacks_architecture("NewForCausalLM")
     assert not installed.lacks_architecture("")
 
 
 @pytest.mark.parametrize("text", ["class EngineArgs(:", "def EngineArgs(): pass", ""])
-def test_what_cannot_be_read_is_not_known_and_refuses_nothing(fake_vllm, text):
+def test_an_unreadable_file_is_unknown_and_refuses_no_option(fake_vllm, text):
     (fake_vllm / "engine/arg_utils.py").write_text(text)
     (fake_vllm / "model_executor/models/registry.py").unlink()
     assert installed.argument_names() == frozenset()

@@ -81,8 +81,8 @@ def test_large_steps_have_graphs_unless_the_deployment_says_which(
     assert "max_cudagraph_capture_size" not in options
 
 
-def test_vllm_is_told_of_no_drafts(directory, vllm_device):
-    """So a step of one row a session has a whole graph, as in vLLM alone; and nobody but the verifier schedules."""
+def test_vllm_receives_no_speculative_config(directory, vllm_device):
+    """A step of one row per session then has a full graph, as in vLLM alone. Only the verifier schedules."""
     from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
     from specq.engines.vllm.sessions import engine_config

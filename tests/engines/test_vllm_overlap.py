@@ -83,7 +83,7 @@ def opened(engine: VllmEngine, count: int) -> None:
         engine.step([SessionStep(session_id, 0, np.array([session_id + 1], np.int32), GREEDY, judged=False)])
 
 
-def test_a_step_that_is_discarded_leaves_nothing(engine: VllmEngine) -> None:
+def test_a_discarded_step_leaves_no_state(engine: VllmEngine) -> None:
     """The same step can be launched again, and says what steps one after the other say."""
     opened(engine, 2)
     first = engine.launch(plain([0, 1], [1, 1], [2, 2]))
@@ -102,8 +102,7 @@ def test_a_step_that_is_discarded_leaves_nothing(engine: VllmEngine) -> None:
 
 
 def test_the_kv_in_flight_is_counted(engine: VllmEngine) -> None:
-    """A step starts behind the one in flight, and nowhere else; what it says of a session that was closed is
-    nobody's."""
+    """A step starts only behind the one in flight. Its output for a closed session is discarded."""
     opened(engine, 1)
     first = engine.launch(plain([0], [1], [2]))
     with pytest.raises(EngineError, match="starts at 1"):
@@ -149,7 +148,7 @@ def test_workers_know_the_parameters_of_each_session_and_no_others(engine: VllmE
 
 
 class Watched:
-    """What an engine's workers are told, each plan as it travels; and whether vLLM's runner then knows of each request
+    """Messages to an engine's workers, each plan as it travels; and whether vLLM's runner then knows of each request
     what the host does."""
 
     def __init__(self, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,8 +214,7 @@ def check_many_go_on(num: int, num_steps: int, penalty: float) -> None:
 def test_the_runner_knows_what_the_host_knows(
     engine: VllmEngine, seed: int, penalty: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever comes, waits, ends or goes on: plans that tell only what is different leave the runner where all of it
-    would."""
+    """For all changes of sessions: plans with only the differences leave the runner in the state of full plans."""
     watched = Watched(engine, monkeypatch)
     serve(engine, seed, penalty)
     check_many_go_on(sum(delta.batch is None for delta in watched.plans), len(watched.plans), penalty)
@@ -350,7 +348,7 @@ def test_a_step_behind_one_that_was_discarded_counts_from_where_it_starts(engine
     assert said[0] == said[1]
 
 
-def test_a_step_that_goes_on_is_told_in_a_few_bytes(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_continued_step_takes_a_few_bytes(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many sessions there are."""
     watched, flight = Watched(engine, monkeypatch), None
     for count in (1, 20):

@@ -1,4 +1,4 @@
-"""Steps with drafts that have a whole CUDA graph: which have one, and that rows which nobody asked for change no text.
+"""Steps with drafts that have a whole CUDA graph: which have one, and that padding rows change no text.
 Graphs need a GPU (`test_vllm_graphs.py`); which one a step takes, and the rows, do not."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_mixed_graphs_are_as_large_as_steps_may_be(most_rows: int, expected: tup
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_that_nobody_asked_for_are_not_judged(seed: int) -> None:
+def test_padding_rows_are_not_judged(seed: int) -> None:
     rng = np.random.default_rng(seed)
     steps = [random_step(rng, 100 + i, 5) for i in range(int(rng.integers(1, 12)))]
     batch, order = StepBatch.of(steps), rng.permutation(len(steps)).astype(np.intp)
@@ -185,9 +185,8 @@ def open_all(engine: VllmEngine, prompts: list[list[int]], params: SamplingParam
 
 @pytest.mark.vllm
 @NEEDS_VLLM[1]
-def test_greedy_texts_are_the_models_own_whatever_is_added(directory: Path, vllm_device: str) -> None:
-    """Ten sessions of which each step takes some, chains of 0 to 7 tokens, right and wrong: most steps have rows that
-    nobody asked for."""
+def test_padding_does_not_change_greedy_texts(directory: Path, vllm_device: str) -> None:
+    """Ten sessions, some in each step, chains of 0 to 7 tokens, right and wrong: most steps have padding rows."""
     rng, reference = np.random.default_rng(0), load_reference(directory)
     engine, launches = even_engine(directory, vllm_device, kv_slots=2048)
     prompts = [random_tokens(rng, int(count)).tolist() for count in rng.integers(2, 150, 10)]

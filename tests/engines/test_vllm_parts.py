@@ -96,8 +96,8 @@ def test_a_device_counts_on_where_the_runner_is_one_that_is_known(others, can_co
     [("", 1, "127.0.0.1"), ("10.0.0.7", 1, "10.0.0.7"), ("", 2, "")],
     ids=["alone", "given", "several workers"],
 )
-def test_a_single_worker_meets_nobody_on_the_network(monkeypatch, given, count, address):
-    """Torch asks for the name of the address at which it meets others, and complains where there is none."""
+def test_a_single_worker_opens_no_network_rendezvous(monkeypatch, given, count, address):
+    """Torch resolves its rendezvous address by name, and warns if there is no name."""
     for name in (*_NEEDED, *_WISHED):
         monkeypatch.setenv(name, os.environ.get(name, "as it was"))
     monkeypatch.setenv("VLLM_HOST_IP", given)
@@ -144,7 +144,7 @@ def test_vllm_sees_the_devices_that_it_shall_use(monkeypatch, visible, device, c
         ),
     ],
 )
-def test_who_is_short_of_memory_at_start_is_told_what_to_change(said: str, helps: str) -> None:
+def test_an_out_of_memory_start_says_what_to_change(said: str, helps: str) -> None:
     told = refusal("big", RuntimeError(f"{said}\n"))
     assert told.startswith("vLLM cannot run big so: ")
     assert helps in told

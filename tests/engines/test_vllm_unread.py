@@ -99,8 +99,7 @@ def test_texts_are_the_targets_own(
     is_even: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Some chains are right, some are wrong somewhere; sessions come, stop, are closed and opened again; with rows that
-    nobody asked for, and without."""
+    """Right and partly wrong chains. Sessions come, stop, close and reopen. With padding rows, and without."""
     if is_even:
         monkeypatch.setattr(engine._sessions, "_graphs", graphs_up_to(512, 64))
     check(engine, own_texts, checkpoint, vllm_device, seed, width, monkeypatch)

@@ -1,5 +1,4 @@
-"""What vLLM's workers are told, and when: there is one message for a step, and one answer, which says what failed,
-too."""
+"""Messages to vLLM's workers: one message per step, and one answer, which also reports failures."""
 
 from __future__ import annotations
 
@@ -100,7 +99,7 @@ def test_what_fails_in_a_worker_says_what(executor: str) -> None:
 
 @pytest.mark.parametrize("end", ["collect", "discard"])
 def test_a_launch_that_fails_in_a_process_is_never_taken_for_another_one(end: str) -> None:
-    """The host goes on, and learns of it when it asks for that step, whatever is said then; the step before is
+    """The host continues, and gets the error when it asks for that step, despite other messages. The last step is
     whole."""
     asked = Asked()
     told = workers(PROCESSES, asked)
@@ -113,7 +112,7 @@ def test_a_launch_that_fails_in_a_process_is_never_taken_for_another_one(end: st
 
 
 def test_a_launch_that_fails_here_says_so_at_once() -> None:
-    """There is no such step then."""
+    """The step does not exist then."""
     with LOST:
         workers(HERE, Asked(fails="launch", at_once=True)).launch(PLAN)
 

@@ -22,12 +22,12 @@ from tests.engines.overlapping import GREEDY, counted, let_judge, serve
 
 
 def fail(*_: Any) -> None:
-    """Judge nothing."""
+    """Return no judgement."""
     raise RuntimeError("no judge")
 
 
 def let_fail(worker: Any) -> None:
-    """Let the second worker's judge fail: the one whose judgements nobody looks at."""
+    """Let the second worker's judge fail. Its judgements are not used."""
     if worker.worker.rank == 1:
         worker.worker.specq_steps.judge = fail
 

@@ -18,7 +18,7 @@ def _broker(tmp_path_factory):
 
 @pytest.fixture
 def broker(_broker):
-    """The small broker, which has heard nothing yet."""
+    """The small broker, before its first message."""
     _broker.reply = answer
     _broker.heard.clear()
     return _broker

@@ -1,4 +1,4 @@
-"""A gateway in a thread, in front of whatever broker, and clients of it: httpx, OpenAI's own, and bare sockets."""
+"""A gateway in a thread in front of any broker, and its clients: httpx, OpenAI's own, and bare sockets."""
 
 from __future__ import annotations
 

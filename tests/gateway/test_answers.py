@@ -79,7 +79,7 @@ def test_a_stream_goes_on_after_any_event(cut):
 
 
 @each("event_id", ["x", "0", "1,2,3", "1,-1", "1,2;v", "1e,2ee", "1,2;u;u", "9" * 11 + ",1", ","])
-def test_positions_that_are_none(event_id):
+def test_invalid_positions_are_refused(event_id):
     with pytest.raises(ApiError, match="Last-Event-ID"):
         sse.read_position(event_id, 2)
 
@@ -149,7 +149,7 @@ def test_log_probabilities_of_both_kinds():
 
 
 def test_likeliest_tokens_never_merge():
-    """Equal texts are told apart by their ids; the sampled token keeps its text."""
+    """Ids distinguish equal texts. The sampled token keeps its text."""
     for codec, alike, text in ((SENTENCEPIECE, ("<0x61>", "a"), "a"), (CODEC, ("\u00f0", "\u0141"), "\ufffd")):
         first, second = (codec.token_id(token) for token in alike)
         top = [[first, -0.5], [second, -1.0]]

@@ -66,9 +66,9 @@ def beside(gateway, most_cut=0):
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
-def test_who_connects_and_says_nothing_keeps_nobody_out(broker, own_cache):
-    """The oldest connections without a request go first, long before their time is over: if need be those of others,
-    between two requests."""
+def test_silent_connections_do_not_block_other_clients(broker, own_cache):
+    """The oldest connections without a request are closed first, before their timeout. Idle keep-alive ones may be,
+    too."""
     limits = LIMITS | {"header_seconds": 60.0, "connections": 5}
     with running(broker.address, **limits) as gateway, beside(gateway, most_cut=2):
         crowd = [raw(gateway) for _ in range(3 * process.SPARE)]
@@ -105,8 +105,8 @@ def test_a_crowd_does_not_cut_an_answer_that_is_on_its_way(broker, own_cache, mo
             one.close()
 
 
-def test_requests_beyond_the_most_are_told_so(own_cache):
-    """Whoever asks, with or without keys; state is answered all the same, and room comes back."""
+def test_requests_beyond_the_limit_receive_an_error(own_cache):
+    """For all clients, with or without keys. State requests are still answered, and room comes back."""
 
     def silent(message):
         return [Accepted(job_id=message.job_id)] if isinstance(message, Submit) else answer(message)
@@ -291,7 +291,7 @@ def test_garbage_behind_a_stream_does_not_change_it(gateway):
     ["9999999999", "0e", "5e", "99,99", "-", "-;u", "3;u", "3;v", "1e;u", "e", "-1", "3.5", "٣", "3" * 300, "\u00b2"],
 )
 def test_positions_that_no_event_had(gateway, event_id):
-    """Refused, or a stream that ends; nothing hangs."""
+    """Refused, or a stream that ends. No request hangs."""
     headers = {"Idempotency-Key": "k", "Last-Event-ID": event_id.encode()}
     with connected(gateway) as http:
         http.post(PATH, json={"prompt": "a", "max_tokens": 99, "stream": True}, headers={"Idempotency-Key": "k"})

@@ -43,7 +43,7 @@ def test_a_body_that_is_said_to_be_plain_is_taken(http, coding):
 
 
 def test_a_byte_order_mark_before_a_body_is_skipped(http):
-    """As programs on Windows write it; one that is anywhere else is no JSON."""
+    """Programs on Windows write it. A mark anywhere else is not valid JSON."""
     marked, twice = (http.post(PATH, content=b"\xef\xbb\xbf" * n + JSON, headers=PLAIN) for n in (1, 2))
 
     assert marked.json()["choices"][0]["text"] == ANSWER

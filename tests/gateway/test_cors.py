@@ -1,4 +1,4 @@
-"""Front ends that run in a browser: pages of origins that were named may ask, no others; nothing else changes."""
+"""Browser front ends: pages of the named origins may send requests, others may not. All else stays the same."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def http(keyed):
 
 @each("origin", [HOME, OTHER])
 def test_a_browser_asks_first_and_without_a_key(http, origin):
-    """Whatever headers a client library adds."""
+    """The preflight allows any headers that a client library adds."""
     http.headers.pop("Authorization", None)
     answer = http.options(PATH, headers={"Origin": origin, **ASKS})
     assert answer.status_code == 200
@@ -65,14 +65,14 @@ def test_answers_and_refusals_can_be_read_by_its_pages(http):
 
 @each("origin", ["https://evil.example", f"{HOME}.evil.example", "null", HOME.replace("https", "http")])
 def test_pages_of_other_origins_are_kept_out(http, origin):
-    """By the browser: it is not told that they may."""
+    """By the browser: it receives no CORS permission."""
     first = http.options(PATH, headers={"Origin": origin, **ASKS})
     assert first.status_code == 400
     assert ALLOW not in first.headers
     assert ALLOW not in http.post(PATH, json=BODY, headers={"Origin": origin}).headers
 
 
-def test_who_is_no_browser_meets_the_same_guard(http):
+def test_the_guard_also_applies_without_a_browser(http):
     """Keys, and names of hosts."""
     assert http.post(PATH, json=BODY).status_code == 200
     assert http.get("/v1/models", headers={"Origin": HOME, "Host": "evil.example"}).status_code == 421

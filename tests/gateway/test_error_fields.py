@@ -91,7 +91,7 @@ def wrong_values(path):
     known = dict.fromkeys([*module.KNOWN, *IGNORED, *module._ONLY, *module._REFUSED, "no_such_field"])
     own = OWN[path]
     for name in known:
-        yield name, 3 if name == "documents" else [{"no_such": 1}]  # documents are a list of whatever
+        yield name, 3 if name == "documents" else [{"no_such": 1}]  # documents are a list of any values
         for value in [*(BEYOND.get(name, []) if name in module.KNOWN else []), *own.get(name, [])]:
             yield name, value
     assert {*own} <= {*known}
@@ -109,7 +109,7 @@ def test_each_wrong_value_of_each_field_is_refused_by_the_fields_name(http, brok
     assert broker.num_heard(Submit) == 0
 
 
-def test_a_parameter_of_several_prompts_is_no_fault_of_one_of_them(http):
+def test_a_shared_parameter_error_names_no_single_prompt(http):
     response = http.post("/v1/completions", json={"prompt": ["a", "b"], "temperature": 1000})
     of_prompt = http.post("/v1/completions", json={"prompt": [[5], [5, NO_SUCH]]})
 

@@ -1,4 +1,4 @@
-"""Bodies of requests: each field with each wrong type is refused by name, or harmless; nothing is an error of ours."""
+"""Request bodies: each field with each wrong type is refused by name, or harmless. No input is a server error."""
 
 from itertools import product
 from typing import get_args
@@ -163,7 +163,7 @@ def test_a_message_without_content_is_refused(message, reason):
     assert str(refused.value) in (f"messages[1] {reason}", f"messages[1]{reason}")
 
 
-def test_an_assistant_may_have_said_nothing():
+def test_an_assistant_message_may_be_empty():
     """As one that was stopped at once, or that called a tool."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -235,7 +235,7 @@ def test_what_are_no_tokens(tokens):
 
 
 @each("name", ["previous_response_id", "conversation"])
-def test_nothing_is_stored(name):
+def test_responses_are_not_stored(name):
     for field, value in ((name, "x"), ("store", True)):
         with pytest.raises(ApiError, match=f"{field} is not supported"):
             responses_call.read({"input": "a", field: value})
@@ -255,7 +255,7 @@ def test_input_that_cannot_be_read(asked):
         ("a", 'must be {"type": "input_text", "text": ...}', "invalid_type"),
     ],
 )
-def test_a_part_of_the_input_that_is_no_text_is_named(part, message, code):
+def test_an_input_part_that_is_not_text_is_named(part, message, code):
     with pytest.raises(ApiError) as refused:
         responses_call.read({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}, part]}]})
     assert f"input[0].content[1] {message}" in str(refused.value)
@@ -263,7 +263,7 @@ def test_a_part_of_the_input_that_is_no_text_is_named(part, message, code):
 
 
 @each(("field", "value", "meant"), [("max_tokens", 8, "max_output_tokens"), ("messages", [], "input")])
-def test_fields_of_chat_completions_are_told_what_they_are_here(field, value, meant):
+def test_chat_completions_fields_get_a_hint_to_the_responses_name(field, value, meant):
     with pytest.raises(ApiError, match=f"{field} is not supported: its name is {meant} here"):
         responses_call.read({"input": "a", field: value})
 
@@ -279,7 +279,7 @@ def test_what_openais_clients_include_is_accepted():
 
 
 def test_what_a_model_thought_is_left_out_of_the_conversation():
-    """As agents send it back, with whatever it has, beside the messages."""
+    """Agents send it back beside the messages, with any fields."""
     item = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "x", "status": None}
     messages = [
         {"role": "user", "content": "a"},

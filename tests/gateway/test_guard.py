@@ -51,7 +51,7 @@ def test_a_key_opens_and_names_the_tenant(secured, broker):
 
 
 def test_the_same_idempotency_key_of_two_callers_is_two_jobs(secured, broker, keys):
-    """Nobody reads, or learns of, what another asked for."""
+    """No caller reads, or learns of, the request of another."""
     gateway, key = secured
     other = make_key(keys, "bob")
     with connected(gateway) as http:
@@ -69,7 +69,7 @@ def test_the_same_idempotency_key_of_two_callers_is_two_jobs(secured, broker, ke
         ["/v1/models", "/v1/completions", "/tokenize", "/nowhere"],
     ),
 )
-def test_without_a_key_nobody_gets_in(secured, header, path):
+def test_requests_without_a_key_are_refused(secured, header, path):
     gateway, key = secured
     with connected(gateway) as http:
         response = http.get(path, headers={"Authorization": header.format(key).encode("latin-1")})
@@ -83,7 +83,7 @@ def test_state_takes_no_key(secured):
 
 
 def test_keys_come_and_go_while_it_runs(secured, keys):
-    """A file that cannot be read changes nothing."""
+    """An unreadable file does not change the keys."""
     gateway, key = secured
     other = make_key(keys, "bob")
     with connected(gateway) as http:
@@ -138,7 +138,7 @@ def test_names_of_keys(keys, name):
         ("[a", "not valid TOML"),
     ],
 )
-def test_files_that_are_none(tmp_path, text, said):
+def test_invalid_key_files_are_refused(tmp_path, text, said):
     path = tmp_path / "api.toml"
     path.write_text(text)
     path.chmod(0o600)
@@ -147,8 +147,8 @@ def test_files_that_are_none(tmp_path, text, said):
         ApiKeys(path)
 
 
-def test_a_key_has_so_many_requests_at_a_time(own_cache, keys):
-    """Of the others' it has none: another key is served meanwhile, and room comes back."""
+def test_concurrent_requests_are_limited_per_key(own_cache, keys):
+    """Another key is served meanwhile, and room comes back."""
     first, second = make_key(keys, "alice"), make_key(keys, "bob")
 
     def silent(message):

@@ -1,4 +1,4 @@
-"""Hostile HTTP: slow, large, broken, gone. Whoever sends it is refused; others are served meanwhile and afterwards."""
+"""Hostile HTTP: slow, large, broken, gone. The sender is refused. Others are served all the time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.gateway.serving import BODY_BYTES, JSON, LIMITS, PATH, connected, raw
 @pytest.fixture
 def gateway(limited, broker):
     yield limited
-    with connected(limited) as http:  # whatever came before
+    with connected(limited) as http:  # after any earlier input
         assert http.post(PATH, json={"prompt": "a", "max_tokens": 99}).json()["choices"][0]["text"] == ANSWER
 
 
@@ -67,7 +67,7 @@ def test_a_large_body(gateway):
         ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"],
     ),
 )  # fmt: skip
-def test_bodies_that_are_none(gateway, path, body):
+def test_invalid_bodies_are_refused(gateway, path, body):
     with connected(gateway) as http:
         response = http.post(path, content=body, headers=JSON)
 
@@ -101,7 +101,7 @@ NO_HTTP = [
     ],
 )
 def test_what_is_hardly_http(gateway, sent):
-    """What is none at all is told so, in the same form as other mistakes."""
+    """Input that is not HTTP gets an error in the same form as other mistakes."""
     with raw(gateway) as hostile:
         hostile.sendall(sent)
         hostile.shutdown(socket.SHUT_WR)
@@ -139,7 +139,7 @@ def test_disconnects_at_every_point(own_cache, streams):
             assert http.get("/health").status_code == 200
 
 
-def test_too_many_connections_harm_nobody_else(broker, own_cache):
+def test_too_many_connections_do_not_harm_other_clients(broker, own_cache):
     with running(broker.address, connections=5, **LIMITS) as gateway, connected(gateway) as http:
         assert http.get("/health").status_code == 200
         crowd = [raw(gateway) for _ in range(30)]

@@ -123,7 +123,7 @@ def test_jobs_are_counted_by_model_and_state():
     assert [found["vllm:num_requests_running", "0", model] for model in "ab"] == [0, 1]
 
 
-def test_workers_of_one_name_are_told_apart():
+def test_workers_with_one_name_have_distinct_labels():
     """Prometheus refuses a scrape in which a series stands twice; and any name is a label."""
     workers = [{"name": name, "role": "target", "jobs": jobs} for jobs, name in enumerate(["w", "w", 'x"\n\\'])]
     found = shown({"workers": workers})
@@ -132,7 +132,7 @@ def test_workers_of_one_name_are_told_apart():
 
 
 def test_a_worker_keeps_its_series_while_another_has_its_name():
-    """Whatever the order in which a broker says them, which after a restart of it is another one."""
+    """In any order of the broker's report, which changes after a restart."""
     workers = [{"name": "w", "role": "target", "jobs": jobs, "incarnation": 0x10 + jobs} for jobs in (1, 2)]
     for order in (workers, workers[::-1]):
         found = shown({"workers": order})
@@ -244,7 +244,7 @@ def test_every_metric_is_in_the_docs_and_no_other():
     assert len(TABLE) > 50
 
 
-def test_labels_in_the_docs_are_those_that_there_are():
+def test_documented_labels_match_the_code():
     rows = dict(re.findall(r"^\| `((?:specq_|vllm:)\w+)` \| \w+ \|([^|]*)\|", DOCS, re.MULTILINE))
 
     for line in TABLE:

@@ -54,7 +54,7 @@ def test_a_chat_as_a_stream(api):
 
 
 def test_a_stream_that_counts_in_each_chunk(api):
-    """As guidellm asks by default; without the numbers at the end there are none, as in vLLM."""
+    """guidellm asks for it by default. Without the final numbers the chunks have no counts, as in vLLM."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     for create, own in ((api.chat.completions.create, {"messages": CHAT}), (api.completions.create, {"prompt": "Hi"})):
         chunks = list(create(model="fake", **own, max_tokens=50, stream=True, stream_options=options))

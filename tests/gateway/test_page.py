@@ -14,8 +14,8 @@ from tests.gateway.serving import connected, running
 CHAT = {"messages": [{"role": "user", "content": "a"}], "stream": True}
 
 
-def test_the_page_loads_nothing_from_elsewhere(http):
-    """Whatever its files name is one of them; the browser is told to allow no more."""
+def test_the_page_loads_only_its_own_files(http):
+    """Its files refer only to each other, and the browser may load no others."""
     found = {name for name in FILES if "." in name}
     named = set[str]()
     for name in found:

@@ -69,8 +69,8 @@ def test_an_address_that_is_taken(spawn, serve):
     assert "another server may use it" in second.output.read_text()
 
 
-def test_up_starts_nothing_where_its_http_address_is_taken(spawn, free_address):
-    """What listens there would be taken for its own gateway, which is then said to be ready."""
+def test_up_starts_no_process_when_its_http_address_is_taken(spawn, free_address):
+    """Otherwise the other listener would count as its own gateway, which would be reported as ready."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         taken = f"tcp://127.0.0.1:{stranger.getsockname()[1]}"
         up = spawn("up", "--serve", "--bind", taken, "--model", "tiny", "--broker", free_address)

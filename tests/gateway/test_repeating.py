@@ -90,7 +90,7 @@ def test_a_disconnect_stops_the_job(world, http, is_fast):
 
 
 def test_with_a_key_the_job_runs_on_and_the_stream_is_taken_up_again(world, http, is_fast):
-    """Also where nobody reads any more before it ends; the text is the same, and each part of it comes once."""
+    """Also if the reader left before its end. The text is the same, and each part of it comes once."""
     reference = events_of(whole(http, is_fast))
     with broken(http) as read:
         last = read[-1][0]
@@ -179,7 +179,7 @@ def test_across_a_restart_of_the_gateway(world, is_fast):
 
 
 def test_a_gateway_that_stops_leaves_repeatable_jobs_only(world, is_fast):
-    """The others are stopped, since nobody can ask for them again."""
+    """The others are stopped, since no client can ask for them again."""
     with (
         running(world.address) as gateway,
         connected(gateway) as http,

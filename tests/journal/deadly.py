@@ -23,7 +23,7 @@ from specq.transport import Stop, new_incarnation
 from specq.verifier import StepCurve, Verifier
 from tests.journal.toy_target import SlowEngine, info_with_tokenizer
 
-MAGIC, LOST, RAISES = 99, 98, 97  # tokens of which a step ends the process, loses the engine, raises an ordinary error
+MAGIC, LOST, RAISES = 99, 98, 97  # a step with it: ends the process, loses the engine, raises an ordinary error
 STATUS = 66
 STEP_S = 0.005
 BEATS = {"heartbeat_ms": 100, "liveness_ms": 600}

@@ -174,7 +174,7 @@ class Scene:
             self._commit()
 
     def _commit(self) -> None:
-        """Journal the older half of what is on its way, as one group, and let the broker hear of it."""
+        """Journal the older half of what is on its way, as one group, and notify the broker."""
         if not self._pending:
             return
         self._boundary()
@@ -206,7 +206,7 @@ class Scene:
     # --- what must hold -----------------------------------------------------------------------------------------------
 
     def _check(self, message: Message) -> None:
-        """Fail if the client hears what the journal does not have."""
+        """Fail if the client receives something that the journal does not have."""
         for tokens in message.each() if isinstance(message, JobTokens) else ():
             self._check(tokens)
         if not isinstance(message, Accepted | Tokens | Failed):
@@ -226,7 +226,7 @@ class Scene:
             assert message.finish in ("", known.finish), "a client heard of an end that is not in the journal"
 
     def ended(self, *jobs: int) -> bool:
-        """Has the client heard the end of these jobs?"""
+        """Whether the client received the end of these jobs."""
         return {event.key for event in self.events if isinstance(event, JobDone | RequestFailed)} >= set(jobs)
 
     def texts(self) -> dict[int, list[int]]:

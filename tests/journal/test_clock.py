@@ -214,7 +214,7 @@ def test_a_journal_with_times_of_the_wall_clock_is_taken_over(tmp_path: Path) ->
     journal.close()
 
 
-def test_an_epoch_of_another_clock_holds_nobody_up() -> None:
+def test_an_epoch_of_another_clock_delays_no_job() -> None:
     """A verifier has a session of a broker whose clock was ahead, and which had no journal: the next opens it anew."""
     text = toy_text([5, 6, 7], 26)
     for epoch in (1 << 40, 1 << 62, (1 << 63) - 1):

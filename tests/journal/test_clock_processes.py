@@ -116,7 +116,7 @@ def test_a_clock_that_is_set_a_month_ahead_and_back(clocked: Clocked) -> None:
         assert (again["id"], again["choices"]) == (first["id"], first["choices"])
 
 
-def test_a_journal_has_one_owner_whatever_the_clock_says(clocked: Clocked) -> None:
+def test_a_journal_has_one_owner_at_any_clock_setting(clocked: Clocked) -> None:
     """A living broker keeps it while the clock is set; one that hangs is taken over, and ends when it wakes."""
     other_address = values.free_address()
     for ahead_s in (MONTH_S, -MONTH_S):

@@ -1,5 +1,4 @@
-"""The broker dies at every boundary between deciding, journaling, hearing of it and telling; nothing is lost or
-doubled."""
+"""The broker dies at each boundary of decide, journal, confirm and send. No token is lost or doubled."""
 
 from __future__ import annotations
 

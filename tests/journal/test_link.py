@@ -1,4 +1,4 @@
-"""The threads around a journal: news always arrives, groups are bounded in time, and the end forgets nothing."""
+"""The threads around a journal: news always arrives, groups are bounded in time, and closing loses no record."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def is_readable(link: JournalLink, timeout_s: float = PATIENCE_S) -> bool:
 
 
 def hear_until(link: JournalLink, broker: Broker, condition: Callable[[], bool]) -> None:
-    """Let the broker hear what the journal says until the condition holds."""
+    """Pass the messages of the journal to the broker until the condition holds."""
     while not condition():
         assert is_readable(link)
         link.notify(broker, 0.0)
 
 
 class Recording(Broker):
-    """A broker that only notes what the journal tells it."""
+    """A broker that only records the journal's messages."""
 
     def __init__(self) -> None:
         super().__init__(incarnation=1, has_journal=True)
@@ -68,7 +68,7 @@ class Recording(Broker):
 
 
 def test_delta_and_answers_arrive(link: JournalLink) -> None:
-    """What is written is told of; what is asked is answered, with what was written before it was told."""
+    """Written records are reported. A question is answered after the reports of all earlier writes."""
     broker = Recording()
     for sequence, record in enumerate((taken(1), taken(2), ended(1, [5])), 1):
         link.take(Write(sequence, record))
@@ -81,8 +81,8 @@ def test_delta_and_answers_arrive(link: JournalLink) -> None:
     assert broker.answers == [(1, "length"), (3, None), (b"c", [1])]
 
 
-def test_whoever_asks_is_answered(link: JournalLink) -> None:
-    """Also when looking goes wrong in a way that nobody thought of."""
+def test_each_request_gets_an_answer(link: JournalLink) -> None:
+    """Also after an unexpected error in the lookup."""
     broker = Broker(incarnation=1, has_journal=True)
     told: list[Any] = []
     broker.found = lambda job_id, stored, now: told.append(stored) or []
@@ -110,7 +110,7 @@ class WakesWhileHeard:
 
 
 def test_no_signal_is_lost(link: JournalLink) -> None:
-    """Whenever news comes, also while older news is heard, the next news signals again."""
+    """News at any time, also during the handling of older news, signals again."""
     link._wake()
     link._woken = WakesWhileHeard(link)
     link.notify(Recording(), 0.0)
@@ -118,7 +118,7 @@ def test_no_signal_is_lost(link: JournalLink) -> None:
     assert is_readable(link, 0.0)
 
 
-def test_groups_are_few_and_nothing_waits_long(path: Path) -> None:
+def test_groups_are_few_and_no_record_waits_long(path: Path) -> None:
     """However many records come one by one, groups do not; one that comes alone is written at once."""
     written = threading.Event()
     writer = JournalWriter(open_journal(str(path), Opening(durability="process")), written.set)
@@ -163,7 +163,7 @@ class Failing:
 
 
 def test_what_cannot_be_written_now_is_written_later() -> None:
-    """The same group, once; the trouble is told while it lasts, and what comes meanwhile waits its turn."""
+    """The same group, once. The trouble is reported while it lasts, and new records wait their turn."""
     journal = Failing(JournalBusyError("the disk is full"), JournalBusyError("the disk is full"))
     told: list[str] = []
     writer = JournalWriter(journal, lambda: told.append(writer.trouble))
@@ -178,8 +178,8 @@ def test_what_cannot_be_written_now_is_written_later() -> None:
 
 @each("error", [JournalLostError("another has it"), RuntimeError("a bug")])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_lost_journal_is_told(error: Exception) -> None:
-    """Nothing counts as written from then on, and the broker hears why it must stop."""
+def test_a_lost_journal_is_reported(error: Exception) -> None:
+    """From then on no record counts as written. The broker receives the reason why it must stop."""
     woken = threading.Event()
     writer = JournalWriter(Failing(error), woken.set)
     writer.put(1, ["a"])
@@ -194,7 +194,7 @@ def test_a_broker_whose_journal_is_lost_stops(link: JournalLink) -> None:
         link.notify(Recording(), 0.0)
 
 
-def test_the_end_forgets_nothing(path: Path) -> None:
+def test_closing_writes_all_pending_records(path: Path) -> None:
     """What was handed over is written before the journal is closed."""
     link = JournalLink(str(path), BrokerConfig())
     for sequence in range(1, 200):
@@ -225,7 +225,7 @@ def test_results_expire_by_themselves(path: Path) -> None:
 def test_the_writer_has_the_time_of_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, month_s: float
 ) -> None:
-    """Whatever the wall clock says, an old result expires and a young one stays; a writer that ends notes the time."""
+    """At any wall clock, an old result expires and a young one stays. A writer that ends records the time."""
     path = tmp_path / "broker.journal"
     journal, set_to = open_journal(str(path), Opening()), time.time() + month_s
     monkeypatch.setattr(time, "time", lambda: set_to)

@@ -1,4 +1,4 @@
-"""A job that kills its verifier, with real processes: the journal that holds it heals by itself, whoever dies beside.
+"""A job that kills its verifier, with real processes: its journal heals by itself, also when others die.
 
 `tests.journal.deadly` is the verifier: it ends at once, without a word, in a step with the magic token.
 """
@@ -128,7 +128,7 @@ def test_a_step_that_raises_costs_no_process(house: House) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_broker_and_verifier_that_end_together(house: House, end: signal.Signals) -> None:
-    """Each time the verifier dies the broker is killed too, or told to stop, before it can notice."""
+    """At each verifier death the broker is also killed, or stopped, before it can notice."""
     num_starts, broker, worker = 1, house.broker(*OFTEN), house.worker()
     house.wait_ready()
     innocent, poison = submit(house.client)
@@ -142,8 +142,8 @@ def test_broker_and_verifier_that_end_together(house: House, end: signal.Signals
     check(innocent, poison)
 
 
-def test_ten_clean_restarts_of_everything_hold_nothing_against_a_job(house: House) -> None:
-    """Whatever is told to stop first: no death is counted, and the text is the right one."""
+def test_ten_clean_restarts_count_no_deaths_for_a_job(house: House) -> None:
+    """In any order of stops: no death is counted, and the text is right."""
     for life in range(11):
         before = num_journaled(house.journal) if life else 0
         broker, worker = house.broker(*OFTEN), house.worker()

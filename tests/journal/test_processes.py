@@ -125,7 +125,7 @@ def freeze_between_groups(broker: Process, journal: Path) -> None:
 def test_a_frozen_broker_finds_that_it_lost(
     start_broker: StartBroker, client: Client, journal: Path, tmp_path: Path
 ) -> None:
-    """While it stands still another takes its journal over; it wakes and ends, without having told anybody anything."""
+    """While it is frozen another broker takes over its journal. It resumes and ends without a message."""
     first = start_broker()
     client.wait_until_ready()
     stream = client.stream(token_ids=PROMPT, max_tokens=LONG)
@@ -166,7 +166,7 @@ def check_goes_on(client: Client, running: Job) -> None:
     assert client.generate(token_ids=PROMPT, max_tokens=5).token_ids == toy_text(PROMPT, 5)
 
 
-def test_a_locked_journal_stops_nothing_for_good(start_broker: StartBroker, client: Client, journal: Path) -> None:
+def test_a_locked_journal_is_temporary(start_broker: StartBroker, client: Client, journal: Path) -> None:
     """New jobs are refused with the reason, the broker answers, and what ran ends well once the lock is gone."""
     start_broker()
     running = submit_running(client)
@@ -190,8 +190,8 @@ def locks(connection: object) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits other processes' files")
-def test_a_full_disk_stops_nothing_for_good(start_broker: StartBroker, client: Client, journal: Path) -> None:
-    """The same where no byte more can be written: nothing of the running job is lost."""
+def test_a_full_disk_is_temporary(start_broker: StartBroker, client: Client, journal: Path) -> None:
+    """The same if no more bytes can be written: the running job loses no token."""
     broker = start_broker("--durability", "process")
     running = submit_running(client)
     hard = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)[1]
@@ -205,7 +205,7 @@ def test_a_full_disk_stops_nothing_for_good(start_broker: StartBroker, client: C
     check_goes_on(client, running)
 
 
-def test_sigterm_forgets_nothing(start_broker: StartBroker, client: Client) -> None:
+def test_sigterm_loses_no_job(start_broker: StartBroker, client: Client) -> None:
     """A broker that is asked to stop ends with status 0; the next one goes on with its jobs."""
     broker = start_broker()
     running = submit_running(client)

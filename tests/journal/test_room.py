@@ -1,4 +1,4 @@
-"""A journal keeps to its limit, whatever takes up the room: prompts, tokens, results, or what nobody needs any more."""
+"""A journal keeps to its limit, with any content: prompts, tokens, results, or unneeded records."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_backlog_is_written_in_bounded_groups(path: Path, start: Start) -> Non
     wait_until(lambda: on_disk(path) <= 2 * MIB)
 
 
-def test_tokens_that_nobody_needs_any_more_count(path: Path, start: Start) -> None:
+def test_tokens_of_ended_jobs_count_for_compaction(path: Path, start: Start) -> None:
     """Rounds of jobs that ended go before they are many, where they are large."""
     writer = start(MIB)
     for job_id in range(1, 101):
@@ -97,7 +97,7 @@ def test_tokens_that_nobody_needs_any_more_count(path: Path, start: Start) -> No
 
 
 def test_unfinished_jobs_are_never_dropped(path: Path, start: Start) -> None:
-    """Where they alone are too much, the broker is told; once they have ended, it is told that there is room."""
+    """If they alone exceed the limit, the broker is notified. Once they end, it is notified that there is room."""
     writer = start(MIB)
     for job_id in range(1, 21):
         writer.put(job_id, [large(job_id)])

@@ -128,7 +128,7 @@ def test_a_closed_journal_is_one_file(open_journal: Open, path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_nobody_else_can_read_it(open_journal: Open, path: Path) -> None:
+def test_only_the_user_can_read_the_journal(open_journal: Open, path: Path) -> None:
     """Prompts and answers are for the user's eyes."""
     journal = open_journal()
     journal.write([taken(1)])
@@ -141,7 +141,7 @@ def test_nobody_else_can_read_it(open_journal: Open, path: Path) -> None:
 
 
 def test_a_locked_file_is_busy(open_journal: Open, other: sqlite3.Connection) -> None:
-    """While another program writes, nothing is lost: the same group is written later."""
+    """While another program writes, no record is lost: the same group is written later."""
     journal = open_journal()
     journal.write([taken(1)])
     other.execute("BEGIN IMMEDIATE")
@@ -204,7 +204,7 @@ def make_unreadable_job(path: Path) -> None:
         (make_unreadable_job, "job 1 cannot be read"),
     ],
 )
-def test_what_is_no_journal_is_refused(open_journal: Open, tmp_path: Path, make: object, reason: str) -> None:
+def test_a_file_that_is_not_a_journal_is_refused(open_journal: Open, tmp_path: Path, make: object, reason: str) -> None:
     """With the file's name and what is wrong with it."""
     path = tmp_path / "some.journal"
     make(path)
@@ -216,7 +216,7 @@ def test_what_is_no_journal_is_refused(open_journal: Open, tmp_path: Path, make:
 OLD = '{"temperature":0.5,"top_k":9223372036854775808,"repetition_penalty":1e-40,"logprobs":1,"stop":["x"]}'
 
 
-def test_a_job_that_nobody_would_take_any_more_is_a_misfit(open_journal: Open, other: sqlite3.Connection) -> None:
+def test_a_stored_job_out_of_current_bounds_is_a_misfit(open_journal: Open, other: sqlite3.Connection) -> None:
     """Values that an earlier specq let in are read: what is out of bounds now is left out and said, the rest is as it
     was, and the result of a job that ended with such values is there."""
     journal = open_journal()

@@ -1,4 +1,4 @@
-"""A verifier's process with the toy model: starts at once, takes the time for a step that it is told.
+"""A verifier's process with the toy model: starts at once, takes the given time for a step.
 
 python -m tests.journal.toy_target BROKER [MILLISECONDS [BIND ADVERTISE MAX_SESSIONS [KEYS]]]
 """

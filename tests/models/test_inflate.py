@@ -63,7 +63,7 @@ def check_same(large, small, token_ids, known=slice(VOCAB)):
     torch.testing.assert_close(reference_logits(large, token_ids)[known], small[known], atol=1e-4, rtol=1e-4)
 
 
-def test_widths_of_four_times_lose_nothing_in_bfloat16(small):
+def test_fourfold_widths_are_exact_in_bfloat16(small):
     """All scales are powers of two then; so no weight that counts is rounded."""
     shape = Shape(160, 4, 16, 4, 16, 288, 99)
     rounded = inflate(small, shape, dtype=torch.bfloat16).float()

@@ -76,7 +76,7 @@ def said_by_eagle(heads: Path, target: Path, vocab: int) -> tuple[torch.Tensor, 
 
 @each("norm_before_residual", [False, True])
 def test_an_eagle_head_says_the_same(tmp_path, small, large, norm_before_residual):
-    """From the target's hidden states and from its own, of the same tokens, whatever the layers are called by vLLM."""
+    """From the target's hidden states and from its own, of the same tokens, for any layer names of vLLM."""
     shape = eagle_shape_of(HIDDEN, VOCAB, 17, layers=(0, 1, 2), norm_before_residual=norm_before_residual)
     heads = make_eagle(tmp_path / "small", shape, embedding=False)
     made = write_heads(heads, small, tmp_path, LARGE, device="cpu", dtype="float32")

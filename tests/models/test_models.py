@@ -23,7 +23,7 @@ def test_resolve_model_takes_directories_of_models(tmp_path):
 
 
 @each("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "", "no such name"])
-def test_resolve_model_refuses_what_is_no_model(name):
+def test_resolve_model_refuses_an_invalid_model(name):
     with pytest.raises(ConfigError, match="no model"):
         resolve_model(name, "target")
 
@@ -52,7 +52,7 @@ def test_bundled_heads_are_known_by_the_name_of_their_target():
 
 
 @each("name", ["nowhere", "tiny", "./nowhere", "a/b"])
-def test_heads_that_are_not_there_are_named_with_those_that_are(name):
+def test_missing_heads_are_named_with_the_available_ones(name):
     with pytest.raises(ConfigError, match=f"no directory of heads {Path(name)};.*named heads exist for: smollm2"):
         resolve_model(name, HEADS)
 

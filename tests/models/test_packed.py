@@ -118,7 +118,7 @@ def test_an_archive_of_several_blocks_says_the_sum(tmp_path):
 
 
 def test_processes_that_come_at_once_unpack_once(own_cache, tmp_path):
-    """And nobody sees a part of it, or has it replaced under its eyes."""
+    """No process sees a partial model, or has it replaced while it reads."""
     model = write_model(tmp_path / "small" / "target", WEIGHTS * 30)
     code = (
         "import hashlib, pathlib, sys, time; from specq.models.packed import unpacked",
@@ -137,7 +137,7 @@ def test_processes_that_come_at_once_unpack_once(own_cache, tmp_path):
     assert left_in_cache() == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
-def test_a_process_that_is_killed_leaves_nothing_that_counts(model, tmp_path):
+def test_a_killed_process_leaves_no_partial_model_or_lock(model, tmp_path):
     """Neither half a model, nor a lock, nor, once the model is unpacked, what it had written."""
     code = (
         "import pathlib, shutil, time; from specq.models import packed",
@@ -178,7 +178,7 @@ def test_a_damaged_copy_is_made_again(model, name, damage):
 
 
 @pytest.mark.parametrize("damage", ["a byte", "cut off", "empty", "something else", "two streams"])
-def test_a_damaged_archive_is_named_and_nothing_is_kept(model, damage):
+def test_a_damaged_archive_is_named_and_no_file_is_kept(model, damage):
     archive = model / "model.safetensors.xz"
     data = bytearray(archive.read_bytes())
     data[len(data) // 2] ^= 1
@@ -190,7 +190,7 @@ def test_a_damaged_archive_is_named_and_nothing_is_kept(model, damage):
     assert left_in_cache() == []
 
 
-def test_a_full_disk_is_named_and_nothing_is_left(model, monkeypatch):
+def test_a_full_disk_is_named_and_no_file_is_left(model, monkeypatch):
     def fill(_archive, out, _length):
         out.write(b"a part")
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -237,7 +237,7 @@ def pair(own_cache, tmp_path, monkeypatch):
     return tmp_path / "home" / "small"
 
 
-def test_lists_unpack_nothing_and_have_the_sizes_that_models_have(pair):
+def test_lists_unpack_no_model_and_show_the_model_sizes(pair):
     def listed():
         return [(model.path, model.source, model.num_bytes) for model in known_models()]
 
@@ -284,7 +284,7 @@ def test_the_command_unpacks_ahead_and_says_where(pair):
     assert (outcome.exit_code, outcome.stdout.strip()) == (0, str(find_unpacked(pair / "target")))
 
 
-def test_the_command_refuses_a_name_of_nothing():
+def test_the_command_refuses_an_unknown_name():
     """With those that it knows; a hub name has a slash."""
     outcome = CliRunner().invoke(main, ["models", "pull", "nosuch"])
 

@@ -58,8 +58,7 @@ def test_a_worker_that_was_started_again_counts_anew():
 
 
 def test_workers_of_one_name_have_rates_of_their_own():
-    """Whatever their order: they differ in their incarnations. One that is started again under its name has no rate at
-    first."""
+    """In any order: their incarnations differ. A worker restarted under its name has no rate at first."""
     first, second = ({"name": "v", "incarnation": number} for number in (7, 8))
     before = report(10.0, (worker(tokens=10, **first), worker(tokens=1000, **second)))
     now = report(12.0, (worker(tokens=1010, **second), worker(tokens=30, **first), worker("v", incarnation=9)))
@@ -83,7 +82,7 @@ def test_what_drafters_count_is_not_shown_as_verifiers_work():
 
 
 @each("metrics", [({"judged": 5}, {"judged": {"a": [1]}}), ({"judged": {"a": [1]}}, {"judged": 5})])
-def test_a_worker_that_says_something_else_each_time_harms_nobody(metrics):
+def test_a_worker_with_changing_reports_harms_no_other_metric(metrics):
     """Names are free, so a name may have labels in one report and be a number in another."""
     before, now = (report(at, (worker(metrics=one),)) for at, one in zip((10.0, 11.0), metrics, strict=True))
     assert sections(Snapshot(now, before), View())
@@ -116,7 +115,7 @@ def test_what_verifiers_count_is_shown_since_the_report_before():
         ({"something": [1], "": [0, 1]}, set()),  # of a version to come
     ],
 )
-def test_of_sources_those_that_do_not_pay_are_named_and_those_that_sent_nothing_left_out(choices, not_used):
+def test_unprofitable_sources_are_named_and_silent_ones_skipped(choices, not_used):
     """Also where nothing of a source was verified since the report before. None: both."""
     sources = ["draft model in the verifier", "lookup"]
     counted = {"judged": {"suffix": [4, 2], "colocated": [9, 3], "medusa": [0, 0]}, "choices": choices}
@@ -185,7 +184,7 @@ def test_a_verifier_that_does_not_say_what_it_uses_has_no_line(choices):
     assert in_use(choices=choices) == []
 
 
-def test_whatever_a_verifier_says_of_its_choices_is_printable_and_short():
+def test_any_choice_report_of_a_verifier_is_printed_short():
     text = in_use(
         80, choices={"\x1b[2J" * 20: [1, 1e308], "x" * 100: [0, -1e308]}, decided=[2**63 - 1, *[-(2**63)] * 5]
     )

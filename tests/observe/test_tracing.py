@@ -49,7 +49,7 @@ def sent(tracer: Tracer) -> list[TraceEvents]:
     return [message for message in tracer.messages() if isinstance(message, TraceEvents)]
 
 
-def test_nothing_is_sent_while_nothing_is_traced(clock):
+def test_no_events_are_sent_without_tracing(clock):
     tracer = Tracer(clock)
     tracer.note(1, trace_events.OPENED, clock(), 5)
 
@@ -195,14 +195,14 @@ def test_every_reason_has_words():
 
 @each("choice", [Choice(frozenset(one), unread) for one in ((), (REMOTE,), LANES) for unread in (False, True)])
 def test_a_choice_keeps_its_sources_on_its_way(clock, tracer, choice):
-    """Whatever rates are foreseen."""
+    """For any forecast rates."""
     said = decided(clock, tracer, DraftDecision(9, 1, "probe_won", choice, 1e300, Choice(), 0.0).numbers())
     assert said.startswith(f"{drafts_by(str(choice))} from now on, with 1 session: ")
 
 
 @each("values", [(9, 1, 0, 1, 0, 1), (9, *(-1,) * 5), (2**31 - 1,) * 6])
-def test_decisions_of_a_later_version_harm_nothing(clock, tracer, values):
-    """Nor of whoever says anything: sources that are not known are left out, and a reason is a number."""
+def test_decisions_of_a_later_version_cause_no_error(clock, tracer, values):
+    """Unknown sources are left out, and an unknown reason is shown as a number."""
     assert f"(reason {values[0]})" in decided(clock, tracer, values)
 
 

@@ -93,7 +93,7 @@ def test_the_former_name_of_the_package_gives_the_same_objects():
     assert all(hasattr(proposers, name) for name in moved)
 
 
-def test_what_cannot_be_loaded_is_said_and_harms_nobody(site):
+def test_a_plugin_that_fails_to_load_is_reported_and_isolated(site):
     """A broker asks for a strategy's traits at a client's word: that must not end it."""
     install(site, "broken", {"specq.strategies": {"broken": "no_such_package:Strategy"}})
     assert "the strategy 'broken' (no_such_package:Strategy) cannot be loaded: ModuleNotFoundError" in reason_against(

@@ -1,4 +1,4 @@
-"""What a package wrote as a proposer for the version before, derived from nothing, drafts as a `Drafter` does."""
+"""A proposer of the previous version, without a base class, drafts as a `Drafter` does."""
 
 from __future__ import annotations
 
@@ -131,6 +131,6 @@ def test_one_that_knows_no_owners_drafts_the_same():
         (SimpleNamespace(info=Before().info, open=print, close=print, commit=print), "it has no `expand`"),
     ],
 )
-def test_what_is_no_drafter_is_named(made: object, said: str):
+def test_an_invalid_drafter_class_is_named(made: object, said: str):
     with pytest.raises(ConfigError, match=re.escape(said)):
         as_drafter(made)

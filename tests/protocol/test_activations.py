@@ -66,7 +66,7 @@ def test_rows_survive_the_wire(form: str, num_rows: int) -> None:
     width=st.integers(0, 40),
     num_layers=st.integers(0, 5),
 )
-def test_whatever_comes_is_rows_or_refused(
+def test_any_message_is_parsed_as_rows_or_refused(
     data: bytes, scales: list[float], form: str, width: int, num_layers: int
 ) -> None:
     numbers = np.frombuffer(data, np.uint8), np.array(scales, np.float32)

@@ -101,7 +101,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 @each("cls", MESSAGES.values())
 def test_every_field_of_every_message_has_a_bound(cls: type[Message]) -> None:
-    """A number, text, list or object without one would be let in whatever it is."""
+    """A number, text, list or object without a bound would be accepted with any value."""
     for name, hint in hints(cls).items():
         if hint is bool or hint is ModelInfo or (isinstance(hint, type) and issubclass(hint, Values)):
             continue
@@ -152,7 +152,7 @@ CASES = [
 
 @each("cls", MESSAGES.values())
 def test_values_out_of_bounds_are_refused(cls: type[Message]) -> None:
-    """By name, and with what would be right; an error is short, whatever the value."""
+    """The error names the field and the right values. It is short for any value."""
     assert type(decode(frames_of(cls))) is cls, "what the cases vary is itself fine"
     for of, name, value in CASES:
         if of is cls and len(orjson.dumps(value)) < 60_000:
@@ -163,7 +163,7 @@ def test_values_out_of_bounds_are_refused(cls: type[Message]) -> None:
 
 @each("cls", MESSAGES.values())
 def test_values_of_other_types_are_refused(cls: type[Message]) -> None:
-    """A boolean is no number, a float is no whole number, null is nothing."""
+    """A boolean is not a number, a float is not an integer, and null is not a value."""
     for name, kind, bound in scalars(cls):
         for value in JUNK:
             fits = type(value) is kind or (isinstance(value, (list, dict)) and not value)
@@ -237,7 +237,7 @@ def test_the_broker_holds_verdicts_to_the_same_bounds(name: str, value: Any) -> 
 
 
 @each("stats", WRONG_STATS)
-def test_statistics_that_nobody_counts_are_refused(stats: dict[str, Any]) -> None:
+def test_invalid_statistics_are_refused(stats: dict[str, Any]) -> None:
     """Who reads them reckons with them; `rounds` and the like are the broker's own."""
     with pytest.raises(ProtocolError, match="stats"):
         read_commit(frames_of(Verdict, stats=stats))
@@ -260,7 +260,7 @@ def test_metrics_of_a_later_version_are_let_in() -> None:
 
 
 def test_reasons_are_cut_where_they_are_made() -> None:
-    """Whoever waits for an answer gets it, however much there is to say."""
+    """A waiting client gets the error, however long the reason is."""
     assert decode(encode(Failed(job_id=1, code="invalid", reason="x" * 100_000))).reason.endswith("x...")
 
 
@@ -306,7 +306,7 @@ def test_values_that_only_look_like_numbers_are_refused(values: dict[str, Any]) 
     ],
 )
 def test_a_wrong_type_is_named_in_words(values, said):
-    """Whoever asks over HTTP or from a file need not know the names of Python's types."""
+    """A user of HTTP or of a file need not know the names of Python's types."""
     with pytest.raises(JobError) as raised:
         SamplingParams.from_dict(values)
     assert said in str(raised.value)

@@ -129,7 +129,7 @@ def any_drafts(draw: st.DrawFn) -> Draft:
 
 @given(any_drafts(), st.sampled_from(["deterministic", "probabilistic"]))
 def test_no_draft_stops_a_verifier(draft: Draft, strategy: str) -> None:
-    """It is dropped, or grafted and verified: nothing is raised, and the verdict can be sent."""
+    """It is dropped, or grafted and verified. No error is raised, and the verdict can be sent."""
     verifier = Verifier(ToyEngine(), StepCurve([1, 8], [0.005, 0.006]), incarnation=1)
     params = SamplingParams(max_tokens=9, strategy=strategy, temperature=1.0)
     context = np.array([5, 6, 7], np.int32)

@@ -23,7 +23,7 @@ def test_chat_page_and_doctor_use_it(origin: str) -> None:
     assert SHOWN[origin] in MARKS[origin].meaning or origin == "drafted"
 
 
-def test_each_source_has_a_name_and_nothing_else_has_one() -> None:
+def test_only_sources_have_a_display_name() -> None:
     """By what tokens say of their origin, and by what verifiers count. A worker has its own row; plain decoding and the
     target's own tokens are no drafts."""
     assert set(SHOWN) == {*SOURCES, *LANES_OF}

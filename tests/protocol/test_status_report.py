@@ -1,4 +1,4 @@
-"""A report travels in the header where it fits, else in a frame; what is no report is refused."""
+"""A report travels in the header if it fits, else in a frame. An invalid report is refused."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def test_a_report_of_any_size_survives_the_wire(size: int) -> None:
 
 
 @each("data", [b"x", b"[]", b"3", b'{"a":1e999}', b'{"a":18446744073709551615}', b"\xff"])
-def test_what_is_no_report_is_refused(data: bytes) -> None:
+def test_an_invalid_report_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"status\.data"):
         report_of(Status(data=np.frombuffer(data, np.uint8)))

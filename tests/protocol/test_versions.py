@@ -81,7 +81,7 @@ NEW: list[tuple[Message, dict[str, Any]]] = [
 
 @each(("message", "new"), NEW)
 def test_what_is_new_is_written_in_the_new_version_only(message: Message, new: dict[str, Any]) -> None:
-    """And nobody may say it in the old one."""
+    """The old version may not contain it."""
     said = replace(message, **new)
     frames = encode(said)
     assert (version_of(encode(message)), version_of(frames)) == (OLDEST_VERSION, PROTOCOL_VERSION)

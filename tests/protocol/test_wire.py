@@ -1,4 +1,4 @@
-"""Messages survive the wire; whatever else arrives is a ProtocolError."""
+"""Messages survive the wire. Any other input is a ProtocolError."""
 
 import typing
 from bisect import bisect_left
@@ -117,7 +117,7 @@ def test_every_message_survives_the_wire(message: Message) -> None:
 
 @given(st.lists(st.binary(max_size=40), max_size=MAX_FRAMES + 2))
 def test_garbage_is_a_protocol_error(frames: list[bytes]) -> None:
-    """Random frames raise ProtocolError and nothing else."""
+    """Random frames raise only ProtocolError."""
     with pytest.raises(ProtocolError):
         decode(frames)
 
@@ -235,7 +235,7 @@ def test_what_the_largest_job_becomes_can_be_decoded(label: str, character: str)
     assert not too_large(replace(largest, have=LAST)), "what the client has does not travel on"
 
 
-def test_the_limit_of_a_job_is_no_smaller_than_it_must_be() -> None:
+def test_the_job_limit_is_as_large_as_the_header_allows() -> None:
     """What brokers add to the largest job fills the limit of a header, but for what the type's name and a label
     take."""
     largest = _job(1, "x" * _most(lambda n: _job(1, "x" * n)))

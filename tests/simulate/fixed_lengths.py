@@ -1,7 +1,7 @@
 """The scheduler's rule against fixed draft lengths, simulated: `python -m tests.simulate.fixed_lengths [--json FILE]`.
 
 The same scenario with the rule, without drafts, and with a scheduler that verifies the K likeliest nodes of each
-session whatever that costs, for a number of sessions and drafters each.
+session at any cost, for a number of sessions and drafters each.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def fixed_length(count):
 
 
 def goodput(tables, sessions, drafters, mode="async"):
-    """Tokens a second of so many sessions and drafters."""
+    """Tokens per second for these numbers of sessions and drafters."""
     own = {name: dict(table) for name, table in tables.items()}
     own["traffic"]["sessions"] = sessions
     own["draft"]["drafters"] = drafters

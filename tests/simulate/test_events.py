@@ -42,7 +42,7 @@ def test_waiting_stops_when_the_condition_holds():
 
 @pytest.mark.parametrize("limit_s", [2.5, 100])
 def test_waiting_in_vain_is_an_error(limit_s):
-    """Whether events go on after the limit or there are none."""
+    """Both with events after the limit and without events."""
     queue = EventQueue()
     for time in (1.0, 2.0, 3.0):
         queue.at(time, lambda: None)

@@ -1,4 +1,4 @@
-"""Processes that share a machine: they slow each other as said, and nobody's work is lost or done twice."""
+"""Processes that share a machine slow each other as specified, and no work is lost or done twice."""
 
 import random
 from dataclasses import replace
@@ -55,7 +55,7 @@ class Work(NamedTuple):
     work_s: float
     ends: float
     help_part: float = 0.0
-    owed: dict[int, float] = {}  # noqa: RUF012 - nobody changes it
+    owed: dict[int, float] = {}  # noqa: RUF012 - it is never changed
 
 
 def broker() -> Tenant:
@@ -85,7 +85,7 @@ SCHEDULES: dict[str, tuple[list[Tenant], list[Work]]] = {
         [Tenant(0, stretch=2.0), Tenant(1, stretch=2.0)],
         [Work(0, 0.0, 1.0, 1.0), Work(1, 0.5, 0.5, 1.25, owed={0: 0.25}), Work(0, 1.25, 1.0, 2.5, owed={0: 0.0})],
     ),
-    # The broker computes at once; the drafter on its core gets what is left, whoever began first.
+    # The broker computes at once; the drafter on its core gets what is left, in any order of starts.
     "who gives way stands still meanwhile": (
         [broker(), drafter()],
         [
@@ -130,7 +130,7 @@ def test_work_ends_when_it_should(name):
         assert {number: tenants[number].owed_s for number in work.owed} == pytest.approx(work.owed), work
 
 
-def test_work_is_conserved_whatever_comes_when():
+def test_work_is_conserved_for_any_arrival_order():
     """Processes of all kinds at random times: a core gives no more than a second of work a second, and nobody is done
     earlier than alone; what they lose to each other on one core without a stretch is exactly the others' work."""
     draw = random.Random(3)
@@ -161,7 +161,7 @@ def test_work_with_help_is_conserved():
     assert list(done.values()) == pytest.approx([15.0, 22.5], rel=0.005)
 
 
-def test_a_process_that_is_gone_slows_nobody():
+def test_an_ended_process_slows_no_other_process():
     machine = SimulatedMachine()
     one, two = on(machine, Tenant(0, stretch=2.0), Tenant(1, stretch=2.0))
     machine.compute(two, 0.0, 9.0)
@@ -224,7 +224,7 @@ ROOMY = MachineSettings(draft_cores=1)
 
 @pytest.mark.slow
 def test_a_verifier_is_helped_while_drafters_are_silent_or_absent():
-    """The real verifier chooses: with nobody who drafts its steps take 6 ms, with a good drafter in use 10."""
+    """The real verifier chooses: without drafters its steps take 6 ms, with a good drafter in use 10."""
     alone, beside = (
         simulate(replace(BUSY, engine=HELPED, machine=ROOMY, draft=replace(BUSY.draft, drafters=drafters)))
         for drafters in (0, 1)

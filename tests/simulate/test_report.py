@@ -38,7 +38,7 @@ def test_all_points_are_simulated_in_order(outcomes):
 
 
 def test_ratios_are_to_plain_decoding_on_the_same_hardware(outcomes):
-    """At whatever round trip: plain decoding has none."""
+    """At any round trip: plain decoding has none."""
     assert vs_plain(outcomes[0], outcomes) == 1.0
     plain, ahead = outcomes[2], outcomes[3]
     assert vs_plain(ahead, outcomes) == pytest.approx(ahead.figures.goodput / plain.figures.goodput, rel=1e-3)

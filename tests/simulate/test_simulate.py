@@ -167,7 +167,7 @@ def test_running_ahead_beats_waiting_over_a_slow_network(run):
 
 @pytest.mark.parametrize("rtt_ms", [1, 200])
 @pytest.mark.parametrize("sessions", [1, 16])
-def test_a_useless_drafter_costs_next_to_nothing(run, rtt_ms, sessions):
+def test_a_useless_drafter_has_almost_no_cost(run, rtt_ms, sessions):
     """It claims 0.8 and is never right; hosts take their usual time."""
     network, traffic = NetworkSettings(rtt_ms=rtt_ms), TrafficSettings(sessions=sessions, warm_s=2, seconds=6)
     parts = {"host": HostSettings(), "network": network, "traffic": traffic, "draft": USELESS}
@@ -212,7 +212,7 @@ def test_open_load_is_served_as_it_comes(run):
 
 
 @pytest.mark.slow
-def test_jobs_wait_where_there_is_no_room(run):
+def test_jobs_wait_until_a_session_is_free(run):
     """Beyond the verifier's sessions, the time to the first token grows, and the rate does not."""
     engine = replace(FLAT, max_sessions=4)
     few, many = (

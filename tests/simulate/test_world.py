@@ -127,7 +127,7 @@ def test_drafts_and_verdicts_take_theirs():
     assert arrived + 0.005 - 1e-9 <= told <= arrived + 0.005 + 0.016 + 1e-9
 
 
-def test_a_dead_worker_hears_and_says_nothing():
+def test_a_dead_worker_receives_and_sends_no_messages():
     """Killed without a word, it loses its sessions after a while; a job that has no verifier waits."""
     simulation = Simulation(scenario(network=NetworkSettings(heartbeat_ms=500)))
     world = simulation.world
@@ -152,7 +152,7 @@ def test_only_the_drafters_lines_lose_messages():
     assert {count for name, counts in lost.items() for count in counts if name != b"draft-0"} == {0}
 
 
-def test_workers_beat_and_are_told_what_is_committed():
+def test_workers_send_heartbeats_and_receive_commits():
     simulation = Simulation(scenario(network=NetworkSettings(heartbeat_ms=500)))
     at_verifier = heard(simulation, b"target-0")
     simulation.run(drain=False)

@@ -123,7 +123,7 @@ def test_an_answer_that_was_cut_says_so(browser, url):
 
 
 def test_a_plain_run_gives_the_same_text(browser, url):
-    """With the seed that the answer had; how much faster it was is said, whatever it is."""
+    """With the seed of the answer. The measured speedup is shown, high or low."""
     page = Page(browser, url).ready()
     page.set(temperature=0.8, max_tokens=40)
     page.ask()

@@ -53,7 +53,7 @@ def test_a_stop_token_ends_the_text_also_within_a_round():
 
 
 def test_a_lossy_rule_takes_what_is_likely_enough():
-    """Each draft of a threshold of 0 is accepted, whatever the target's own token is."""
+    """A threshold of 0 accepts each draft, for any own token of the target."""
     params = SamplingParams(strategy="threshold", threshold=0.0)
     drafted = decode(target, guesses, [1, 2], 30, params)
     assert set(drafted.accepted) == {2}

@@ -73,7 +73,7 @@ def attempt(render: Any, messages: list[Any], variables: dict[str, Any]) -> tupl
     except Exception as error:
         if render.__name__ == "render_chat" and type(error) is not JobError:
             raise
-        return REFUSED, str(error)  # transformers passes on whatever a template raises
+        return REFUSED, str(error)  # transformers passes on any error of a template
 
 
 def test_messages_are_brought_into_one_form():
@@ -216,7 +216,7 @@ ENDLESS = {  # would run for minutes, or use all memory
 }
 
 
-def test_a_template_ends_soon_whatever_it_does(monkeypatch):
+def test_any_template_ends_soon(monkeypatch):
     """In any thread, with an error of the same kind as other refusals, and without much memory."""
     monkeypatch.setattr(template_meter, "TIME_LIMIT_S", 0.02)
     found: dict[str, Any] = {}
@@ -252,7 +252,7 @@ def test_a_variable_may_have_any_name():
 
 
 def test_what_templates_raise_is_one_kind_of_error():
-    """Whatever Python raises: by the template itself, by a mistake in it, or where it is compiled."""
+    """Any exception of Python: raised by the template, by a mistake in it, or at compile time."""
     mistakes = [
         *("{{ raise_exception('no') }}", "{{ 1 / 0 }}", "{{ [][5].x }}", "{{ 'a' + 1 }}", "{{ x | nothing }}"),
         *("{{ ''.__class__.mro() }}", "{% include 'x' %}", "{% for %}"),

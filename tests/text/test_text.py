@@ -73,7 +73,7 @@ def test_num_tokens_counts_added_tokens():
 
 @each("text", ["", "[]", "{}", '{"model": {}}', "not json"])
 def test_no_tokenizer_is_an_error(text):
-    """What is no tokenizer is a ConfigError that names the file."""
+    """A file that is not a tokenizer is a ConfigError that names the file."""
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         tokenizer_hash(text)
 

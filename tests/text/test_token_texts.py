@@ -213,7 +213,7 @@ def expected_end(tokenizer: Tokenizer, prompt: list[int], answer: list[int], sto
     return None, continuation(tokenizer, prompt, answer)
 
 
-def test_a_stop_string_ends_a_text_whatever_tokens_it_is_made_of():
+def test_a_stop_string_ends_a_text_for_any_tokenization():
     """Parts of words, words, characters of bytes, at the beginning, across special tokens."""
     for name in ("byte-level", "llama 2", "gemma", "metaspace first", "unigram", "WordPiece"):
         tokenizer, num_found = TOKENIZERS[name], 0

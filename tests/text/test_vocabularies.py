@@ -1,4 +1,4 @@
-"""Two vocabularies: bytes to ids and back, what is shared, and a text told in the other's tokens."""
+"""Two vocabularies: bytes to ids and back, the shared tokens, and a text in the other's tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_bytes_come_back_from_their_ids(data, name):
     codec = CODECS[name]
     token_ids = codec.encode(data)
     assert codec.decode(token_ids) == data
-    assert all(codec.tokens[i] is not None for i in token_ids)  # so none is special, whatever is spelled
+    assert all(codec.tokens[i] is not None for i in token_ids)  # so none is special, for any text
 
 
 @each("text", ["def add(a, b):\n    return a + b", " the eggs", "naïve 中文 🙂"])
@@ -44,7 +44,7 @@ def test_no_space_is_put_before_a_piece_of_a_text():
     assert codec.tokens[codec.encode(b" return")[0]] == b" return"
 
 
-def test_nothing_is_normalised():
+def test_texts_are_not_normalised():
     """What a tokenizer would make the same would be another text to the target."""
     content = json.loads(tokenizer_files()["tokenizer.json"])
     tokenizer = Tokenizer.from_str(json.dumps(content))
@@ -111,8 +111,8 @@ def spelled(vocabularies: Vocabularies, target_ids: list[int]) -> bytes:
 
 
 @given(data=st.data(), pair=st.sampled_from(PAIRS))
-def test_a_text_is_told_with_the_same_bytes_however_it_grew(data, pair):
-    """Whatever the target's tokens are, and wherever they were committed, the draft's say the same."""
+def test_retokenized_texts_keep_their_bytes_for_any_commit_order(data, pair):
+    """For any target tokens and commit positions, the draft tokens have the same bytes."""
     vocabularies = Vocabularies(CODECS[pair[0]], CODECS[pair[1]])
     token = st.integers(0, len(vocabularies.target.tokens) - 1)
     parts = data.draw(st.lists(st.lists(token, min_size=1, max_size=50), min_size=1, max_size=6))
@@ -140,7 +140,7 @@ def test_only_the_end_of_a_text_is_cut_anew(text, monkeypatch):
     assert len(target_ids) > 2 * sum(lengths)
 
 
-def test_what_was_drafted_is_told_as_it_was_until_a_correction():
+def test_drafted_tokens_stay_unchanged_until_a_correction():
     vocabularies = Vocabularies(CODECS["tiny"], CODECS["trained"])
     tiny, target = vocabularies.draft, vocabularies.target
     retold = Retold(vocabularies, target.encode(b"I will"))

@@ -91,7 +91,7 @@ def test_a_run_that_was_cut_off_goes_on(places):
 
 
 def test_a_head_learns(tmp_path):
-    """What comes two places later, and three: in so many steps, whatever the clock says."""
+    """The tokens two and three places later, in a fixed number of steps, independent of the clock."""
     said = learn(run, tmp_path, "--seconds=8", "head", step_s=0.4)
     (shown,) = [line for line in said.splitlines() if "by step" in line]
     assert shown.startswith("step 20, ")
@@ -142,7 +142,7 @@ def test_scales_are_of_channels():
     assert scales.tolist() == pytest.approx([12.5**0.5, LEAST_SCALE, 100.0])
 
 
-def test_states_in_training_are_those_that_the_engine_gives(target):
+def test_training_states_equal_the_states_of_the_engine(target):
     """The same layers, counted alike."""
     tokens = [5, 90, 17, 1000, 44, 9, 300]
     with torch.inference_mode():

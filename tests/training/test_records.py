@@ -35,7 +35,7 @@ def refusal(path, forms=DOCUMENTS):
     "line",
     [b"figs\n", b"[1]\n", b'{"x": 1}\n', b'{"prompt": "How many?"}\n', b'{"prompt": 3, "response": "2"}\n', b"\n"],
 )
-def test_a_line_that_is_no_record_is_named_with_what_would_be_right(tmp_path, line):
+def test_an_invalid_record_line_is_named_with_the_right_form(tmp_path, line):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(GOOD + line))
 
@@ -106,7 +106,7 @@ def test_a_run_that_diverged_is_not_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_loss_that_is_no_number_is_refused():
+def test_a_nan_loss_is_refused():
     for loss in (nan, inf):
         with pytest.raises(ConfigError, match="after step 3: training has diverged; give lower rates"):
             check_losses([1.0, loss], 3)

@@ -57,7 +57,7 @@ def test_in_bfloat16_it_is_nearly_the_same():
         torch.testing.assert_close(rounded, exact, atol=0.02 * exact.abs().max().item(), rtol=0)
 
 
-def test_a_batch_in_which_nothing_counts_teaches_nothing():
+def test_a_fully_masked_batch_changes_no_weights():
     own = batch([[0] * 8])
     taught = teach(random(1, 8, HIDDEN), random(COLUMNS, HIDDEN), own, 0.5)
     states = random(len(taught.places), HIDDEN).requires_grad_()

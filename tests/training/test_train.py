@@ -37,7 +37,7 @@ def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
     assert missing in refusal(CliRunner().invoke(main, ["train", "pair", *places, stage]))
 
 
-def test_muon_moves_a_matrix_by_as_much_whatever_its_shape():
+def test_muon_updates_have_the_same_rms_for_any_shape():
     """The root mean square of an update is 0.2 times the rate, within the error of five Newton-Schulz steps."""
     torch.manual_seed(0)
     layers = torch.nn.ModuleList(

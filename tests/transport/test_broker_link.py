@@ -41,7 +41,7 @@ def link() -> Iterator[tuple[BrokerLink, FakeBroker]]:
 
 
 def received(broker: FakeBroker, link: BrokerLink, number: int) -> Heartbeat:
-    """Beat until the broker has heard so many heartbeats; return the last."""
+    """Send heartbeats until the broker has a number of them. Return the last one."""
 
     def is_there() -> bool:
         if link.heartbeat.due():
@@ -82,7 +82,7 @@ def older(message: Message) -> list[Message]:
     return [Welcome(heartbeat_ms=10)] if isinstance(message, Hello) else []
 
 
-def test_a_broker_of_the_version_before_hears_what_it_reads() -> None:
+def test_a_broker_of_the_previous_version_receives_its_format() -> None:
     """At once. One that speaks neither version refuses the worker for good."""
     told = Refused(reason=f"protocol version 6; this side speaks {OLDEST_VERSION - 1}")
     for answer, is_served in ((older, True), (lambda message: [told], False)):

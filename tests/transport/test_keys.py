@@ -21,8 +21,7 @@ def folder(tmp_path):
 
 
 def test_files_are_their_owners_alone(folder, tmp_path):
-    """Mode 0600, in a directory of mode 0700, whatever the umask; neither the public file nor what might be logged has
-    anything of the secret."""
+    """Mode 0600 in a directory of mode 0700, for any umask. The public file and log output contain no secret."""
     old = os.umask(0)
     try:
         open_to_all, _ = make_keys(tmp_path, "x", ("client",))
@@ -39,7 +38,7 @@ def test_files_are_their_owners_alone(folder, tmp_path):
     assert "laptop" in repr(curve)
 
 
-def test_nothing_is_overwritten(folder):
+def test_existing_keys_are_not_overwritten(folder):
     before = (folder / "laptop.secret").read_text()
     with pytest.raises(ConfigError, match=r"laptop\.secret already exists; choose another name"):
         make_keys(folder, "laptop", ("client",))
@@ -113,7 +112,7 @@ def test_what_is_wrong_is_named_and_no_secret_is(folder, spoil, said):
 
 
 def test_the_allow_list_follows_its_files(folder):
-    """Keys are added and taken away while it is in use; what cannot be read changes nothing."""
+    """Keys are added and removed while it is in use. An unreadable file does not change it."""
     allowed = AllowList(folder)
     grants = allowed.grants
     assert {grant.name: (grant.roles, grant.trusted) for grant in grants.values()} == {

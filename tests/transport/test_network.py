@@ -1,5 +1,4 @@
-"""Addresses of both families with real sockets, names that stand for both, and what is said of those that cannot be
-had."""
+"""Addresses of both families with real sockets, names that resolve to both, and errors for unavailable ones."""
 
 from __future__ import annotations
 
@@ -43,8 +42,8 @@ def link_local() -> list[str]:
     return [f"[{socket.inet_ntop(AF_INET6, address)}%{interface}]" for address, interface in found]
 
 
-def test_each_form_of_a_host_is_reached_by_those_that_it_stands_for():
-    """A machine without IPv6 is told so, by each of its forms."""
+def test_each_form_of_a_host_accepts_the_matching_peers():
+    """On a machine without IPv6, each IPv6 form raises an error that says so."""
     reached = {
         V4: (V4, "localhost"),
         "0.0.0.0": (V4, "localhost"),
@@ -95,7 +94,7 @@ def test_a_name_of_both_families_is_connected_to_where_somebody_listens(both):
             assert needs_ipv6(parse_address(address), connects=True) == (family == AF_INET6)
             assert listens(address)
             assert why_unreachable(address) == ""
-        assert not needs_ipv6(parse_address(address), connects=True)  # nobody is there yet: IPv4, as ever
+        assert not needs_ipv6(parse_address(address), connects=True)  # no peer is there yet: IPv4, as ever
         assert why_unreachable(address) == "nothing listens there"
     assert not needs_ipv6(parse_address("tcp://both:*"), connects=False)
 

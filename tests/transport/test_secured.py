@@ -64,7 +64,7 @@ def can_connect(endpoint: str, curve: Curve | None) -> bool:
 
 
 def register(address: str, hello: Hello, curve: Curve) -> None:
-    """Say hello as a worker, and hear what the broker says to that."""
+    """Send Hello as a worker, and return the answer of the broker."""
     with zmq.Context() as context:
         link = BrokerLink(context, address, hello, curve)
         with link.socket:
@@ -95,7 +95,7 @@ def test_a_stranger_is_not_let_in(up, tmp_path):
 
 
 def test_a_verifier_lets_only_its_broker_in(up, tmp_path):
-    """Whoever could open sessions there could make it compute, or read what it says."""
+    """Any peer that opens sessions there could use its computing time, or read the texts."""
     gpu = next(grant for grant in read_grants(Path(up.keys)) if grant.name == "gpu")
     endpoint = up.target.link.hello.endpoint
     assert can_connect(endpoint, Curve(own_keys(up.keys, "broker"), gpu.public_key))
@@ -104,13 +104,13 @@ def test_a_verifier_lets_only_its_broker_in(up, tmp_path):
     assert not can_connect(endpoint, None)
 
 
-def test_a_client_without_its_key_hears_nothing(up, tmp_path):
+def test_a_client_without_its_key_receives_no_messages(up, tmp_path):
     with Client(up.address, timeout_s=SHORT_S, cache_dir=tmp_path) as client, pytest.raises(JobError, match="--keys"):
         client.status()
 
 
-def test_a_drafters_key_submits_nothing(up, alice):
-    """It is told so, and so is one that asks for others' jobs; anyone on the list may ask for the state."""
+def test_a_drafters_key_cannot_submit_jobs(up, alice):
+    """It receives an error, also when it asks for others' jobs. Each key on the list may ask for the state."""
     with JobDesk(up.address, PATIENCE_S, f"{up.keys}/alice") as own:
         assert dict(own.submit([a_job(70)])) == {70: None}
     laptop = curve_to_broker(f"{up.keys}/laptop", "draft")
@@ -125,8 +125,8 @@ def test_a_drafters_key_submits_nothing(up, alice):
     assert "the key laptop has the role draft; expected the role client" in heard[0].reason
 
 
-def test_a_clients_key_is_no_worker(up):
-    """It is refused for good, with the reason, whatever it says it is."""
+def test_a_clients_key_cannot_register_a_worker(up):
+    """It is refused for good, with the reason, for any role that it claims."""
     alice = curve_to_broker(f"{up.keys}/alice", "client")
     for role in ("draft", "target"):
         with pytest.raises(ConfigError, match="the key alice has the role client"):
@@ -149,7 +149,7 @@ def test_jobs_are_their_owners(up, alice):
 
 
 def test_a_frame_that_is_too_large_cuts_its_sender_off(up, alice):
-    """It never reaches the broker's memory as a whole, and nobody else notices."""
+    """It never reaches the broker's memory as a whole, and other peers are not affected."""
     with zmq.Context() as context:
         curve = curve_to_broker(f"{up.keys}/bob", "client")
         with connect_dealer(context, up.address, curve=curve) as socket:
@@ -185,7 +185,7 @@ def slow_down(up: Secured) -> None:
 
 
 def test_a_reader_is_cut_off_with_its_key(tmp_path):
-    """Its job fails at once, in the midst of the text; nothing more of it is sent."""
+    """Its job fails at once in mid-text, and no more tokens are sent."""
     with served(make_all(tmp_path / "keys")) as up:
         slow_down(up)
         wait_until(lambda: up.broker.backs)
@@ -223,7 +223,7 @@ def test_a_verifier_is_cut_off_with_its_key(tmp_path):
 
 
 def test_a_broker_is_cut_off_with_its_key(tmp_path):
-    """A verifier whose list does not have its key any more takes nothing from it, over the connection that stands."""
+    """A verifier whose list no longer has its key ignores it, also over the open connection."""
     keys = make_all(tmp_path / "keys")
     shutil.copytree(keys, tmp_path / "gpu")
     with served(keys, target_keys=str(tmp_path / "gpu")) as up, desk(up, "alice") as alice:
@@ -239,8 +239,8 @@ def test_a_broker_is_cut_off_with_its_key(tmp_path):
         assert (up.verifier.sessions, job.transcript.token_ids) == ({}, [])
 
 
-def test_messages_of_a_former_key_are_nobodys(tmp_path):
-    """Where another key has come in its place, under the same name, the connection of the old one may nothing."""
+def test_messages_of_a_replaced_key_are_dropped(tmp_path):
+    """After another key takes its name, the connection of the old key has no permissions."""
     with served(make_all(tmp_path / "keys")) as up:
         curve = curve_to_broker(f"{up.keys}/bob", "client")
         with zmq.Context() as context, connect_dealer(context, up.address, queue=True, curve=curve) as socket:

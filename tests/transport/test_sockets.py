@@ -9,7 +9,7 @@ from specq.transport.sockets import bind_router, connect_dealer, drain
 PATIENCE_MS = 5000
 
 
-def test_a_peer_that_comes_back_under_its_identity_is_heard():
+def test_a_peer_that_reconnects_with_its_identity_is_received():
     """Its link may have died without a word, so that the router still has the old connection."""
     with zmq.Context() as context:
         router, address = bind_router(context, "tcp://127.0.0.1:*")

@@ -1,4 +1,4 @@
-"""Judging begun as on a GPU, without one: whatever can be said before the host asks is chosen at once."""
+"""Asynchronous judging as on a GPU, without one: all that is known before the host asks is chosen at once."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def draft_of(world, lane, sibling_groups):
 
 
 def points_of(world):
-    """The message of a drafter that draws nothing: a tree of point masses."""
+    """The message of a drafter without sampling: a tree of point masses."""
     ids, tokens, parents, scores = {(): -1}, [], [], []
     for prefix in [(), *((token,) for token in world.points(()))]:
         for token in world.points(prefix):
@@ -256,7 +256,7 @@ def outcomes(world):
 
 
 def committed(world, serving, num_rounds=1):
-    """{tokens: probability} of what so many rounds commit."""
+    """{tokens: probability} of the commits of a number of rounds."""
     found, known = {}, {}
     for probability, drafts in outcomes(world):
         _play(world, serving, drafts, (), probability, num_rounds, found, known)

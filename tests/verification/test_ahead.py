@@ -12,7 +12,7 @@ from specq.verification.cuda_rows import KERNELS
 PATIENCE_S = 120
 
 
-def test_without_triton_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_no_async_judging_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "find_spec", lambda name: None)
     assert ahead.begin(4096, "bfloat16", 90) is None
 

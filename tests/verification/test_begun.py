@@ -51,7 +51,7 @@ def test_drafts_are_judged_as_at_once(batch: list[SessionStep], seed: int) -> No
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(cases(), min_size=1, max_size=5), st.integers(0, 2**32))
-def test_plain_steps_are_judged_as_at_once_whatever_they_ask_for(found: list[Case], seed: int) -> None:
+def test_async_judging_of_plain_steps_equals_sync_for_all_options(found: list[Case], seed: int) -> None:
     """Penalties, bias, bad tokens, min_tokens and log-probabilities are the device's work, too."""
     batch = [replace(case.step, session_id=i, tree=NO_TREE) for i, case in enumerate(found)]
     logits = packed_logits(batch, seed)
@@ -70,7 +70,7 @@ def test_plain_steps_are_judged_as_at_once_whatever_they_ask_for(found: list[Cas
 def test_a_row_without_a_token_harms_its_session_alone_and_only_if_it_is_reached(
     bad: float, temperature: float
 ) -> None:
-    """The row of a rejected node is nobody's."""
+    """The row of a rejected node is discarded."""
     batch = _chains(SamplingParams(temperature=temperature, seed=4))
     logits = torch.from_numpy(np.random.default_rng(1).normal(0, 1, (12, VOCAB)).astype("f4"))
     accepted = said(judge_each(batch, logits))

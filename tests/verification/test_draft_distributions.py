@@ -50,7 +50,7 @@ class MemorylessEngine(ToyEngine):
 
 
 class DrawingProposer(ToyProposer):
-    """Draws children from one distribution, whatever the context."""
+    """Draws children from one distribution in any context."""
 
     def __init__(self, weights: Sequence[int]) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def test_the_text_has_the_targets_distribution(draft: str, shape: str) -> None:
 
 
 @pytest.mark.slow
-def test_stripped_lanes_keep_the_distribution_whatever_they_claim() -> None:
+def test_stripped_lanes_keep_the_distribution_for_any_claim() -> None:
     """A drafter that always says its own favourite, and claims to have drawn it, biases a verifier that believes it;
     one that does not trust its drafters is not misled."""
 

@@ -112,7 +112,7 @@ def is_caught(plan, **how):
 @pytest.mark.usefixtures("portable")
 @each("plan", ["tree", "mixed chain", "three candidates"])
 def test_the_exact_rule_is_not_caught(plan):
-    """What follows is no false alarm of the coarse bisection."""
+    """The results below are not false alarms of the coarse bisection."""
     assert not is_caught(plan)
 
 

@@ -179,12 +179,12 @@ def likely_ones_only(session, nodes):
 
 
 def rounds_as_they_grew(t, grown, first_after_loss, *, is_sync):
-    """A synchronous round is taken for one that is not."""
+    """Treat a synchronous round as an asynchronous one."""
     return expanded_before(t, grown, first_after_loss, is_sync=False)
 
 
 def loss_unseen(t, lane, first_id, size):
-    """A gap in the node ids is no matter."""
+    """Ignore a gap in the node ids."""
     t.newest_id[lane] = max(t.newest_id[lane], first_id + size - 1)
 
 

@@ -73,7 +73,7 @@ def test_small_and_odd_vocabularies(params, entropy, vocab, coarse):
 
 
 def params_of(count, seed=0):
-    """Parameters of so many rows, of all samplers in turns."""
+    """Parameters for a number of rows, with all samplers in turns."""
     return [SamplingParams(seed=seed + i, **SAMPLERS[i % len(SAMPLERS)]) for i in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""Judgements as arrays: one that is no judgement may not take what is another session's."""
+"""Judgements as arrays: an invalid judgement may not take data of another session."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def judgement(session_id: int, path: tuple[int, ...], num_tokens: int, fault: Fa
 
 
 @each("wrong", [judgement(7, (0, 1), 2), judgement(7, (), 0), judgement(7, (), 1, Fault("no")), judgement(7, (0,), 3)])
-def test_tokens_that_do_not_fit_the_path_are_told(wrong: Judgement) -> None:
+def test_tokens_that_do_not_fit_the_path_are_an_error(wrong: Judgement) -> None:
     """The totals of two may fit all the same."""
     others = [judgement(8, (), 2), judgement(9, (0,), 2)]
     with pytest.raises(EngineError, match=r"session [78] was judged wrongly"):
         Judgements.of([wrong, *others])
 
 
-def test_those_that_fit_keep_their_nodes() -> None:
+def test_matching_judgements_keep_their_nodes() -> None:
     found = Judgements.of([judgement(7, (2, 4), 3), judgement(8, (), 0, Fault("no")), judgement(9, (), 1)])
     assert [(one.path, len(one.token_ids)) for one in found] == [((2, 4), 3), ((), 0), ((), 1)]
 

@@ -150,7 +150,7 @@ def test_log_probabilities_are_those_of_the_target_where_penalties_shape_its_log
     assert np.exp(judgement.logprobs.tokens) == pytest.approx([0.4])
 
 
-def test_logits_are_passed_through_where_nothing_shapes_them():
+def test_logits_pass_through_without_processors():
     batch = [SessionStep(1, 0, np.zeros(1, np.int32), SamplingParams(temperature=0.8, top_p=0.9, logprobs=3))]
     logits = packed_logits(batch, 0)
     with shaped(place(batch), logits) as rows:

@@ -1,4 +1,4 @@
-"""What rounds commit under `probabilistic` has the target's distribution, whatever the step curve: by enumeration,
+"""What rounds commit under `probabilistic` has the target's distribution, for any step curve: by enumeration,
 through the real session tree and scheduler."""
 
 import functools
@@ -177,7 +177,7 @@ BIAS = 1e-3
 
 
 def most_goodput(reach_prob, needed, num_sessions, num_rows, room, curve, saved_s=0.0):
-    """The number of nodes with the most goodput, whatever it depends on: the rule before decision 0008."""
+    """The number of nodes with the most goodput, for any dependence between nodes: the rule before decision 0008."""
     tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach_prob[:room])))
     return int(np.argmax(tokens / curve.times(num_rows, len(tokens))))
 

@@ -96,7 +96,7 @@ def test_ties_at_the_edges_are_kept():
 
 @each("strategy", ["deterministic", "probabilistic", "threshold", "typical", "greedy"])
 def test_a_top_p_of_0_is_the_likeliest_token(strategy):
-    """One, whatever the temperature and the seed, also among equals: the parameters are those of a greedy job."""
+    """One token at any temperature and seed, also among ties: the parameters are those of a greedy job."""
     greedy = SamplingParams(strategy=strategy, seed=5)
     for top_p in (0, 0.0, -0.0):
         assert SamplingParams(temperature=1.7, top_p=top_p, strategy=strategy, seed=5) == greedy

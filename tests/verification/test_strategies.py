@@ -125,7 +125,7 @@ class TestLossyBias:
         assert self.emitted(2, strategy="typical", typical_eps=1.0, typical_delta=1.0)[2] < 0.3
         assert self.emitted(2, strategy="typical", typical_eps=1.0, typical_delta=0.25)[2] == 1
 
-    def test_lossless_strategies_are_not_moved_and_greedy_says_nothing_but_the_top_token(self):
+    def test_lossless_strategies_stay_unbiased_and_greedy_returns_the_top_token(self):
         assert self.emitted(1, strategy="greedy").tolist() == [1, 0, 0, 0]
         for name in ("deterministic", "probabilistic"):
             assert self.emitted(1, strategy=name) == pytest.approx(np.exp(self.ROW), abs=0.04)

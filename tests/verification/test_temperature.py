@@ -66,7 +66,7 @@ def test_at_the_limits_all_is_as_the_oracle_says(strategy, temperature, data, en
 @pytest.mark.usefixtures("way")
 @each(("cuts", "temperature"), product(CUTS, [*TINY, *ALLOWED]))
 def test_distributions_are_distributions_at_every_temperature(temperature, cuts):
-    """Their sums are 1, whatever is cut, and the largest logit is as large as a model can make it."""
+    """Their sums are 1 for any cut, and the largest logit is as large as a model can make it."""
     logits = torch.tensor([[1.0, 3.0, -2.0, 2.5], [0.0, -3e38, 3e38, 1.0], [5.0, -torch.inf, 5.0, 4.0]])
     params = [SamplingParams(temperature=temperature, seed=3, **cuts).validate()] * 3
     probs = target_probs(logits, params)

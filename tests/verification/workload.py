@@ -59,7 +59,7 @@ class Tiny:
             self.engine.step([SessionStep(s, start, context[start:-1], SamplingParams(), judged=False)])
 
     def forward(self, steps):
-        """Logits of the steps' rows; nothing is committed."""
+        """Return the logits of the steps' rows. No token is committed."""
         plan = self.engine._plan(StepBatch.of(steps))
         try:
             return self.engine._forward(plan.rows).logits

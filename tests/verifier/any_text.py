@@ -31,7 +31,7 @@ from specq.verification import Judgements, StepBatch, starts_of
 from specq.verifier import StepCurve, Verifier
 
 DRAFT_VOCAB = 32_000
-DEEPEST = 4  # accepted nodes of a round: 0 to so many
+DEEPEST = 4  # accepted nodes of a round: 0 to this
 CURVE = StepCurve([1, 64, 512], [0.005, 0.006, 0.010])
 
 
@@ -113,7 +113,7 @@ class AnyText:
 
 
 def _nothing() -> None:
-    """What is told to nobody."""
+    """Discard the report."""
 
 
 def _first_path(parents: Sequence[int], depth: int) -> list[int]:

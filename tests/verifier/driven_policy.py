@@ -25,7 +25,7 @@ PLAIN = Choice()
 class Made:
     """A source: the chance of a token given the one before, levels that it drafts, seconds of a draft as such, for each
     session and each level, and of one that has not followed the texts; the part by which it slows steps. `is_told`: it
-    drafts as many levels as it is told, and says before what they take."""
+    drafts the given number of levels, and forecasts their time."""
 
     name: str
     chance: float
@@ -102,7 +102,7 @@ class Driven:
         self._before: frozenset[str] = frozenset()
 
     def run(self, num_steps: int, num_sessions: int = 1) -> Served:
-        """Serve so many steps of so many sessions."""
+        """Serve a number of steps of a number of sessions."""
         begun, tokens = len(self.steps), 0.0
         for _ in range(num_steps):
             self.policy.forecast.hear(dict.fromkeys(self.heard, 1))

@@ -88,7 +88,7 @@ class Job:
 
 
 class Service:
-    """The verifier, and what was heard of each job that is open."""
+    """The verifier, and its messages for each open job."""
 
     def __init__(
         self, random: Random, *, overlaps: bool = True, is_apart: bool = False, has_chains: bool = False
@@ -158,7 +158,7 @@ class Service:
             assert self.verifier.handle(job.opening(), self.now) == []
 
     def fail(self) -> None:
-        """Let one of the next steps fail once, whoever is in it."""
+        """Let one of the next steps fail once, with any sessions in it."""
         if isinstance(self.engine, LateEngine) and not self.engine.failing:
             self.engine.failing[self.engine.num_launched + self.random.randrange(1, 4)] = RuntimeError("once")
 

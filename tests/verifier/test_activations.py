@@ -117,7 +117,7 @@ def test_a_drafter_is_sent_each_row_once_and_in_order(mode: str, wrong_every: in
     text = reading.run(speculation=Speculation(mode=mode))
     places = reader.places(1, text)
     assert places == list(range(1, len(places) + 1))
-    assert len(places) >= len(text) - 33  # those of the last round, in which the text ends, are for nobody
+    assert len(places) >= len(text) - 33  # rows of the last round, in which the text ends, go unused
     assert reading.world.received[1].stats["accepted_tokens"] > 20
 
 
@@ -133,7 +133,7 @@ def test_rows_come_before_the_verdict_on_the_tokens_behind_them() -> None:
         assert before.first + len(before.rows()) == length + len(verdict.token_ids)
 
 
-def test_who_asks_for_nothing_costs_nothing() -> None:
+def test_sessions_without_requests_have_no_cost() -> None:
     reading = Reading()
     reading.world.add_drafter()
     reading.run()
@@ -265,7 +265,7 @@ def test_a_verifier_that_dies_costs_no_token_and_the_next_one_sends_states() -> 
     assert places[-1] > 100
 
 
-def test_when_its_drafter_is_gone_a_verifier_sends_nothing_more() -> None:
+def test_a_verifier_stops_sending_when_its_drafter_is_lost() -> None:
     reading = Reading(ToyReader())
     world = reading.world
     job = world.submit(1, PROMPT, max_tokens=900)
@@ -280,7 +280,7 @@ def test_when_its_drafter_is_gone_a_verifier_sends_nothing_more() -> None:
     assert job.token_ids == toy_text(PROMPT, 900)
 
 
-def test_nothing_of_a_session_that_is_closed_remains() -> None:
+def test_a_closed_session_leaves_no_state() -> None:
     reading = Reading(ToyReader())
     for job_id in (1, 2, 3):
         reading.run(job_id=job_id)
@@ -469,9 +469,8 @@ def test_a_synchronous_session_without_states_is_answered() -> None:
     assert not drafter.has_work
 
 
-def test_who_asks_again_is_sent_nothing_twice() -> None:
-    """The broker asks again where it does not know whether it was heard; a drafter that begins anew has another
-    lane."""
+def test_a_repeated_request_sends_no_rows_twice() -> None:
+    """The broker repeats a request that may be lost. A restarted drafter has another lane."""
     verifier = opened()
     assert verifier.handle(ask(), 0.0) == []
     verifier.step(lambda: 0.0)
@@ -484,7 +483,7 @@ def test_who_asks_again_is_sent_nothing_twice() -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_drafter_that_leaves_or_asks_for_other_layers_costs_nobody_else_the_states(leaves: bool) -> None:
+def test_a_drafter_that_leaves_or_changes_layers_keeps_states_of_others(leaves: bool) -> None:
     """What was kept for it is forgotten with it; other sessions' rows come without a gap."""
     verifier = opened(max_tokens=400)
     verifier.handle(open_message(2, PROMPT, 400), 0.0)

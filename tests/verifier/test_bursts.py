@@ -151,7 +151,7 @@ def test_a_burst_has_its_first_tokens_sooner_where_steps_with_prompts_take_long(
 @pytest.mark.parametrize("make", [on_gpu, on_cpu, slow_prompts])
 @pytest.mark.parametrize("prompt_len", [NEW_TOKENS, 60])
 @pytest.mark.parametrize(("num_sessions", "gap_s"), [(1, 0.0), (3, 0.0001), (20, 0.0002), (64, 0.001), (10, 0.02)])
-def test_nobody_waits_much_longer_than_without(make, prompt_len, num_sessions, gap_s):
+def test_no_request_waits_much_longer_than_without_bursts(make, prompt_len, num_sessions, gap_s):
     together, as_they_come = to_as_they_come(make, num_sessions, gap_s, prompt_len)
     assert together < 1.1 * as_they_come + PATIENCE_S
 

@@ -1,4 +1,4 @@
-"""Engines that take no trees: of a session's tree its best chain is verified; nothing else changes."""
+"""Engines without tree support: the best chain of a session's tree is verified, and all else stays the same."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_no_other_chain_promises_more(trees, most):
         assert len(chain) <= most
 
 
-def test_of_drawn_siblings_the_first_is_taken_whatever_they_promise(trees):
+def test_the_first_drawn_sibling_is_taken_at_any_probability(trees):
     """By its place in the draw, though another's children are likelier; a point mass beside them is never taken."""
     siblings = [make_node(trees, None, 0.3 - rank / 10, GROUP, rank) for rank in range(2)]
     siblings.append(make_node(trees, None, 0.9))

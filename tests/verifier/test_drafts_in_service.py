@@ -70,7 +70,7 @@ def test_drafts_that_lose_fall_silent_where_sessions_come_all_the_time(prompt_le
     assert rates["async"] > 0.93 * rates["plain"], rates
 
 
-def test_a_burst_of_prompts_says_nothing_of_what_drafts_can_bring() -> None:
+def test_a_burst_of_prompts_does_not_rate_drafts() -> None:
     """Beside whose prompts drafts have no room. After it one session is drafted for, as if there had been none."""
     service = gpu(chance=0.8, suffix=0, prompt_len=60, num_tokens=40)
     service.serve(1.0, 128)

@@ -107,7 +107,7 @@ def test_a_source_is_named_by_its_lane() -> None:
 
 
 def test_a_broker_keeps_a_limited_number_of_rounds() -> None:
-    """Whoever reads too late has the newest."""
+    """A late reader gets the newest rounds."""
     kept, verdict = Explanation(), explained()
     for place in range(MAX_ROUNDS + 5):
         kept.add(verdict, place)

@@ -51,12 +51,12 @@ def test_a_history_stays_as_it_was_when_the_text_goes_on():
     ("asked", "tail"),
     [({"min_tokens": 3}, []), ({"bad_token_ids": ((7,),)}, []), ({"bad_token_ids": ((7,), (1, 2, 3))}, [8, 9])],
 )
-def test_only_the_last_tokens_are_kept_where_nothing_is_counted(asked, tail):
+def test_only_the_last_tokens_are_kept_without_counts(asked, tail):
     history = Past(SamplingParams(**asked), 2, (0,)).history([5, 6, 7, 8, 9])
     assert fields(history) == (2, (0,), tail, [], [])
 
 
-def test_nothing_is_kept_where_nothing_is_asked_for():
+def test_no_history_is_kept_when_no_parameter_needs_it():
     assert Past(SamplingParams(temperature=0.8, logit_bias=((3, 1.0),)), 2).history([1, 2, 3]) is None
 
 

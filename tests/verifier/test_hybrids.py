@@ -87,7 +87,7 @@ def test_what_one_load_showed_is_not_tried_again_at_another() -> None:
     assert served.share(COLOCATED) > 0.0
 
 
-def test_a_source_of_which_nothing_is_known_drafts_for_one_session_first() -> None:
+def test_an_unknown_source_drafts_for_one_session_first() -> None:
     """Of sixteen: 120 rows of each would be a step of 2 s."""
     service = service_of("small", (LOOKAHEAD,))
     service.serve(3.0, 16)
@@ -97,8 +97,8 @@ def test_a_source_of_which_nothing_is_known_drafts_for_one_session_first() -> No
 
 
 @pytest.mark.parametrize("num_sessions", [1, 4])
-def test_what_takes_long_and_drafts_nothing_is_tried_rarely(num_sessions: int) -> None:
-    """Nothing can be known of what it brings; what its trials lost says when the next one comes."""
+def test_a_slow_source_without_drafts_is_tried_rarely(num_sessions: int) -> None:
+    """Its gain cannot be known. The loss of its trials sets the time of the next one."""
 
     class Silent(TimedSource):
         def collect(self, *asked: Any) -> Sequence[DraftBatch]:

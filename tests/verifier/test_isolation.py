@@ -64,7 +64,7 @@ def open_all(verifier: Verifier, prompts: Sequence[Sequence[int]], **params: Any
 
 
 def run(verifier: Verifier, act: Callable[[], object] = bool) -> tuple[dict[int, list[int]], dict[int, SessionFailed]]:
-    """Step until there is no work; return the texts, and what failed."""
+    """Step until all work is done. Return the texts and the failures."""
     texts: dict[int, list[int]] = {i: [] for i in verifier.sessions}
     failed: dict[int, SessionFailed] = {}
     for _ in range(10 * LENGTH):
@@ -236,7 +236,7 @@ def test_what_others_promise_for_one_session_costs_only_its_drafts(monkeypatch: 
 
 
 class BrokenSource(DraftSource):
-    """A source of which one call raises."""
+    """A source with one call that raises."""
 
     name = "broken"
     uses_scratch = True
@@ -253,7 +253,7 @@ class BrokenSource(DraftSource):
 
 @pytest.mark.parametrize("where", ["begin", "collect", "scratch", "observe", "close"])
 def test_a_source_that_raises_costs_its_drafts(where: str) -> None:
-    """Whatever it is asked: no session is harmed, and it is asked no more."""
+    """In any call: no session is harmed, and the source is not called again."""
     sources = (BrokenSource(where), SuffixDecoder())
     verifier = make_verifier(ToyEngine(), sources=sources, measures_drafts=False)
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
@@ -263,7 +263,7 @@ def test_a_source_that_raises_costs_its_drafts(where: str) -> None:
     assert [source.name for source in verifier.sources.sources] == ["remote", "suffix"]
 
 
-# --- what is nobody's fault
+# --- faults without a guilty session
 # ---------------------------------------------------------------------------------------------
 
 
@@ -321,7 +321,7 @@ WARM = {"temperature": 0.8, "seed": 5, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def quiet(model: str) -> dict[int, list[int]]:
-    """The texts of a run in which nothing is wrong."""
+    """The texts of a run without faults."""
     verifier = make_verifier(TorchEngine(model, device="cpu", dtype="float32", kv_slots=1024))
     open_all(verifier, PROMPTS, **WARM)
     texts, failed = run(verifier)
@@ -365,7 +365,7 @@ def test_logits_that_are_no_numbers_fail_one_session(
 def test_a_judge_that_raises_for_one_session_fails_that_one(
     model: str, quiet: dict[int, list[int]], place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it raises; the forward pass is not repeated for it."""
+    """For any exception. The forward pass is not repeated."""
     engine = TorchEngine(model, device="cpu", dtype="float32", kv_slots=1024)
     verifier = make_verifier(engine)
     open_all(verifier, PROMPTS, **WARM)
@@ -444,7 +444,7 @@ def test_the_reason_says_which_it_was(shape: str, strategy: str, temperature: fl
 
 @pytest.mark.parametrize("strategy", ["deterministic", "probabilistic", "threshold", "typical", "greedy"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_bad_row_below_a_rejected_node_is_no_fault(strategy: str, temperature: float) -> None:
+def test_a_bad_row_below_a_rejected_node_is_not_a_fault(strategy: str, temperature: float) -> None:
     """Plain decoding would never see it: a draft must not fail a session. Below an accepted node it is one."""
     params = SamplingParams(strategy=strategy, temperature=temperature, top_k=1)
     tree = Tree(np.array([5, 6], np.int32), np.array([-1, -1], np.int32), np.zeros(2, np.float32))
@@ -463,8 +463,9 @@ def test_a_bad_row_below_a_rejected_node_is_no_fault(strategy: str, temperature:
     assert (judgement.fault is not None) == (strategy != "greedy")
 
 
-def test_a_device_in_error_is_told_from_a_session_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked, whatever the error said: where it answers with one, that is EngineLostError; a CPU is not asked."""
+def test_a_device_error_is_distinguished_from_a_session_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verifier checks the device after any error. If the check fails, it raises EngineLostError. A CPU is not
+    checked."""
 
     def synchronize(device: torch.device) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")

@@ -63,7 +63,7 @@ def test_the_phases_of_a_step_are_all_of_its_time():
 
 
 def test_what_was_not_measured_is_not_observed():
-    """An engine that cannot tell judging apart has none of it, and before the first step nobody was busy."""
+    """An engine that cannot time judging has no such figure. Before the first step there is no busy time."""
     meter = StepMeter()
     meter.note(Moments(None, 1.5, 1.625, 1.75, 3.0), 0.0, 3, 1, NO_ROUNDS)
 
@@ -158,8 +158,8 @@ def test_a_session_that_is_closed_twice_counts_once():
 
 
 def met(num_sessions: int, names: list[str]) -> Policy:
-    """Return a policy of a verifier with so many sessions and these sources, all of which were heard, after its first
-    plain steps."""
+    """Return a policy of a verifier with so many sessions and these sources, after a message of each source and its
+    first plain steps."""
     curve = StepCurve([1, 64], [0.005, 0.01])
     traits = [SourceTraits(name, may_be_unread=name == COLOCATED) for name in names]
     time = StepTime(dict.fromkeys(names, False), (curve, curve))
@@ -188,7 +188,7 @@ def test_choices_are_shown_with_what_is_foreseen_of_them():
     assert metrics["decided"] == policy.decisions[-1].numbers()
 
 
-def test_before_there_are_sessions_nothing_is_foreseen():
+def test_without_sessions_no_forecast_is_made():
     assert met(0, [SUFFIX]).metrics() == {"choices": {}, "decisions": {}}
 
 

@@ -41,7 +41,7 @@ def judged(draft: Draft, verifier: Verifier | None = None) -> Verdict:
     return verdict
 
 
-def test_without_drafts_nothing_need_be_said() -> None:
+def test_without_drafts_the_origins_are_empty() -> None:
     verifier = make_verifier()
     open_session(verifier)
     (verdict,) = step(verifier)

@@ -1,4 +1,4 @@
-"""Steps that are launched before the last one is collected: the text is the same, whatever is found out late."""
+"""Steps that are launched before the last one is collected: the text is the same for any late finding."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def step(verifier: Verifier) -> list[Any]:
 
 
 def run(verifier: Verifier) -> dict[int, list[int]]:
-    """Step until there is no work; return what was said of each session."""
+    """Step until all work is done. Return the verdicts of each session."""
     texts: dict[int, list[int]] = {i: [] for i in verifier.sessions}
     for _ in range(100):
         if not verifier.has_work:
@@ -217,7 +217,7 @@ def apart() -> LateEngine:
     return engine
 
 
-def test_where_others_launch_the_next_step_is_under_way_before_anything_is_told(
+def test_the_next_step_is_launched_before_the_last_one_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two steps are in flight while the host does other things, and a third is launched before it waits for the oldest;
@@ -236,7 +236,7 @@ def test_where_others_launch_the_next_step_is_under_way_before_anything_is_told(
     assert engine.num_launched == 12
 
 
-def test_what_is_closed_or_stops_beside_two_steps_in_flight_says_nothing_more() -> None:
+def test_a_session_that_ends_beside_two_steps_in_flight_reports_no_more() -> None:
     """A text that stops wastes two rows, one more than elsewhere."""
     engine, text = apart(), toy_text(PROMPT, 12)
     verifier = make_verifier(engine)
@@ -291,7 +291,7 @@ def test_a_late_stop_wastes_a_row_and_no_token(what: dict[str, Any]) -> None:
     assert engine.free_slots == engine.info.kv_slots
 
 
-def test_what_was_closed_says_nothing_more() -> None:
+def test_a_closed_session_reports_no_more_tokens() -> None:
     engine = LateEngine()
     verifier = make_verifier(engine)
     for session_id in (7, 8):
@@ -367,7 +367,7 @@ def test_few_sessions_that_need_the_host_join_every_second_step(
 
 
 def run_on(verifier: Verifier) -> list[list[int]]:
-    """Step until there is no work; return the texts."""
+    """Step until all work is done. Return the texts."""
     run(verifier)
     return [session.token_ids[len(PROMPT) :] for session in verifier.sessions.values()]
 
@@ -427,8 +427,8 @@ def test_a_session_far_ahead_of_the_journal_pauses_at_the_same_token() -> None:
     assert found == [9, 15] * 3
 
 
-def test_what_is_told_is_what_is_committed() -> None:
-    """Heartbeats, and what is sent again, say nothing of a step in flight."""
+def test_reports_contain_only_committed_tokens() -> None:
+    """Heartbeats and repeated messages do not include a step in flight."""
     verifier = make_verifier()
     open_session(verifier)
     step(verifier)
@@ -451,7 +451,7 @@ def test_a_step_that_fails_when_it_is_collected_is_repeated() -> None:
 
 @pytest.mark.parametrize("owner", ["", "ann", "+digest ann"])
 def test_another_owner_s_prompt_is_not_waited_for(owner: str) -> None:
-    """Nothing of it can be shared, and the wait would tell that it is the same."""
+    """It cannot be shared, and the wait would reveal that it is the same."""
     verifier, prompt = make_verifier(LateEngine()), np.arange(1, 41, dtype=np.int32)
     for session_id, own in ((7, "ben"), (8, owner)):
         message = Open(
@@ -464,7 +464,7 @@ def test_another_owner_s_prompt_is_not_waited_for(owner: str) -> None:
     assert verifier.sessions[8].is_open
 
 
-def test_a_prompt_that_is_in_flight_is_waited_for_by_those_that_share_it() -> None:
+def test_sessions_wait_for_a_shared_prompt_in_flight() -> None:
     engine = LateEngine()
     verifier = make_verifier(engine)
     prompt = np.arange(1, 41, dtype=np.int32)
@@ -503,8 +503,8 @@ def test_a_prompt_that_is_in_flight_is_not_waited_for_where_it_shares_no_more() 
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
-def test_nobody_is_evicted_from_a_step_in_flight(is_apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no room, it ends first."""
+def test_sessions_in_flight_are_not_evicted(is_apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room, the step in flight ends first."""
     engine = LateEngine(toy_info(kv_slots=30))
     engine.is_apart = is_apart
     verifier = make_verifier(engine)

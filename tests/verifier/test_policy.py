@@ -110,7 +110,7 @@ def test_reading_is_chosen_by_seconds_alone(seed: int) -> None:
     assert all(one.used == driven.policy.used for one in changes), [one.shown() for one in changes]
 
 
-def test_prompts_that_leave_no_room_for_drafts_say_nothing_of_them() -> None:
+def test_prompts_that_leave_no_room_for_drafts_do_not_rate_them() -> None:
     """As when many jobs begin together. The drafts stay in use."""
     driven = Driven([GOOD])
     driven.run(300, 32)
@@ -200,7 +200,7 @@ def test_a_load_that_hardly_changes_is_the_same() -> None:
     assert len(driven.policy.decisions) == num_decided
 
 
-def test_steps_that_say_nothing_of_drafts_still_say_what_steps_take() -> None:
+def test_steps_that_do_not_rate_drafts_still_measure_step_time() -> None:
     """Those of sessions that wait for drafts, or take none."""
     driven = Driven([GOOD], is_told=False, node_s=0.0)
     driven.policy.used = only("good")
@@ -214,8 +214,8 @@ def test_steps_that_say_nothing_of_drafts_still_say_what_steps_take() -> None:
     assert not driven.policy.decisions
 
 
-def test_a_step_whose_prompts_left_no_room_says_nothing_of_a_source() -> None:
-    """Without prompts, a round in which nothing was drafted counts."""
+def test_a_step_without_room_beside_prompts_does_not_rate_a_source() -> None:
+    """Without prompts, a round without drafted tokens counts."""
     driven = Driven([GOOD], is_measured=False)
     driven.policy.meet(1)
     step = driven.made_step(1)._replace(judged={"good": Judged(1, NO_NODES, NO_NODES, NO_NODES)})

@@ -72,7 +72,7 @@ def test_no_probe_begins_before_some_plain_steps() -> None:
     assert reasons(driven) == ["probe"]
 
 
-def test_a_probe_of_a_single_session_has_nobody_to_spare() -> None:
+def test_a_single_session_needs_no_one_session_probe() -> None:
     driven = Driven([GOOD])
     driven.run_plain(10)
     driven.run(14)
@@ -201,9 +201,8 @@ def test_credit_is_put_by_with_each_step(monkeypatch: pytest.MonkeyPatch) -> Non
     assert num_probes(driven, 3000) > 5
 
 
-def test_what_was_put_by_is_no_licence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After hours in which nothing was tried a probe may lose a few steps, and what is overdrawn must come back
-    first."""
+def test_saved_probe_credit_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After hours without trials a probe may lose a few steps. An overdraft must be repaid first."""
     driven = Driven([POOR])
     driven.run(1500)
     driven.policy._rests = {only("poor"): 10**9}
@@ -214,7 +213,7 @@ def test_what_was_put_by_is_no_licence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lost_s(driven, begun, 1) < (6.0 + MOST_DEBT + 2) * FIRST_S + 0.02 * 300 * FIRST_S
 
 
-def test_what_is_foreseen_to_win_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_is_expected_to_win_needs_no_credit(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried without credit; what might win is not."""
     monkeypatch.setattr(policy_module, "FIRST_CREDIT", 0.0)
     monkeypatch.setattr(policy_module, "BUDGET", 0.0)
@@ -229,7 +228,7 @@ def test_what_is_foreseen_to_win_costs_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_source_that_computes_the_texts_first_is_tried_where_that_pays() -> None:
-    """What joining takes is no part of its usual draft, and is spread over the steps that follow."""
+    """The cost of joining is separate from its usual draft cost, and is spread over the following steps."""
     driven = Driven([Made("good", 0.8, as_such_s=0.002, join_s=0.05)])
     driven.run(60)
     assert driven.policy.used == only("good")
@@ -239,8 +238,8 @@ def test_a_source_that_computes_the_texts_first_is_tried_where_that_pays() -> No
     assert dear.policy.num_decided["probe"] < 12
 
 
-def test_the_step_in_which_a_source_joins_says_nothing_of_others() -> None:
-    """Contexts may be computed in it, for which nobody is waited for."""
+def test_the_step_in_which_a_source_joins_does_not_rate_others() -> None:
+    """The step may compute contexts, and does not wait for drafts."""
     policy = (driven := Driven([GOOD], is_measured=False)).policy
     policy.meet(1)
     before = policy.forecast.foresee(PLAIN, 1).rate
@@ -255,8 +254,8 @@ def test_the_step_in_which_a_source_joins_says_nothing_of_others() -> None:
 # ----------------------------------------------------------------------------------------------------
 
 
-def test_a_draft_worker_that_was_never_heard_is_not_compared() -> None:
-    """It is allowed, so that whoever joins is heard; nothing is decided of it."""
+def test_a_draft_worker_without_messages_is_not_compared() -> None:
+    """It stays enabled, so that a new drafter is received. No decision depends on it."""
     driven = Driven([Made(REMOTE, 0.8), replace(GOOD, name=COLOCATED)])
     driven.heard.remove(REMOTE)
     driven.run(200)

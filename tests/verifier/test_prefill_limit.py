@@ -128,7 +128,7 @@ def beside(load: Load, **options: float) -> tuple[Service, Text, list[Text], flo
 
 
 def alone(load: Load) -> float:
-    """Return the seconds to the first token of a long prompt when nobody else is there."""
+    """Return the seconds to the first token of a long prompt without other sessions."""
     service = Service(load.make)
     service.until([long := service.open(load.prompt_len)], 1)
     return long.first_s
@@ -170,7 +170,7 @@ def test_prompts_are_not_crumbled_where_steps_with_them_are_dear() -> None:
 
 @pytest.mark.parametrize("make", [on_gpu, on_cpu])
 def test_a_burst_of_short_prompts_is_as_quick_as_without_a_limit(make: Callable[[Machine], TimedTarget]) -> None:
-    """Whoever comes to the first token first does not slow the others of the burst down."""
+    """A session with an early first token does not slow the others of the burst down."""
     first_s = []
     for slowdown in (1.8, 0.0):
         service = Service(make, max_prefill_slowdown=slowdown)
@@ -252,7 +252,7 @@ def test_a_machine_that_became_slower_is_noticed_before_a_prompt_comes() -> None
     assert max(gaps(shorts, began)) < 2.2 * plain_s
 
 
-def test_what_rows_take_is_told_from_what_their_contexts_take() -> None:
+def test_row_time_is_separated_from_context_time() -> None:
     """Steps with more and more context, of different sizes, beside other numbers of sessions."""
     rng, curve = np.random.default_rng(0), StepCurve([1, 512], [0.004, 0.009])
     limit = PrefillLimit()

@@ -108,8 +108,7 @@ def test_a_draft_with_distributions_fits_as_a_whole_or_not_at_all() -> None:
 
 
 def test_the_acceptance_probability_of_a_sampled_node_is_known_before_it_is_drawn() -> None:
-    """It follows from its draft distribution and its earlier siblings: as `draw_children` predicts, whatever the
-    drafter sends."""
+    """It follows from its draft distribution and earlier siblings, as `draw_children` predicts, for any drafter."""
     rng = np.random.default_rng(0)
     for _ in range(20):
         ids = np.sort(rng.permutation(50)[:20]).astype(np.int32)[None]
@@ -169,7 +168,7 @@ def test_point_masses_come_after_what_was_drawn_beside_them() -> None:
 def test_a_cut_by_probability_takes_the_last_sibling_first(
     weights: list[int], count: int, seen: list[tuple[float, bool]]
 ) -> None:
-    """Whatever the draft distribution is and was measured, no sampled node is likelier than its earlier sibling."""
+    """For any draft distribution and measurement, no sampled node is likelier than its earlier sibling."""
     session = make_warm_session()
     drawn = make_drawn(list(range(count)), [-1] * count, [0] * count)
     graft(session, replace(drawn, q_weights=np.array(weights, np.uint16)), 0.0)

@@ -64,7 +64,7 @@ def test_prefill_is_chunked() -> None:
     assert (share.step.start, share.step.num_rows, share.step.judged) == (64, 36, True)
 
 
-def test_without_slots_nothing_is_planned() -> None:
+def test_without_slots_no_rows_are_planned() -> None:
     """No KV room, no share."""
     assert shares([decoding()], FLAT, max_rows=64, free_slots=0) == []
 

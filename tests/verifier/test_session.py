@@ -70,7 +70,7 @@ def test_a_draft_beyond_the_context_is_dropped() -> None:
 
 
 def test_a_draft_twice_is_one_draft() -> None:
-    """The same message again changes nothing."""
+    """The repeated message does not change the tree."""
     session = make_session()
     draft = make_draft(3, 0, [4, 5], [-1, 0])
     graft(session, draft, 0.0)
@@ -108,7 +108,7 @@ def test_the_branch_of_the_correction_lives_on() -> None:
 
 
 def test_a_miss_empties_the_tree() -> None:
-    """A correction that nobody drafted leaves nothing, and children of what was cut are stale."""
+    """A correction that was not drafted empties it, and children of removed nodes are stale."""
     session = make_session()
     graft(session, make_draft(3, 0, [4, 5], [-1, 0]), 0.0)
     commit(session, [7], 2)
@@ -118,7 +118,7 @@ def test_a_miss_empties_the_tree() -> None:
 
 
 def test_candidates_are_calibrated() -> None:
-    """A lane whose nodes are contradicted time and again loses its influence, whatever it predicts."""
+    """A lane whose nodes are rejected repeatedly loses its influence, for any prediction."""
     session = make_session()
     reaches = []
     for i in range(20):
@@ -129,7 +129,7 @@ def test_candidates_are_calibrated() -> None:
     assert reaches[-1] < 0.06
 
 
-def test_a_node_off_the_path_teaches_nothing() -> None:
+def test_a_node_off_the_path_is_not_learned() -> None:
     """Only nodes whose parent was committed are evidence, verified or not."""
     session = make_session()
     graft(session, make_draft(3, 0, [4, 5, 6], [-1, 0, -1]), 0.0)
@@ -177,7 +177,7 @@ def schedules(draw: st.DrawFn) -> tuple[list[int], list[tuple[str, object]]]:
 
 @given(schedules())
 def test_no_schedule_of_drafts_changes_the_transcript(case: tuple[list[int], list[tuple[str, object]]]) -> None:
-    """Whatever arrives, the transcript is what was committed, and the books agree with the tree."""
+    """For any arrivals, the transcript equals the committed tokens, and the records agree with the tree."""
     text, events = case
     session = make_session()
     done = 0

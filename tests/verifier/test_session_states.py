@@ -25,7 +25,7 @@ def test_every_state_is_reached_and_every_session_can_be_closed():
 
 
 def test_every_event_happens_and_others_are_bugs():
-    """Whatever the table does not have raises."""
+    """An event that the table does not have raises."""
     assert {event for ways in TRANSITIONS.values() for event in ways} == set(SessionEvent)
     for state, ways in TRANSITIONS.items():
         for event in set(SessionEvent) - set(ways):

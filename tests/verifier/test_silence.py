@@ -81,7 +81,7 @@ def test_a_burst_on_a_busy_machine_loses_no_verifier(step_ms: dict[int, float], 
     assert service.num_lost == 0
 
 
-def test_steps_with_prompts_are_short_also_where_nobody_generates() -> None:
+def test_prefill_steps_stay_short_without_decoding_sessions() -> None:
     """As many rows as take half a second by what is expected, on a machine that became slower too once that is
     known."""
     for slower in (1.0, 4.0):
@@ -101,7 +101,7 @@ def test_a_large_model_has_some_rows_in_each_step() -> None:
 
 
 @pytest.mark.parametrize("slower", [1.0, 3.0])
-def test_what_is_said_is_no_longer_than_needed(slower: float) -> None:
+def test_the_announced_step_time_is_as_short_as_possible(slower: float) -> None:
     """On a laptop a verifier that hangs in a step is found within some seconds, whatever the largest step would take,
     before a burst and after it."""
     service = Service(LAPTOP, slower)
@@ -113,7 +113,7 @@ def test_what_is_said_is_no_longer_than_needed(slower: float) -> None:
     assert max(service.step_ms) <= 1000 * SLOWER * slower * 1.1 * LONGEST_S
 
 
-def test_whatever_a_worker_says_it_is_found_in_the_end() -> None:
+def test_a_hung_worker_is_found_for_any_announcement() -> None:
     """It may be wrong, or lie: there is an absolute bound."""
     worker = Service(LAPTOP, 1.0).worker
     worker.beat(Heartbeat(incarnation=1, state="ready", pending=1, step_ms=3_600_000), 0.0)

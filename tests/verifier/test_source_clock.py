@@ -58,7 +58,7 @@ def test_nodes_count_for_each_source_that_drafted_them_by_level() -> None:
 
 
 def test_siblings_are_tried_together() -> None:
-    """Of three, one of which is accepted, two are no evidence against their level; each is a node."""
+    """If one of three is accepted, the other two are no evidence against their level. Each counts as a node."""
     siblings = [((SUFFIX,), 0, number == 1) for number in range(3)]
     found = judged_of(rounds_of(*siblings, ((SUFFIX,), 1, False), ((SUFFIX,), 1, False)), {SUFFIX: 1})[SUFFIX]
     assert found.nodes[:3].tolist() == [3, 2, 0]
@@ -124,14 +124,14 @@ def test_seconds_and_nodes_of_a_step_are_counted_once(wrong_every: int) -> None:
 
 
 def test_scratch_rows_cost_what_rows_cost() -> None:
-    """They are asked for, and nobody judges them; what was taken is gone."""
+    """They are requested and not judged. The taken rows are then gone."""
     clock, curve = SourceClock([EAGLE, SUFFIX]), StepCurve([1, 11], [0.01, 0.06])
     clock.add(EAGLE, 0.5, num_scratch=10)
     assert clock.take(11, curve) == {EAGLE: pytest.approx(0.55), SUFFIX: 0.0}
     assert clock.take(11, curve) == {EAGLE: 0.0, SUFFIX: 0.0}
 
 
-def test_without_a_clock_nothing_is_counted() -> None:
+def test_without_a_clock_no_time_is_counted() -> None:
     clock, ticks = SourceClock([SUFFIX]), count()
     with clock.of(SUFFIX, None):
         pass

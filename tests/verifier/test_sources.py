@@ -236,8 +236,7 @@ class Watcher(DraftSource):
 
 
 def test_a_prompts_rows_are_asked_for_however_few_they_are() -> None:
-    """Of a chunk of one token, which is not judged, too; not of a session that decodes, of which all rows are given
-    anyway."""
+    """Also for an unjudged chunk of one token. Not for a decoding session, whose rows are all given anyway."""
     trees = DraftTrees()
     sessions = [make_session(trees=trees, session_id=i) for i in range(3)]
     steps = [
@@ -283,7 +282,7 @@ def test_scratch_rows_are_for_one_step() -> None:
     assert trees.num_scratch.sum() == 2
 
 
-def test_scratch_rows_are_left_out_where_there_is_no_room() -> None:
+def test_scratch_rows_are_skipped_without_room() -> None:
     """Sessions take part with their plain rows."""
     watcher = Watcher()
     serving = Serving([watcher], lambda verifier: None, max_step_rows=4)
@@ -304,7 +303,7 @@ def test_what_the_engine_does_not_give_is_refused_at_start(limit: str, said: str
 
 
 def test_a_verifier_serves_without_any_source() -> None:
-    """Nothing is drafted then, and nothing is missing."""
+    """It then drafts no tokens, and works without them."""
     verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1)
     assert [source.name for source in verifier.sources.sources] == ["remote"]
     assert not verifier.has_work

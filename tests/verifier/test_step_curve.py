@@ -43,7 +43,7 @@ def test_the_slope_beyond_is_learned_from_steps_with_more_rows(curve: StepCurve,
     assert curve(64) == last
 
 
-def test_few_rows_more_say_little_of_a_slope_and_none_say_nothing(curve: StepCurve) -> None:
+def test_a_few_more_rows_hardly_change_the_slope_and_none_keep_it(curve: StepCurve) -> None:
     few, many = (StepCurve([1, 64], [FIRST_S, FIRST_S + 63 * ROW_S]) for _ in range(2))
     few.learn_slope(64 + 4, curve(64) + 4 * 3 * ROW_S)
     many.learn_slope(64 + 64, curve(64) + 64 * 3 * ROW_S)
@@ -52,8 +52,8 @@ def test_few_rows_more_say_little_of_a_slope_and_none_say_nothing(curve: StepCur
     assert curve(100) == pytest.approx(FIRST_S + 99 * ROW_S)
 
 
-def test_one_step_that_was_late_is_no_slope(curve: StepCurve) -> None:
-    """A row takes no more than some times the mean of those that were measured; nor less than nothing."""
+def test_one_late_step_does_not_set_the_slope(curve: StepCurve) -> None:
+    """A row takes between zero and some times the mean of the measured ones."""
     curve.learn_slope(128, 1e9)
     assert curve(65) - curve(64) <= MOST_SLOPE * curve(64) / 64
     for _ in range(500):

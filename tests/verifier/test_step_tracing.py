@@ -1,4 +1,4 @@
-"""What a traced session's step notes, and that nothing is made of the other sessions for it."""
+"""The trace events of a traced session's step, and that other sessions cause none."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_is_decided_while_a_traced_session_runs_is_noted_once(monkeypatch):
     assert found == [(TRACED, trace_events.DECIDED, 1.0, *one.numbers()) for one in made]
 
 
-def test_what_was_decided_while_nothing_was_traced_is_not_noted(monkeypatch):
+def test_decisions_without_tracing_are_not_recorded(monkeypatch):
     verifier, noted = make_verifier(), []
     monkeypatch.setattr(verifier.tracer, "note", lambda *event: noted.append(event))
     rings = verifier.tracer._rings

@@ -144,7 +144,7 @@ def test_sessions_of_a_burst_share_their_first_step(loop: VerifierLoop, monkeypa
 
 
 def test_heads_of_the_configuration_draft_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside lookups; what is no directory of heads is refused before the target is loaded, which may take minutes."""
+    """Beside lookups. An invalid heads directory is refused before the target loads, which may take minutes."""
     tokenizer = load_tokenizer_files(resolve_model("tiny", "target"))["tokenizer.json"]
     heads = make_heads(tmp_path / "heads", 256, tokenizer=(num_tokens(tokenizer), tokenizer_hash(tokenizer)))
     config = TargetConfig(model="tiny", heads=str(heads), device="cpu", kv_slots=1024, max_step_rows=8)

@@ -193,7 +193,7 @@ def path_of(trees: DraftTrees, nodes: np.ndarray, random: Random) -> list[int]:
 @needs_compiler
 @given(st.randoms(use_true_random=True), st.integers(1, 30))
 def test_compiled_and_reference_are_the_same(random: Random, num_events: int) -> None:
-    """Answers and all columns, whatever is done in whatever order."""
+    """Answers and all columns, for any operations in any order."""
     play(Both(), random, num_events)
 
 

@@ -17,7 +17,7 @@ FAR = Made(REMOTE, 0.02, as_such_s=0.003)
 WAITING, EARLY = Choice(frozenset({REMOTE})), Choice(frozenset({REMOTE}), is_early=True)
 
 
-def test_where_nothing_is_measured_all_sources_always_draft() -> None:
+def test_without_measurements_all_sources_always_draft() -> None:
     driven = Driven(
         [Made("bad", 0.1, as_such_s=0.02), Made("poor", 0.3, levels=2, as_such_s=0.003), Made(REMOTE, 0.1)],
         is_measured=False,
@@ -41,7 +41,7 @@ def test_drafts_are_verified_unread_where_that_is_found_to_be_faster(unread_s: f
 
 @pytest.mark.parametrize(("worker", "used"), [(FAR, EARLY), (NEAR, WAITING)])
 def test_steps_are_launched_early_where_drafts_come_too_late(worker: Made, used: Choice) -> None:
-    """Draft workers go on drafting; found out by probes, none of which begins with the first steps."""
+    """Draft workers go on drafting. Probes find it out, and none begins with the first steps."""
     driven = Driven([worker], overlaps=True, saved_s=0.001, noise=0.01, is_measured=False)
     driven.run(300)
     served = driven.run(500)

@@ -111,7 +111,7 @@ def test_a_session_far_ahead_of_the_journal_pauses() -> None:
     assert verifier.has_work
 
 
-def test_an_older_epoch_changes_nothing() -> None:
+def test_messages_of_an_older_epoch_are_ignored() -> None:
     """Open, Close and Draft of an epoch gone by are ignored; a newer Open starts anew."""
     verifier = make_verifier()
     open_session(verifier, epoch=5)
@@ -186,7 +186,7 @@ def test_verdicts_carry_the_minimum_acceptance_probability() -> None:
     "allowed", [frozenset(), frozenset({REMOTE}), frozenset({SUFFIX}), frozenset({REMOTE, SUFFIX})]
 )
 def test_sources_that_do_not_pay_are_not_used(allowed: frozenset[str]) -> None:
-    """Drafters are asked for more than any node can promise, and nothing is looked up."""
+    """Drafters receive a minimum above any node's probability, and no lookup runs."""
     verifier = make_verifier(sources=(SuffixDecoder(),), measures_drafts=False)
     prompt = np.array(PROMPT * 3, np.int32)
     params = SamplingParams()
@@ -202,7 +202,7 @@ def test_sources_that_do_not_pay_are_not_used(allowed: frozenset[str]) -> None:
     assert bool(verifier.sources.num_sent[SUFFIX]) == (SUFFIX in allowed)
 
 
-def test_a_draft_before_the_first_round_says_nothing_about_round_trips() -> None:
+def test_a_draft_before_the_first_round_measures_no_round_trip() -> None:
     """No verdict was answered by it. A later one says how long it took."""
     verifier, told = make_verifier(measures_drafts=False), list[float]()
     verifier.policy.forecast.learn_round_trip = told.append  # type: ignore[method-assign]
@@ -249,7 +249,7 @@ def test_the_tokenizer_travels_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("num_there", [0, 1, 6], ids=["fresh", "moved within min_tokens", "moved later"])
-def test_a_stop_string_ends_nothing_before_min_tokens_at_the_verifier_and_at_the_client(num_there: int) -> None:
+def test_a_stop_string_before_min_tokens_is_ignored_by_verifier_and_client(num_there: int) -> None:
     """Also where the session is opened again; and the client, who has tokens only, cuts the text where they end."""
     codec, text = TextCodec(tokenizer_files()), toy_text(PROMPT, 120)
     stop = codec.decode(text[2:3])
@@ -456,7 +456,7 @@ def test_no_session_is_opened_to_be_evicted_at_once(kv_slots: int, monkeypatch: 
 
 @pytest.mark.parametrize("kv_slots", [40, 60, 90])
 @pytest.mark.parametrize("max_sessions", [1, 2, 3])
-def test_sessions_that_take_turns_undo_nobody_elses_work(kv_slots: int, max_sessions: int) -> None:
+def test_sessions_that_take_turns_keep_the_work_of_others(kv_slots: int, max_sessions: int) -> None:
     """More sessions than take part in a step, prompts of several steps, and room for few: all come to their end, in
     bounded rows."""
     engine = ToyEngine(toy_info(kv_slots=kv_slots))
@@ -506,7 +506,7 @@ def test_a_core_that_helps_is_left_to_drafters_while_what_they_send_is_used():
 
 
 def test_a_core_that_helps_is_left_to_the_drafters_of_jobs_that_wait_for_them():
-    """Though steps of such jobs say nothing of which drafts pay."""
+    """Although steps of such jobs do not show which drafts pay."""
     engine = ToyEngine()
     engine.is_helped = True
     verifier = make_verifier(engine)

@@ -10,7 +10,7 @@ from tests.verifier.timed_service import FarDrafters, Machine, TimedService, h20
 
 
 def service(far: FarDrafters, *, is_measured: bool = True) -> TimedService:
-    """Return a service with draft workers and nothing else that drafts."""
+    """Return a service whose only drafts come from draft workers."""
     target = h200_target(Machine())
     return TimedService(
         target, [], far=far, loop_s=0.0004, session_loop_s=0.00001, prompt_len=20, num_tokens=64,
@@ -54,7 +54,7 @@ def test_drafts_that_come_in_time_are_waited_for() -> None:
 
 
 @pytest.mark.parametrize("is_measured", [True, False])
-def test_drafters_that_go_far_away_soon_cost_nothing(is_measured: bool) -> None:
+def test_drafters_that_become_distant_soon_have_no_cost(is_measured: bool) -> None:
     """What was learned of them when they were near holds no more."""
     far = FarDrafters(0.001, 0.8)
     found = service(far, is_measured=is_measured)

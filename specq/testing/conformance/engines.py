@@ -73,7 +73,7 @@ class EngineConformance(StepOutputConformance):
         generate(engine, 1, prompt, 1, SamplingParams(), plain)
         assert engine.open(2, np.array(prompt, np.int32)) <= 63
 
-    def test_nothing_is_shared_between_owners(self, engine: Engine) -> None:
+    def test_owners_share_no_cached_rows(self, engine: Engine) -> None:
         """This holds for open and closed sessions, and for every length of the common prefix.
 
         Otherwise the count or the time would reveal the request of another owner. An engine may share as much as it
@@ -113,14 +113,14 @@ class EngineConformance(StepOutputConformance):
         engine.close(77)
         assert engine.open(1, context) <= 2
 
-    def test_a_step_of_only_prefill_judges_nothing(self, engine: Engine) -> None:
+    def test_a_prefill_only_step_returns_no_judgements(self, engine: Engine) -> None:
         engine.open(1, np.arange(10, dtype=np.int32))
         chunk = SessionStep(1, 0, np.arange(9, dtype=np.int32), SamplingParams(), judged=False)
         assert not engine.step([chunk]).judgements
         (judgement,) = engine.step([SessionStep(1, 9, np.array([9], np.int32), SamplingParams())]).judgements
         assert judgement.path == ()
 
-    def test_too_many_rows_are_refused_with_nothing_changed(self, engine: Engine) -> None:
+    def test_too_many_rows_are_refused_without_state_changes(self, engine: Engine) -> None:
         context = np.arange(600, dtype=np.int32) % engine.info.vocab_size
         engine.open(1, context)
         before = engine.free_slots

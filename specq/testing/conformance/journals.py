@@ -106,7 +106,7 @@ class JournalConformance:
             2: Crashes(),
         }
 
-    def test_tokens_that_are_written_twice_change_nothing(self, open_it: Open) -> None:
+    def test_writing_tokens_twice_is_idempotent(self, open_it: Open) -> None:
         """Tokens count by position, also in other groups."""
         journal = open_it()
         journal.write([taken(1), added(1, 0, [1, 2])])
@@ -114,7 +114,7 @@ class JournalConformance:
             journal.write([added(1, base_len, tokens)])
         assert tokens_of(journal) == [1, 2, 3]
 
-    def test_a_group_that_cannot_be_written_leaves_nothing(self, open_it: Open) -> None:
+    def test_a_failed_group_write_leaves_no_records(self, open_it: Open) -> None:
         """The records before the failed one are not there, and the journal continues."""
         journal = open_it()
         journal.write([taken(1), added(1, 0, [1])])

@@ -108,7 +108,7 @@ class SourceConformance:
             serving.verifier.sources.close(serving.verifier.sessions[0])
         assert serving.finish()[0] == toy_text(PROMPT, LENGTH)
 
-    def test_nothing_is_left_of_sessions_that_are_gone(self, serve: Callable[..., Serving]) -> None:
+    def test_closed_sessions_leave_no_state(self, serve: Callable[..., Serving]) -> None:
         """No work remains, and no session in any attribute of the source."""
         serving = serve()
         for i in range(5):

@@ -128,7 +128,7 @@ def _makes_trees(engine: Engine) -> None:
 class StepOutputConformance:
     """Part of `EngineConformance`, with its fixture `engine`."""
 
-    def test_what_an_engine_cannot_give_is_refused_with_nothing_changed(self, engine: Engine) -> None:
+    def test_unsupported_outputs_are_refused_without_state_changes(self, engine: Engine) -> None:
         """This includes layers beyond the existing ones."""
         context = tokens(engine, 5, 0)
         engine.open(1, context)
@@ -147,13 +147,13 @@ class StepOutputConformance:
         assert engine.free_slots == before
         assert len(engine.step([step]).judgements) == 1
 
-    def test_nothing_is_returned_that_was_not_asked_for(self, engine: Engine) -> None:
+    def test_only_requested_outputs_are_returned(self, engine: Engine) -> None:
         output = step_from(engine, SessionStep(1, 0, tokens(engine, 5, 0), GREEDY), tokens(engine, 5, 0), Tap())
         assert output.hidden is None
         assert output.scratch_logits is None
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-    def test_scratch_rows_and_taps_change_no_text_and_leave_nothing(
+    def test_scratch_rows_and_taps_change_no_text_and_leave_no_state(
         self, engine: Engine, params: SamplingParams
     ) -> None:
         """Tokens, accepted paths and free slots are equal to those of the same steps without them."""

@@ -102,7 +102,7 @@ def test_tokens_past_the_chain_are_taken(directory):
 
 
 def test_many_sessions_at_once_follow_as_one_by_one(directory):
-    """Verdicts of any length, of sessions with chains and without, some of which are closed and opened anew."""
+    """Verdicts of any length, for sessions with and without chains. Some sessions are closed and opened anew."""
     rng, sources = np.random.default_rng(8), [ChainModel(directory, device="cpu", kv_slots=4096) for _ in range(2)]
     for session_id in range(6):
         context = random_tokens(rng, 7 + 9 * session_id)
@@ -135,7 +135,7 @@ def test_many_sessions_at_once_follow_as_one_by_one(directory):
         assert source.free_slots == 4096
 
 
-def test_what_cannot_be_committed_changes_nothing(directory):
+def test_a_refused_commit_changes_no_session(directory):
     """A session that is not open: the others are as they were."""
     source, alone = (ChainModel(directory, device="cpu", kv_slots=256) for _ in range(2))
     for one in (source, alone):
@@ -148,7 +148,7 @@ def test_what_cannot_be_committed_changes_nothing(directory):
     assert draft(source, [1]).token_ids.tolist() == draft(alone, [1]).token_ids.tolist()
 
 
-def test_a_chain_that_nobody_judged_is_drafted_again(directory):
+def test_an_unverified_chain_is_drafted_again(directory):
     """The same chain comes of the same context, and its slots are given back."""
     source = ChainModel(directory, device="cpu", kv_slots=256)
     source.open(1, random_tokens(np.random.default_rng(3), 12), SamplingParams())
@@ -160,7 +160,7 @@ def test_a_chain_that_nobody_judged_is_drafted_again(directory):
     assert source.free_slots == free
 
 
-def test_without_room_nothing_changes(directory):
+def test_without_room_no_state_changes(directory):
     source = ChainModel(directory, device="cpu", kv_slots=20)
     source.open(1, random_tokens(np.random.default_rng(4), 17), SamplingParams())
     with pytest.raises(EngineError, match="free"):
@@ -182,7 +182,7 @@ def test_drawn_chains_bring_their_distributions(directory):
 
 
 def test_chains_end_at_the_maximum_length(directory):
-    """What the model cannot place is no token; one that has no room at all drafts nothing."""
+    """A token beyond the model's positions is not drafted. A session without any room drafts no tokens."""
     source = ChainModel(directory, device="cpu", kv_slots=2048)
     longest = source.info.max_length
     for session_id, length in ((1, longest - 2), (2, longest), (3, 9)):
@@ -242,7 +242,7 @@ def test_after_a_warm_up_no_pass_is_the_first_of_its_kind(directory, most_sessio
     assert forward.recorded <= known
 
 
-def test_where_nothing_is_recorded_no_pass_is_run_to_warm_up(directory):
+def test_without_graph_capture_no_warm_up_pass_runs(directory):
     source = ChainModel(directory, device="cpu", kv_slots=900)
     assert source.contexts.recorded_sizes == ()
     source.contexts._forward = None

@@ -174,7 +174,7 @@ def test_drafts_of_others_hang_beside_ours() -> None:
     assert any({0, COLOCATED_LANE} <= set(verdict.node_lanes.tolist()) for verdict in verdicts)
 
 
-def test_where_others_are_ahead_nothing_is_drafted() -> None:
+def test_no_chain_is_drafted_when_other_drafts_promise_enough() -> None:
     """A tree that promises as much as a chain would is enough; one that is nearly empty is not."""
     own = make()
     open_session(own)
@@ -282,7 +282,7 @@ def test_a_step_drafts_as_it_was_decided_when_it_began() -> None:
     assert [step.judged[COLOCATED].nodes.sum() for step in learned[-2:]] == [9, 2]
 
 
-def test_drafting_is_no_part_of_the_step() -> None:
+def test_draft_time_is_not_part_of_the_step_time() -> None:
     """What a draft takes is known by itself; the step's curve does not learn it once more."""
     own, now = make(), 0.0
     learned, collect, compute = learned_of(own), own.chains.collect, own.verifier.engine.step
@@ -328,7 +328,7 @@ def test_a_jobs_bounds_are_kept(speculation: dict[str, int]) -> None:
 
 
 def test_a_shape_of_its_own_is_left_to_draft_workers() -> None:
-    """Where there are none, such a job decodes plainly."""
+    """Without draft workers, such a job decodes plainly."""
     own = make()
     open_session(own, num_candidates=2)
     assert len(complete(own)) == 50
@@ -392,7 +392,7 @@ def test_where_it_does_not_pay_only_synchronous_sessions_are_drafted_for(mode: s
 
 
 @pytest.mark.parametrize("fan_out", [1, 3])
-def test_a_chain_for_which_there_is_no_room_any_more_is_dropped(fan_out):
+def test_a_chain_without_room_is_dropped(fan_out):
     """A text may have come to its end between the beginning of its chain and the step; others get theirs."""
     own = make()
     own.drafter.fan_out = fan_out

@@ -121,7 +121,7 @@ def test_scores_are_log_probabilities(draft):
     assert np.exp(children.scores).sum() == pytest.approx(1, abs=1e-4)
 
 
-def test_what_the_sampler_rules_out_is_no_child(draft):
+def test_tokens_that_the_sampler_excludes_are_not_children(draft):
     (children,) = Tree(draft, [1, 2, 3], SamplingParams(temperature=1.0, top_k=2)).expand([-1], fan_out=5)
     assert len(children.token_ids) == 2
     assert np.isfinite(children.scores).all()
@@ -171,7 +171,7 @@ def test_contexts_of_many_sessions_are_computed_in_shared_chunks(draft, monkeypa
     assert sum(sizes) == sum(map(len, contexts))
 
 
-def test_nothing_is_drafted_beyond_the_maximum_length(directory):
+def test_drafts_stop_at_the_maximum_length(directory):
     draft = DraftModel(str(directory), device="cpu", kv_slots=1024)
     tree = Tree(draft, random_tokens(np.random.default_rng(2), 598).tolist(), SamplingParams())
     (children,) = tree.expand([-1])
@@ -181,7 +181,7 @@ def test_nothing_is_drafted_beyond_the_maximum_length(directory):
     assert len(beyond.token_ids) == 0
 
 
-def test_without_room_nothing_changes_and_with_room_it_goes_on(draft):
+def test_without_room_no_state_changes_and_with_room_it_continues(draft):
     tree = Tree(draft, list(range(50)), SamplingParams())
     tree.expand([-1], fan_out=90)
     held = draft._pool.take(draft.free_slots - 10)
@@ -194,7 +194,7 @@ def test_without_room_nothing_changes_and_with_room_it_goes_on(draft):
     assert draft.free_slots == 256
 
 
-def test_a_failed_forward_changes_nothing(draft):
+def test_a_failed_forward_pass_changes_no_state(draft):
     tree = Tree(draft, list(range(50)), SamplingParams())
     forward, free = draft._contexts._forward, draft.free_slots
 

@@ -30,7 +30,7 @@ TREE = ((0,), (0, 0), (1,))
 
 
 class Failing(ToyProposer):
-    """Raises for one session: an EngineError as where memory is short, or what nobody expects."""
+    """Raises for one session: an EngineError as for missing memory, or an unexpected exception."""
 
     error: Exception = RuntimeError("no")
     session_id = 1
@@ -135,7 +135,7 @@ def test_what_it_raises_for_one_session_harms_no_other(error: Exception) -> None
     assert len(world.verdicts[1]) == LENGTH
 
 
-def test_a_lost_device_is_told() -> None:
+def test_a_lost_device_is_reported() -> None:
     proposer = Failing()
     proposer.error = EngineLostError("gone")
     world = World(proposer)
@@ -144,7 +144,7 @@ def test_a_lost_device_is_told() -> None:
         world.finish()
 
 
-def test_nothing_is_left_of_sessions_that_are_gone() -> None:
+def test_closed_sessions_leave_no_state() -> None:
     world = World()
     for i in range(3):
         world.open(i, tree=TREE)

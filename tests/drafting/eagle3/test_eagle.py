@@ -1,5 +1,4 @@
-"""An EAGLE-3 head as a source: the rows that it is given, the trees that it grows, and texts that are the target's
-whatever it says."""
+"""An EAGLE-3 head as a source: its input rows, its trees, and texts that equal the target's for any drafts."""
 
 from __future__ import annotations
 
@@ -94,7 +93,7 @@ def test_what_is_accepted_is_eagles() -> None:
 
 
 def test_scores_are_calibrated_in_the_lane() -> None:
-    """A head that promises 0.7 and is always wrong is believed less and less."""
+    """A head that predicts 0.7 and is always wrong loses trust step by step."""
     started, source = serving(ToyTrees(wrong_every=1, blind=True))
     started.open(0)
     started.finish()
@@ -119,8 +118,8 @@ def test_what_others_committed_is_not_drafted_for() -> None:
     assert head.num_started == [1]
 
 
-def test_jobs_without_drafts_cost_nothing() -> None:
-    """No rows of their prompts are asked for, and nothing of them is kept."""
+def test_jobs_without_drafts_have_no_cost() -> None:
+    """No rows of their prompts are requested, and no state is kept."""
     head = ToyTrees()
     started, source = serving(head)
     started.open(0, mode="plain")
@@ -193,7 +192,7 @@ def test_many_sessions_have_trees_of_fewer_levels() -> None:
 
 
 class Chances:
-    """A head of which each node's children have random chances, by its path."""
+    """A head whose children have random chances, by the node's path."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.paths: list[list[tuple[int, ...]]] = [[(seed,)] for seed in seeds]
@@ -260,7 +259,7 @@ def test_the_likeliest_nodes_are_grown(most: int) -> None:
     assert found_paths(grown, wanted, seeds) == [plainly_best(seed, 4, most, floor) for seed in seeds]
 
 
-def test_no_level_is_computed_that_nobody_could_want() -> None:
+def test_levels_below_the_floor_are_not_computed() -> None:
     """Where all that was found is less likely than the floor."""
     chances = Chances([1])
     floor = float(np.log(0.3))
@@ -371,7 +370,7 @@ def test_sessions_come_and_go(tiny: str, random_eagle: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_head_that_sleeps_is_given_nothing_and_drafts_behind_the_gap(mode: str) -> None:
+def test_a_paused_head_receives_no_states_and_drafts_after_the_gap(mode: str) -> None:
     """From the fifth to the fifteenth turn, unless a synchronous session asks for it; the text is the target's."""
     started, source = serving(ToyTrees(wrong_every=1, blind=True))
     started.open(0, mode=mode)

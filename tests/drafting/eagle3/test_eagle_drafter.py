@@ -1,5 +1,4 @@
-"""An EAGLE-3 head's own contexts and trees: whatever came in between, it says what plain arithmetic says of the same
-path.
+"""An EAGLE-3 head's own contexts and trees: after any history, its output equals plain arithmetic on the same path.
 
 In the shapes that are needed; in recorded ones, with a stand-in that replays what it was first given; by kernels of our
 own, under Triton's interpreter (TRITON_INTERPRET=1); and from CUDA graphs.
@@ -203,7 +202,8 @@ def check(
 def test_rows_are_those_of_plain_arithmetic(
     head: Eagle, plain: EagleHead, monkeypatch: pytest.MonkeyPatch, most_rows: int
 ) -> None:
-    """Of several texts of different lengths in one batch, taken in at once or bit by bit, in passes of so many rows."""
+    """Several texts of different lengths in one batch, added at once or in parts, in passes of a fixed number of
+    rows."""
     monkeypatch.setattr(module, "MOST_ROWS", most_rows)
     one, other, third = Text(1, 30), Text(2, 30), Text(3, 30)
     observe(head, torch.cat([one.states, other.states]), [one.part(1, 1, 9), other.part(2, 1, 4, offset=30)])
@@ -218,11 +218,11 @@ def test_rows_are_those_of_plain_arithmetic(
     ("ranks", "sizes"), [(None, ()), (FIXED, ()), (None, (3, 5, 2))], ids=["best first", "of a shape", "of level sizes"]
 )
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, CUT], ids=["greedy", "sampled", "cut"])
-def test_trees_are_those_that_are_grown_plainly(
+def test_trees_equal_those_of_plain_expansion(
     head: Eagle, plain: EagleHead, params: SamplingParams, ranks: RankTree | None, sizes: tuple[int, ...]
 ) -> None:
-    """Of texts of several lengths; then of one of them, and of others in the same shapes: nothing of the batch before
-    is left."""
+    """For texts of several lengths, then for one of them and others of the same shapes, without state of the last
+    batch."""
     texts = [Text(seed, 20) for seed in range(3)]
     mixed = [params, replace(params, seed=5), GREEDY]
     for i, (text, end) in enumerate(zip(texts, (9, 4, 6), strict=True)):
@@ -345,7 +345,7 @@ def test_what_cannot_be_recorded_is_run_as_it_is(plain: EagleHead, monkeypatch: 
 
 
 def test_what_is_less_likely_than_the_floor_may_be_left_out(plain: EagleHead) -> None:
-    """No level is computed that nobody could want, where levels are computed one by one."""
+    """Where levels are computed one by one, levels below the floor are not computed."""
     head = Eagle(plain)
     text = Text(1, 20)
     observe(head, text.states, [text.part(1, 1, 9)])
@@ -358,8 +358,8 @@ def test_what_is_less_likely_than_the_floor_may_be_left_out(plain: EagleHead) ->
     assert sizes[0] == 6 > sizes[1]
 
 
-def test_nothing_of_a_tree_remains(head: Eagle, plain: EagleHead) -> None:
-    """A tree that nobody followed, and one text asked twice without anything new."""
+def test_trees_leave_no_state(head: Eagle, plain: EagleHead) -> None:
+    """A tree without a commit, and one text asked twice without new tokens."""
     text = Text(4, 20)
     observe(head, text.states, [text.part(1, 1, 9)])
     for end in (9, 9, 13):
@@ -389,7 +389,7 @@ def test_rows_of_many_steps_are_taken_in_at_once(head: Eagle, plain: EagleHead) 
     check(head, plain, {1: (text, 79, 1)}, depth=1)
 
 
-def test_rows_of_texts_that_share_steps_are_told_apart(head: Eagle, plain: EagleHead) -> None:
+def test_rows_of_texts_in_one_step_are_kept_apart(head: Eagle, plain: EagleHead) -> None:
     """Each step has rows of all texts, as where prompts are computed in parts: what one text waits for lies apart."""
     texts = [Text(seed, 40) for seed in range(3)]
     for first, end in ((1, 9), (9, 12), (12, 21)):
@@ -422,7 +422,7 @@ def test_places_are_used_again(head: Eagle, plain: EagleHead) -> None:
 def test_a_text_that_is_too_long_is_known_from_later_on(
     head: Eagle, plain: EagleHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody asked for trees for long, and where its keys would take too much memory."""
+    """Also if no tree was requested for long, and if its keys would take too much memory."""
     text = Text(8, 60)
     monkeypatch.setattr(module, "MOST_WAITING", 20)
     observe(head, text.states, [text.part(1, 1, 31)])

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in SpecForge's layout: what they say, whatever their tensors lie in, and clear refusals."""
+"""EAGLE-3 heads in SpecForge's layout: their outputs for any file format, and clear refusals."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, target, config, match):
     refused(made, target, match)
 
 
-def test_what_is_no_head_is_refused(tmp_path, target):
+def test_a_checkpoint_that_is_not_a_head_is_refused(tmp_path, target):
     refused(tmp_path / "nowhere", target, "the directory .*nowhere of an EAGLE-3 head does not exist")
     refused(target, target, "does not contain an EAGLE-3 head: its config.json has no draft_vocab_size")
     made = made_of(tmp_path)
@@ -202,7 +202,7 @@ def test_what_is_no_head_is_refused(tmp_path, target):
     refused(made, target, "has neither model.safetensors nor pytorch_model.bin")
 
 
-def test_forms_are_told_apart(tmp_path):
+def test_checkpoint_forms_are_distinguished(tmp_path):
     assert is_eagle(made_of(tmp_path))
     assert not is_eagle(make_published(tmp_path / "medusa", HIDDEN, VOCAB))
     assert not is_eagle(tmp_path / "nowhere")

@@ -169,8 +169,7 @@ def test_fewer_tokens_than_are_ranked_and_no_number() -> None:
 
 
 def test_trees_of_all_usual_sizes_share_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for another one must not wait for the compiler: constants are the same, but for the first level and
-    the last."""
+    """A new size must not wait for the compiler. Only the first and the last level have other constants."""
     from specq.drafting.eagle3 import fused
     from specq.engines.torch.cuda import top as fused_top
 

@@ -1,5 +1,5 @@
 """An EAGLE-3 head in a draft worker, for a real target, over frames and without sockets: the text is the target's
-whatever it says."""
+for any drafts."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_random_head_changes_no_text(tiny: str, random_eagle: Path, form: str)
 
 
 def test_a_good_head_is_accepted_run_ahead_and_after_a_verifier_died(tiny: str, random_eagle: Path) -> None:
-    """One that says what the target says, where it has states: through two verifiers, of which the first dies."""
+    """A head that agrees with the target where it has states, through two verifiers. The first one dies."""
     engine, prompt = made(tiny), PROMPT
     world, trees = served(engine), make(tiny, random_eagle, engine)
     plain = served(made(tiny))

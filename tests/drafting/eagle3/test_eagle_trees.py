@@ -206,9 +206,7 @@ def test_rows_are_computed_anew_when_they_become_many(
         text.check(c, [token, below], 9)
 
 
-def test_a_pass_that_fails_leaves_nothing_behind(
-    trees: EagleTrees, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_pass_leaves_no_state(trees: EagleTrees, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same expansion is made once more, when it works again."""
     text = Text(trees, directory, 7, 9)
     text.observe(1, 9)

@@ -25,7 +25,7 @@ MOST = 64
 
 
 class Still(StandIn):
-    """Computes nothing again: a batch gets the first one's results, whose nodes are all certain."""
+    """Computes each batch once and replays the first results. All nodes are certain."""
 
     def run(self, key: Any, work: Any) -> torch.Tensor:
         found = super().run(key, work)
@@ -38,7 +38,7 @@ class Still(StandIn):
 
 
 @pytest.mark.parametrize("most", [MOST, MOST // 2])
-def test_nothing_is_recorded_while_sessions_wait(most: int) -> None:
+def test_no_graph_is_captured_while_sessions_wait(most: int) -> None:
     """All sessions at once, twice, with prompts of 111 tokens, which end in the middle of steps, and some with contexts
     of up to 512; they end one after the other, down to the last one."""
     torch.manual_seed(1)

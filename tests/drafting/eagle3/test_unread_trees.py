@@ -148,7 +148,7 @@ def test_others_of_the_step_may_have_nodes_that_are_known() -> None:
     assert usual[0] < 0.4
 
 
-def test_nothing_is_learned_of_trees_of_which_nothing_was_verified() -> None:
+def test_unverified_trees_teach_no_acceptance_rates() -> None:
     """Least of all from the nodes of the next step, which others have drafted."""
     source = EagleSource(Beside(), DEPTH)
     unread, started = noted(source), Serving([source], lambda verifier: None, engine=LateEngine())
@@ -257,7 +257,7 @@ class KnowingHead:
 
 
 def openings(mode: str, count: int) -> list[Open]:
-    """Greedy and warm sessions, some of which share a prompt, of unequal lengths."""
+    """Greedy and sampled sessions of unequal lengths. Some share a prompt."""
     found = []
     for i in range(count):
         prompt = np.random.default_rng(i // 2).integers(1, 4000, 9 + 7 * (i // 2)).astype(np.int32)
@@ -332,8 +332,8 @@ def test_texts_are_the_targets_own(tiny: Path, plain: dict[int, list[int]], devi
     assert engine.open(99, text) >= 16 * ((len(text) - 2) // 16)
 
 
-def test_what_is_no_number_is_no_node_and_not_learned() -> None:
-    """A head whose numbers overflow once drafts nothing there, and what is usual stays known."""
+def test_nan_nodes_are_dropped_and_not_learned() -> None:
+    """A head with a numeric overflow drafts no node there. Later acceptance rates do not change."""
 
     class Overflowing(Beside):
         count = 0
@@ -382,7 +382,7 @@ class ReadChains(DraftSource):
 
 
 class KnowingSome(KnowingHead):
-    """Of every third text it knows nothing."""
+    """Has no states for every third text."""
 
     def known(self, session_id: int) -> int:
         return 0 if session_id % 3 == 1 else super().known(session_id)
@@ -498,7 +498,7 @@ def test_what_was_read_hangs_where_it_stood(seed: int, is_compiled: bool) -> Non
 
 
 def test_no_node_is_likelier_than_the_one_before() -> None:
-    """So of each tree the first nodes are chosen, whatever was seen."""
+    """So the first nodes of each tree are chosen, for any observations."""
     rng = np.random.default_rng(1)
     for shape in SHAPES:
         layout, usual = UnreadLayout.of(shape), UsualReach(8, 5)

@@ -120,7 +120,7 @@ def served(**options: object) -> tuple[int, list[int], Verifier]:
 
 
 def test_a_text_takes_fewer_steps_and_stays_the_targets() -> None:
-    """Drafts are accepted, and told by their lane."""
+    """Drafts are accepted, and reported by their lane."""
     num_steps, text, verifier = served(is_adaptive=False)
     expected = [after(7)]
     while len(expected) < len(text):
@@ -143,7 +143,7 @@ def test_a_source_that_is_not_allowed_asks_for_no_rows() -> None:
 
 
 def test_windows_are_as_wide_as_rows_are_free() -> None:
-    """Of one session and of many; where each row costs, there is no window, and no step is slower."""
+    """With one session and with many. Where each row costs time, no window is used, and no step is slower."""
     source = LookaheadDecoder(toy_info(), window=15, ngram=5)
     sessions = [make_session(list(range(1, 9)), session_id=i) for i in range(4)]
 
@@ -159,7 +159,7 @@ def test_windows_are_as_wide_as_rows_are_free() -> None:
     assert LOOKAHEAD_LANE not in {lane for session in sessions for lane in session.trees.lanes(session.place)}
 
 
-def test_near_the_end_of_a_text_there_is_no_window() -> None:
+def test_no_window_fits_near_the_end_of_a_text() -> None:
     """Its rows stand behind the text, where the model has places."""
     source = LookaheadDecoder(toy_info(), window=4, ngram=3, is_adaptive=False)
     for tokens_left, num_rows in ((20, 4), (3, 0)):

@@ -1,5 +1,4 @@
-"""Medusa heads as a source: the rows that they read, the trees that they draft, and texts that are the target's
-whatever they say."""
+"""Medusa heads as a source: their input rows, their trees, and texts that equal the target's for any drafts."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ def serving(heads: ToyHeads, tree: tuple[tuple[int, ...], ...] = (), **options: 
 
 
 def kept(serving: Serving, source: MedusaSource) -> bool:
-    """Whether the source has raised nothing, for which it would have been dropped."""
+    """Whether the source raised no exception, which would have disabled it."""
     return source in serving.verifier.sources.sources
 
 
@@ -109,7 +108,7 @@ def test_what_is_accepted_is_medusas() -> None:
 
 
 def test_scores_are_calibrated_in_the_lane() -> None:
-    """Heads that promise 0.7 and are always wrong are believed less and less, until nothing of them is verified."""
+    """Heads that predict 0.7 and are always wrong lose trust until none of their nodes is verified."""
     started, _ = serving(ToyHeads(PROMPT, wrong_every=1, blind=True), max_uncommitted=4096)
     started.open(0)
     started.finish()
@@ -119,7 +118,7 @@ def test_scores_are_calibrated_in_the_lane() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
-def test_a_step_without_a_state_drafts_nothing(count: int) -> None:
+def test_a_step_without_a_hidden_state_drafts_no_tokens(count: int) -> None:
     """Where others committed in between (another verifier), or before the prompt's own step."""
     heads = ToyHeads(PROMPT)
     started, source = serving(heads)
@@ -139,7 +138,7 @@ def test_a_step_without_a_state_drafts_nothing(count: int) -> None:
 
 
 def paths_of(tree: RankTree, wanted: Any = None) -> list[tuple[int, ...]]:
-    """The paths of a tree's nodes, of those that are wanted."""
+    """The paths of the wanted nodes of a tree."""
     paths: list[tuple[int, ...]] = []
     for rank, parent in zip(tree.ranks.tolist(), tree.parents.tolist(), strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), rank))
@@ -221,7 +220,7 @@ def test_what_heads_do_not_know_is_not_drafted() -> None:
 
 
 def test_few_sessions_get_large_trees_and_many_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All together no more than so many."""
+    """The total number of nodes is limited."""
     sizes: dict[int, int] = {}
     for count in (1, 8, 20):
         started, source = serving(ToyHeads(PROMPT, wrong_every=1, blind=True))

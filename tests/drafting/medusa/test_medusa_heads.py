@@ -49,7 +49,7 @@ def loaded(heads: Path, target: Path, info: ModelInfo = INFO):
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("kept", [PUBLISHED, PICKLED])
 def test_published_heads_load_as_they_are(tmp_path, target, kept, layers):
-    """Either file, each head with a matrix of its own, the rows of which may be padded."""
+    """Either file. Each head has a matrix of its own, whose rows may be padded."""
     made = make_published(tmp_path / "heads", 40, VOCAB + 2, layers=layers)
     expected = heads_logits(made, states())
     (made / (PICKLED if kept == PUBLISHED else PUBLISHED)).unlink()
@@ -148,7 +148,7 @@ class Payload:
 
 
 def test_a_pickle_that_is_damaged_anywhere_is_refused_or_whole(tmp_path, target):
-    """Whatever its bytes make the unpickler raise."""
+    """Any error of the unpickler becomes a refusal."""
     made, random, num_refused = make_published(tmp_path / "heads", 40, VOCAB, heads=1), Random(1), 0
     (made / PUBLISHED).unlink()
     whole = (made / PICKLED).read_bytes()
@@ -163,7 +163,7 @@ def test_a_pickle_that_is_damaged_anywhere_is_refused_or_whole(tmp_path, target)
 
 
 def test_a_pickle_may_hold_tensors_only(tmp_path, target, capsys):
-    """What comes from elsewhere runs nothing."""
+    """A pickle from elsewhere runs no code."""
     made = make_published(tmp_path / "heads", 40, VOCAB)
     (made / PUBLISHED).unlink()
     torch.save({"0.0.linear.weight": Payload()}, made / PICKLED)
@@ -222,7 +222,7 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, target, config, match):
     refused(made, target, match)
 
 
-def test_what_is_no_heads_is_refused(tmp_path, target):
+def test_a_checkpoint_without_medusa_heads_is_refused(tmp_path, target):
     refused(tmp_path / "nowhere", target, "the directory .*nowhere of Medusa heads does not exist")
     refused(target, target, "medusa_num_heads is None")
     refused(tmp_path, target, "contains no Medusa heads: it has no config.json")

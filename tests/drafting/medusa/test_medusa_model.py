@@ -237,8 +237,8 @@ def test_an_accepted_node_that_is_known_needs_no_pass(draft, guesses_all, monkey
     assert (len(children.token_ids), passes) == (3, [])
 
 
-def test_where_slots_are_short_nothing_is_guessed(directory, heads, guesses_all, monkeypatch):
-    """Drafts come all the same; where there are none at all, nothing changes, and it goes on with room."""
+def test_short_slots_disable_guesses(directory, heads, guesses_all, monkeypatch):
+    """Drafts continue. Without any slots no state changes, and drafting continues when there is room."""
     draft = make(directory, heads, kv_slots=64)
     tree = Tree(draft, [3, 14, 15], GREEDY)
     tree.expand([CONTEXT], 2)
@@ -255,7 +255,7 @@ def test_where_slots_are_short_nothing_is_guessed(directory, heads, guesses_all,
     assert draft.free_slots == 64
 
 
-def test_a_failed_pass_changes_nothing(draft, guesses_all, monkeypatch):
+def test_a_failed_pass_changes_no_state(draft, guesses_all, monkeypatch):
     tree = Tree(draft, [3, 14, 15], GREEDY)
     tree.expand([CONTEXT], 2)
     free = draft.free_slots
@@ -267,7 +267,7 @@ def test_a_failed_pass_changes_nothing(draft, guesses_all, monkeypatch):
     assert len(draft.expand([Expansion(1, 0, (50,))])[0].token_ids) == 1
 
 
-def test_nothing_is_drafted_or_guessed_beyond_the_maximum_length(directory, heads, guesses_all):
+def test_drafts_and_guesses_stop_at_the_maximum_length(directory, heads, guesses_all):
     draft = make(directory, heads)
     context = random_tokens(np.random.default_rng(0), draft.info.max_length - 2).tolist()
     tree, node = Tree(draft, context, GREEDY), CONTEXT

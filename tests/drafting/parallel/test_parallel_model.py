@@ -176,7 +176,7 @@ def test_more_children_than_are_kept_are_given_when_they_are_asked_for(draft, di
     text.expand(CONTEXT, fan_out=WIDTH + 3)
 
 
-def test_nothing_is_drafted_beyond_the_maximum_length(tmp_path):
+def test_drafts_stop_at_the_maximum_length(tmp_path):
     directory = make_draft(tmp_path, replace(PARALLEL, max_position_embeddings=32))
     draft = ParallelModel(Contexts(str(directory), device="cpu", kv_slots=SLOTS))
     text, node = Text(draft, directory, contexts(30)[0]), CONTEXT
@@ -186,7 +186,7 @@ def test_nothing_is_drafted_beyond_the_maximum_length(tmp_path):
     assert len(beyond.token_ids) == 0
 
 
-def test_without_room_nothing_changes_and_with_room_it_goes_on(draft, directory):
+def test_without_room_no_state_changes_and_with_room_it_continues(draft, directory):
     text = Text(draft, directory, contexts(30)[0])
     (level,) = text.expand(CONTEXT)
     held = draft._pool.take(draft.free_slots - 3)
@@ -198,7 +198,7 @@ def test_without_room_nothing_changes_and_with_room_it_goes_on(draft, directory)
     text.expand(CONTEXT)
 
 
-def test_a_failed_pass_changes_nothing(draft, directory, monkeypatch):
+def test_a_failed_pass_changes_no_state(draft, directory, monkeypatch):
     text = Text(draft, directory, contexts(30)[0])
     free = draft.free_slots
     with monkeypatch.context() as patched:

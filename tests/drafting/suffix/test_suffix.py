@@ -162,7 +162,7 @@ def test_a_session_that_was_long_left_out_is_drafted_for(make_source: Callable[[
 
 
 def test_a_session_that_takes_the_place_of_another_has_a_text_of_its_own() -> None:
-    """Nothing of the other's is drafted."""
+    """No draft comes from the text of the other session."""
     trees, source = DraftTrees(), SuffixDecoder()
     first = make_session(CONTEXT, trees=trees)
     assert source.collect([first], BUDGET, lambda: 0.0)
@@ -278,7 +278,7 @@ def test_what_is_too_much_at_once_is_taken_in_by_parts() -> None:
         assert texts.trees("ann")[0].num_tokens // TOKENS_AT_ONCE == expected
 
 
-def test_nothing_is_kept_of_sessions_that_take_no_drafts() -> None:
+def test_sessions_without_drafts_are_not_stored() -> None:
     """Jobs in mode plain ask for no speculation of any kind."""
     source = SuffixDecoder(1000)
     session = make_session(CONTEXT, speculation=replace(Speculation(), mode="plain"))

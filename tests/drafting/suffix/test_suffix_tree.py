@@ -38,7 +38,7 @@ TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=40), min_size=1, max_size=
 
 
 def tree_of(texts: list[list[int]], tree: Any = None) -> Any:
-    """Return a tree of texts, of which all but the last have ended."""
+    """Return a tree of texts. All but the last have ended."""
     tree = ReferenceMatcher() if tree is None else tree
     for i, text in enumerate(texts):
         if i:
@@ -74,7 +74,7 @@ def test_a_text_that_repeats_goes_on_with_itself() -> None:
     assert draft([tree_of([text])], text, 8).token_ids == [3, 1, 2, 3, 1, 2, 3, 1]
 
 
-def test_nothing_is_said_of_what_was_never_seen() -> None:
+def test_unseen_text_has_no_continuation() -> None:
     """Neither of an empty text, nor of a new token; nor does one text go on with the next."""
     for texts, tail in (([[]], []), ([[1, 2, 3]], [1, 2, 3]), ([[1]], [2]), ([[1, 2], [3, 4]], [2])):
         assert draft([tree_of(texts)], tail, 4).token_ids == []
@@ -88,8 +88,7 @@ def test_of_two_texts_the_first_counts_first_where_both_match_as_long() -> None:
 
 
 def test_limits_of_a_draft_are_kept() -> None:
-    """Nodes, depth, children, least probability; and whatever is asked for, there are no more nodes than there is room
-    for."""
+    """Nodes, depth, children, minimum probability. The number of nodes never exceeds the room."""
     random = Random(3)
     text = [random.randrange(3) for _ in range(300)]
     tree = tree_of([text], make_tree())

@@ -139,7 +139,7 @@ def pair(request, directory, tmp_path_factory):
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_whatever_is_committed_what_is_drafted_are_tokens_of_the_target(data, pair):
+def test_drafts_are_target_tokens_for_any_committed_text(data, pair):
     """And the KV of a session is that of its text: no slot is lost."""
     draft, drafter = pair
     drafter.close(1)
@@ -361,7 +361,7 @@ def test_the_end_of_a_text_is_drafted_as_the_targets():
     assert TRAINED.decode(drafted(b" eggs.", end=[PIECES.special["<s>"]])) == b" eggs."
 
 
-def test_while_a_draft_is_followed_nothing_is_drafted_twice():
+def test_an_accepted_draft_is_not_drafted_twice():
     text = b" sells the eggs. return a + b"
     draft = ScriptedDraft(b"Janet" + text)
     drafter = in_vocabulary(draft, "text", BOTH, INFO)

@@ -1,4 +1,4 @@
-"""What is raised when one session is drafted for costs that session's drafts, and nobody else anything."""
+"""An exception for one session costs that session's drafts and does not affect others."""
 
 from __future__ import annotations
 

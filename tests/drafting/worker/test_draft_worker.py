@@ -38,14 +38,14 @@ def _drafter(monkeypatch):
 
 
 def test_it_has_drafted_in_all_ways_that_differ(drafter):
-    """Few and many rows, with and without noise: whatever a GPU compiles for them is compiled."""
+    """Few and many rows, with and without noise: all GPU kernels for them are compiled."""
     passes = drafter.drafter.passes
     assert {0.0, 0.8} == {temperature for _, temperatures in passes for temperature in temperatures}
     for low, high in ((1, 1), (2, 16), (17, 32), (33, 512)):
         assert any(low <= rows <= high for rows, _ in passes), (low, high)
 
 
-def test_nothing_is_left_of_it(drafter):
+def test_a_closed_session_leaves_no_state(drafter):
     """No session, no acceptance statistics, and no pass that the broker would take for work."""
     assert drafter.drafter.contexts == {}
     assert (drafter.sessions, drafter.acceptance_stats, drafter.num_passes) == ({}, {}, 0)
@@ -59,7 +59,7 @@ def test_nothing_is_left_of_it(drafter):
 
 @pytest.fixture
 def other_target(tmp_path):
-    """Nothing of a model but its configuration and its tokenizer."""
+    """A model with only a configuration and a tokenizer."""
     for name, text in (tokenizer_files() | {"config.json": "{}"}).items():
         (tmp_path / name).write_text(text, "utf-8")
     return str(tmp_path)
@@ -78,7 +78,7 @@ def test_it_drafts_for_a_target_of_another_vocabulary(vocabulary, other_target):
     assert draft.token_ids.max() < 350
 
 
-def test_by_default_it_is_refused_and_told_what_is_shared(other_target):
+def test_another_tokenizer_is_refused_and_the_error_shows_the_overlap(other_target):
     with pytest.raises(ConfigError) as refused:
         build_worker(DraftConfig(model="tiny", target=other_target, device="cpu"))
     assert "draft model tiny (4096 tokens, tokenizer " in str(refused.value)
@@ -93,7 +93,7 @@ def test_another_vocabulary_needs_the_targets_name():
 
 
 @pytest.mark.parametrize("config", [{"model": "tiny", "target": "tiny"}, {"proposer": "ngram", "target": "tiny"}])
-def test_where_none_is_needed_nothing_stands_around_it(config):
+def test_a_shared_vocabulary_needs_no_retokenizing_drafter(config):
     drafter = build_worker(DraftConfig(vocabulary="shared", device="cpu", **config))
     assert not isinstance(drafter.drafter, RetellingDrafter)
 
@@ -106,7 +106,7 @@ def test_a_target_without_a_tokenizer_is_named(tmp_path):
 
 @pytest.mark.parametrize(("width", "least"), [(8, 282), (2, 282), (20, 414)])
 def test_too_few_kv_slots_are_refused_with_the_fewest_that_do(width, least, capsys):
-    """With those, whatever it drafts at its start goes well."""
+    """With that number, all drafts at its start succeed."""
     options = {"model": "tiny", "device": "cpu", "width": width}
     with pytest.raises(
         ConfigError, match=rf"tiny has {least - 1} KV slots \(--kv-slots\); give at least {least}, or 0"

@@ -79,7 +79,7 @@ def test_a_verdict_that_surprises_starts_anew() -> None:
 
 
 @pytest.mark.parametrize("message", [verdict(2, [7]), verdict(9, [1]), verdict(3, [1], epoch=2)])
-def test_old_and_foreign_verdicts_change_nothing(message: Verdict) -> None:
+def test_old_and_foreign_verdicts_are_ignored(message: Verdict) -> None:
     """What is known already, what leaves a gap, and what is of another epoch is passed over."""
     drafter = make_drafter()
     drafter.handle(message)
@@ -95,7 +95,7 @@ def test_an_overlapping_verdict_adds_its_delta() -> None:
 
 
 def test_what_was_lost_is_sent_again() -> None:
-    """If verdict after verdict uses nothing of what was sent, the live nodes are sent under new ids."""
+    """If verdicts repeatedly use none of the sent nodes, the live nodes are sent under new ids."""
     drafter = make_drafter(max_tokens=1000)
     sent = passes(drafter, 12)
     text = toy_text(PROMPT, LOST_AFTER + 8)
@@ -143,7 +143,7 @@ def test_a_drafter_that_is_asked_for_more_than_there_can_be_is_silent() -> None:
     assert passes(drafter, 2)
 
 
-def test_a_synchronous_round_is_drafted_whatever_is_asked() -> None:
+def test_a_synchronous_round_is_always_drafted() -> None:
     """Its verifier waits for it."""
     drafter = make_drafter(max_tokens=1000, speculation=Speculation(mode="sync"))
     passes(drafter, 40)
@@ -152,7 +152,7 @@ def test_a_synchronous_round_is_drafted_whatever_is_asked() -> None:
 
 
 def test_the_floor_follows_the_minimum_acceptance_probability() -> None:
-    """Nothing less likely than the square of the minimum is sent."""
+    """No node below the square of the minimum is sent."""
     for min_accept_prob in (200, 500, 900):
         drafter = make_drafter(max_tokens=1000)
         drafter.handle(verdict(3, [49], min_accept_prob=min_accept_prob))
@@ -165,7 +165,7 @@ def test_the_floor_follows_the_minimum_acceptance_probability() -> None:
         assert min(reaches, default=0.0) >= 2 * np.log(min_accept_prob / 1000) - 1e-6
 
 
-def test_nothing_is_drafted_beyond_the_limit() -> None:
+def test_drafts_stop_before_the_token_limit() -> None:
     """The last token is the target's own; the one before it may be drafted."""
     drafter = make_drafter(max_tokens=3)
     sent = passes(drafter, 20)
@@ -175,7 +175,7 @@ def test_nothing_is_drafted_beyond_the_limit() -> None:
 
 
 def test_a_finished_or_released_session_is_forgotten() -> None:
-    """Nothing of it stays, in the drafter or the proposer."""
+    """The drafter and the proposer keep no state of it."""
     drafter = make_drafter()
     drafter.handle(Release(session_id=7, epoch=0))
     assert 7 in drafter.sessions
@@ -207,7 +207,7 @@ def test_other_messages_are_refused() -> None:
 
 
 def test_many_sessions_share_a_pass() -> None:
-    """Each session is expanded in the first pass, whatever the width."""
+    """Each session is expanded in the first pass, for any width."""
     drafter = make_drafter(width=2)
     for session_id in range(10, 20):
         drafter.handle(
@@ -223,7 +223,7 @@ def test_many_sessions_share_a_pass() -> None:
 
 
 def test_a_synchronous_round_is_sent_whole_and_awaits_its_verdict() -> None:
-    """One draft a round; nothing more until the verdict, and then from its root."""
+    """One draft per round. The drafter waits for the verdict and continues from its root."""
     drafter = make_drafter(speculation=Speculation(mode="sync", num_candidates=1, max_depth=4))
     (draft,) = passes(drafter, 10)
     assert draft.token_ids.tolist() == toy_text(PROMPT, 4)
@@ -236,8 +236,8 @@ def test_a_synchronous_round_is_sent_whole_and_awaits_its_verdict() -> None:
 SSD = Speculation(mode="jit", max_depth=3, fan_out_hit=(2, 1), fan_out_miss=(2, 1))
 
 
-def test_where_nothing_fits_a_chain_is_drafted_first_and_sent_whole() -> None:
-    """At the start and after each miss, whatever is asked for; beyond it, the drafter runs ahead."""
+def test_after_a_miss_a_chain_is_drafted_first_and_sent_whole() -> None:
+    """At the start and after each miss, for any requested size. Beyond it, the drafter runs ahead."""
     drafter = make_drafter(speculation=SSD, max_tokens=1000)
     first, *more = passes(drafter, 30)
     assert first.token_ids.tolist()[::2][:1] + first.token_ids.tolist()[2:] == toy_text(PROMPT, 3)
@@ -273,7 +273,7 @@ def test_a_chain_that_has_grown_and_was_not_sent_is_work() -> None:
     assert drafter.num_passes == num_passes
 
 
-def test_an_answer_that_has_nothing_to_say_is_sent() -> None:
+def test_an_empty_answer_is_sent() -> None:
     """The verifier waits for it: here the children are too unlikely to be sent."""
 
     class Doubtful(ToyProposer):
@@ -356,7 +356,7 @@ def test_a_distribution_travels_only_with_all_earlier_siblings() -> None:
 
 
 def test_drawn_nodes_are_learned_from_by_their_mask() -> None:
-    """A committed token that agrees with a node is no evidence that the node was accepted; the verdict's mask is."""
+    """A committed token that agrees with a node does not show that the node was accepted. The verdict's mask does."""
     drafter = make_drafter(strategy="probabilistic", fan_out=1, max_ahead=1)
     (draft,) = drafter.step()
     acceptance_stats = drafter.acceptance_stats["probabilistic"]
@@ -451,7 +451,7 @@ def test_a_step_is_its_verdicts_one_by_one() -> None:
 
 
 def test_one_verdict_of_a_step_that_cannot_be_taken_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its session is dropped; the others of the message go on, and the error is told."""
+    """Its session is dropped and the error reported. The others of the message continue."""
     drafter = make_drafter()
     drafter.handle(
         Assign(session_id=8, epoch=1, lane=0, prompt_len=2, params=SamplingParams(), token_ids=np.array([1, 2]))

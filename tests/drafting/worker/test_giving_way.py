@@ -1,5 +1,4 @@
-"""A draft worker's process gives way to all others, but not before the broker knows it: while it loads, it would
-starve."""
+"""A draft worker lowers its priority only after registration. Earlier, it would starve while it loads."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from specq.testing.toy_drafters import ToyProposer
 from specq.testing.waiting import wait_until
 
 
-def test_it_gives_way_once_it_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And only once, however often it is welcomed."""
+def test_it_lowers_its_priority_once_after_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only once, for any number of Welcome messages."""
     given: list[tuple[int, int]] = []  # the niceness, and how many welcomes there were
     hellos = count(1)
 

@@ -36,7 +36,7 @@ def test_a_static_tree_is_closed() -> None:
     assert grown(shape(tree=[[1], [0, 0, 1]])) == {(0,), (1,), (0, 0), (0, 0, 0), (0, 0, 1)}
 
 
-def test_the_drafters_own_bounds_hold_where_the_job_says_nothing() -> None:
+def test_the_drafters_bounds_are_the_default_of_a_job() -> None:
     """Best first, and never beyond the drafter's depth."""
     assert shape().max_depth == 32
     assert shape(max_depth=1000).max_depth == 32

@@ -25,7 +25,7 @@ def test_whole_numbers_are_no_whole_quotients() -> None:
 
 
 @given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=9))
-def test_nothing_brings_more(choices: list[tuple[float, float]]) -> None:
+def test_no_other_choice_has_more_goodput(choices: list[tuple[float, float]]) -> None:
     tokens, seconds = zip(*choices, strict=True)
     best, goodput = best_by_goodput(tokens, seconds)
     rates = [own / other for own, other in choices]
@@ -34,7 +34,7 @@ def test_nothing_brings_more(choices: list[tuple[float, float]]) -> None:
 
 
 @given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=9), st.floats(0.1, 10.0))
-def test_units_of_time_decide_nothing(choices: list[tuple[float, float]], factor: float) -> None:
+def test_units_of_time_do_not_change_the_choice(choices: list[tuple[float, float]], factor: float) -> None:
     tokens, seconds = (np.array(one) for one in zip(*choices, strict=True))
     best, goodput = best_by_goodput(tokens, seconds)
     again, scaled = best_by_goodput(tokens, factor * seconds)

@@ -14,7 +14,7 @@ PRIOR = 0.3, 0.3, 0.3
 
 
 def learned(num_pairs: int, true: np.ndarray = TRUE, ridge: Ridge | None = None, noise: float = 0.02) -> Ridge:
-    """Return what has learned from so many noisy pairs."""
+    """Return a model after a number of noisy pairs."""
     rng = np.random.default_rng(num_pairs)
     ridge = ridge or Ridge(PRIOR, memory=100.0, usual=0.05, cut=3.0)
     for _ in range(num_pairs):
@@ -79,7 +79,7 @@ def test_what_is_seen_no_more_is_known_less_and_less() -> None:
 
 @given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2), st.floats(-50, 50)), max_size=120), st.floats(0.01, 100))
 def test_no_weight_is_less_sure_than_at_first(pairs: list[tuple[float, float, float]], usual: float) -> None:
-    """Whatever is learned, and however noisy it is."""
+    """For any observations and any noise."""
     ridge = Ridge((0.3, 0.01), memory=2.0, usual=usual, cut=3.0)
     for a, b, y in pairs:
         ridge.learn(np.array([a, b]), y)
@@ -96,7 +96,7 @@ def test_pairs_that_are_noisy_by_themselves_say_less() -> None:
     assert noisy.deviation(x) > precise.deviation(x)
 
 
-def test_what_is_always_left_is_no_deviation() -> None:
+def test_a_constant_residual_is_not_a_deviation() -> None:
     """Of pairs that never fail, though old ones fade."""
     ridge, x = Ridge(PRIOR, memory=20.0, usual=0.05, cut=3.0), np.array([1.0, 0.0, 0.0])
     for _ in range(500):

@@ -44,7 +44,7 @@ def any_step(rng: np.random.Generator) -> tuple[StepKind, StepRows]:
 
 
 def served(num_steps: int, noise: float = 0.02, time: StepTime | None = None) -> StepTime:
-    """Return what has learned from so many steps of all kinds."""
+    """Return a model after a number of steps of all kinds."""
     time, rng = time or made(), np.random.default_rng(num_steps)
     for _ in range(num_steps):
         kind, rows = any_step(rng)
@@ -79,7 +79,7 @@ def test_before_any_step_all_is_as_it_was_measured() -> None:
     assert time.saved_s == 0.0
 
 
-def test_a_source_that_slows_steps_is_told_from_one_that_does_not() -> None:
+def test_a_source_that_slows_steps_is_distinguished() -> None:
     time = served(1000)
     plain, slow, harmless, both = (time.times(StepKind(one), np.array([16]), np.zeros(1))[0] for one in SOURCES)
     assert slow / plain == pytest.approx(1.09, abs=0.02)
@@ -127,7 +127,7 @@ def test_helped_steps_are_held_against_their_own_measurement() -> None:
     )
 
 
-def test_one_step_that_was_late_is_no_measurement() -> None:
+def test_one_late_step_is_not_a_measurement() -> None:
     time = served(500)
     before = expected_s(time, StepKind(), StepRows(16))
     time.learn(StepKind(), StepRows(16), 100.0)

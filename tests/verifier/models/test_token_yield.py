@@ -76,8 +76,8 @@ def test_levels_that_were_seen_are_counted() -> None:
     assert found.most == 3
 
 
-def test_a_round_without_a_draft_brings_nothing() -> None:
-    """It was drafted for, and nothing was verified: the first level was not reached."""
+def test_a_round_without_a_draft_yields_no_accepted_tokens() -> None:
+    """A draft was requested, and no node was verified: the first level was not reached."""
     found = TokenYield()
     for _ in range(100):
         found.learn(Judged(1, NO_NODES, NO_NODES, NO_NODES))
@@ -103,7 +103,7 @@ def test_a_level_that_was_not_asked_for_is_not_rejected() -> None:
 
 
 def test_older_rounds_fade() -> None:
-    """They are worth so many at most as are remembered, fewer steps of many rounds."""
+    """Their total weight is limited, and steps with many rounds count as fewer steps."""
     assert learned(3000, ALIKE).worth == pytest.approx(MEMORY, rel=0.02)
     many = learned(100, ALIKE, num_rounds=256)
     assert many.worth == pytest.approx(256 / (1 - np.exp(-1 / FEWEST_STEPS)), rel=0.02)
@@ -148,7 +148,7 @@ def test_noise_is_seldom_a_change(chance: float) -> None:
     assert sum(found.learn(drawn(rng, [chance] * 4)) for _ in range(4000)) <= 8
 
 
-def test_a_change_that_is_no_tenth_of_the_tokens_is_none() -> None:
+def test_a_change_below_a_tenth_of_the_tokens_is_ignored() -> None:
     """However evident with many rounds: tokens of a round, 1.02 and 1.06."""
     found = learned(400, [0.02], num_rounds=200)
     rng = np.random.default_rng(4)
@@ -174,7 +174,7 @@ def test_silence_fades_what_counts_are_worth_and_not_what_they_say() -> None:
 
 
 def test_what_was_worth_less_stays_so() -> None:
-    """A source of which nothing is known is silent, too."""
+    """An unknown source is silent, too."""
     found = TokenYield()
     found.pass_by()
     assert found.worth == 0.0

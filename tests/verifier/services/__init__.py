@@ -4,7 +4,7 @@
     python -m tests.verifier.services --set build --before docs/results/services_build.json --out new.json
 
     service, draw     a service as a value, and the distribution: a pure function of a seed
-    texts             what the target says, and what each source foresees of it
+    texts the output of the target, and what each source foresees of it
     engine, drafters, traffic   the target's device, what drafts, and when jobs begin
     serving           a real verifier in the midst of these: its controller decides, or a choice stays
     candidates        the fixed choices that are worth a comparison

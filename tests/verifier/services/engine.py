@@ -64,7 +64,7 @@ class ServiceEngine:
         self._stalls = service.stall_times
 
     def curve(self) -> StepCurve:
-        """Return what the verifier is told of steps at the start."""
+        """Return the step times that the verifier gets at the start."""
         return StepCurve([*CURVE_ROWS], self.step_times(CURVE_ROWS))
 
     def open(self, session_id: int, token_ids: Int32Array, owner: str = "") -> int:

@@ -73,7 +73,7 @@ class Source:
     num_workers: int
 
     def draft_s(self, num_sessions: int, depth: int) -> float:
-        """Return the seconds of a round for so many sessions."""
+        """Return the seconds of a round for a number of sessions."""
         seconds = (self.round_ms + self.session_ms * (num_sessions - 1)) / 1000
         return seconds * depth if self.name == COLOCATED else seconds
 

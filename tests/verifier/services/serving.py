@@ -1,6 +1,6 @@
 """A service served by a real verifier on a virtual clock: by its controller, or by a choice that stays.
 
-The verifier is told and asked by messages and settings alone, so that any controller can be judged.
+The test uses only messages and settings of the verifier, so that any controller can be judged.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class Traffic:
 
     def __init__(self, service: Service) -> None:
         self._service, self._random = service, Random(service.seed)
-        self._ready: list[float] = []  # when clients send their next job, of those that wait
+        self._ready: list[float] = []  # when each waiting client sends its next job
         self._num_clients = self._num_waves = self._phase = 0
         self._next_wave: float | None = 0.0
         if service.arrivals not in WAVES:
@@ -23,7 +23,7 @@ class Traffic:
 
     @property
     def next_at(self) -> float:
-        """When the next job begins, if nothing ends before."""
+        """When the next job begins, if no job ends before."""
         if self._service.arrivals in WAVES:
             return self._next_wave if self._next_wave is not None else float("inf")
         return self._ready[0] if self._ready else float("inf")

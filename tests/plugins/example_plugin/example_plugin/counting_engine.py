@@ -86,7 +86,7 @@ class CountingEngine:
         return [0.001 + 0.00001 * size for size in sizes]
 
     def shutdown(self) -> None:
-        """Nothing to do."""
+        """Release no resources: the engine has none."""
 
 
 def _matching(tree: Tree, token: int, following: Any) -> list[int]:
