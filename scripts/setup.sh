@@ -52,7 +52,7 @@ torch_index() {
 
 make_venv() {
   if have uv; then
-    uv venv --quiet --clear --python "$1" "$venv"
+    uv venv --quiet --seed --clear --python "$1" "$venv"
   elif ! "$1" -m venv --clear "$venv"; then
     say "$1 cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv (or install uv)"
     return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -52,6 +53,8 @@ def command(
     asked = {"limit": limit, "max_tokens": max_tokens, "temperature": TEMPERATURE, "against": against, "model": model}
     asked |= {"dtype": dtype, "engine_options": list(engine_options)} if against == "vllm" else {}
     report.update(settings=asked)
+    if against == "vllm" and find_spec("vllm") is None:
+        raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
     ways = {
         "generate": lambda: _read(limit, max_tokens, "tiny", is_tiny=True),
         "transformers": lambda: _read(limit, max_tokens, model),

@@ -39,7 +39,7 @@ JOB_ID = _JobId(1, 2**63 - 1)
 
 
 @click.command()
-@click.argument("job_ids", type=JOB_ID, nargs=-1, metavar="JOB...")
+@click.argument("job_ids", type=JOB_ID, nargs=-1, metavar="[JOB]...")
 @click.option("--all", "fetch_all", is_flag=True, help="Print the results of all finished jobs.")
 @click.option("--wait", is_flag=True, help="Wait for running jobs.")
 @click.option(

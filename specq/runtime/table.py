@@ -40,6 +40,8 @@ def how_to_install(package: str) -> str:
     """Return the message for a package that is not installed."""
     extra = EXTRAS.get(package)
     hint = f"; in a clone of specq: .venv/bin/pip install -e '.[{extra}]'" if extra else ""
+    if extra == "vllm":  # it brings its own torch
+        hint = f"; in a clone of specq: python3 -m venv .venv-vllm && .venv-vllm/bin/pip install -e '.[{extra}]'"
     return f"this needs {package}, which is not installed{hint}"
 
 

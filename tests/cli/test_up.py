@@ -66,7 +66,8 @@ def test_a_package_that_an_engine_lacks_is_named_before_anything_is_started(monk
     done = run(*arguments, *address)
     assert done.exit_code == 2
     assert done.stderr == (
-        "specq: this needs vllm, which is not installed; in a clone of specq: .venv/bin/pip install -e '.[vllm]'\n"
+        "specq: this needs vllm, which is not installed; in a clone of specq: "
+        "python3 -m venv .venv-vllm && .venv-vllm/bin/pip install -e '.[vllm]'\n"
     )
 
 
