@@ -47,10 +47,8 @@ def advise(
         said = [f"Fix the problems above, then start it: {command(at, '')}"]
     elif predictions and disturbed:
         said = [_undecided(at, disturbed)]
-    elif predictions:
-        said = list(_by_load(at, predictions))
     else:
-        said = [] if at.runs_here else [f"Start it: {command(at, '')}"]
+        said = list(_by_load(at, predictions)) if predictions else [f"Start it: {command(at, '')}"]
     if at.runs_here:
         said.append(
             f"specq is already running here ({at.runs_here}; see specq status). A second one would "

@@ -168,7 +168,7 @@ def test_what_a_verifier_uses_and_why_is_said_in_a_sentence(reason, other, said)
     decided = DraftDecision(9, 4, reason, Choice(frozenset({COLOCATED})), 30.0, other, 20.0).numbers()
     lines = in_use(80, choices=CHOICES, decided=decided)
 
-    assert all(line.startswith("v ") for line in lines)
+    assert [line[:2] for line in lines] == ["v ", *["  "] * (len(lines) - 1)], "the name stands in the first line"
     assert " ".join(line[1:].strip() for line in lines) == (
         f"drafts from draft model in the verifier: 41.2 tokens/s expected, plain decoding 28.0{said}"
     )
