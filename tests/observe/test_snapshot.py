@@ -164,7 +164,7 @@ def in_use(width: int = 0, **metrics: object) -> list[str]:
     ],
 )
 def test_what_a_verifier_uses_and_why_is_said_in_a_sentence(reason, other, said):
-    """As expected now, whatever was when it was decided; each line with the verifier's name, and none is cut."""
+    """With present forecasts, also for an old decision. The first line has the name of the verifier; no line is cut."""
     decided = DraftDecision(9, 4, reason, Choice(frozenset({COLOCATED})), 30.0, other, 20.0).numbers()
     lines = in_use(80, choices=CHOICES, decided=decided)
 
