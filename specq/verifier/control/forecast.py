@@ -167,7 +167,7 @@ class Forecast:
     def _learn_ratio(self, used: Sources, step: Step) -> None:
         """Learn how many tokens these sources bring together, relative to their forecast."""
         tokens, _ = self._rounds(sorted(used), step.num_sessions, is_unread=False)
-        foreseen = float(tokens[min(step.depth, NUM_LEVELS)])
+        foreseen = float(tokens[step.depth])
         keep = math.exp(-min(step.num_sessions / RATIO_MEMORY, 1 / RATIO_STEPS))
         brought, expected = self._brought(used)
         brought, expected = keep * brought + step.num_tokens, keep * expected + step.num_sessions * foreseen

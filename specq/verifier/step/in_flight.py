@@ -2,8 +2,7 @@
 
 An engine that overlaps can launch the next step before the last one is collected. It does so if the last step can be
 *followed*. Two conditions must hold. Each session of the step takes one token that only the device knows, and no draft.
-And the next step does not wait for drafts (`specq.verifier.control.waiting`), or for the host
-(`specq.verifier.control.early_steps`).
+And the next step does not wait for drafts, or for the host (`Controller.awaits`).
 
 If a session has ended meanwhile, its row in the next step is wasted. Its output is discarded. An error at collection
 also costs the step that was launched behind: it is discarded. The failed step is repeated with some of its sessions.
