@@ -22,6 +22,7 @@ from specq.protocol import (
     DRAFT_WORKER,
     DRAFTED,
     EAGLE,
+    GRAMMAR,
     LOOKAHEAD,
     LOOKUP,
     MEDUSA,
@@ -52,6 +53,7 @@ _COLOURS = {
     SUFFIX: "bright_blue",
     MEDUSA: "bright_magenta",
     EAGLE: "bright_cyan",
+    GRAMMAR: "bright_black",
 }  # of accepted drafts, by source; others are green
 MARKS = {  # one for each name of `specq.protocol.ORIGINS`
     **{name: TextMark(f"accepted: {SHOWN[name]}", _COLOURS.get(name, "green")) for name in ORIGINS if name in SHOWN},

@@ -3,6 +3,7 @@
 - `arrays`: types of arrays, for all of specq.
 - `types`: draft trees, steps, judgements, models.
 - `params`: the options of a job.
+- `grammars`: the grammars of jobs, and their form as a parameter.
 - `activations`: the wire form of hidden states for drafters.
 - `step_output`: what a step returns beside judgements.
 - `explanation`: the fate of draft nodes, for a job that asks for it.
@@ -81,6 +82,7 @@ from specq.protocol.errors import (
 )
 from specq.protocol.explanation import Explanation, RejectedDraft, RoundTime, read_rejected
 from specq.protocol.field_checks import MOST_LEVELS, is_too_deep
+from specq.protocol.grammars import GRAMMAR_KINDS, grammar_capability, grammar_kind
 from specq.protocol.layout import MAX_ARRAY
 from specq.protocol.logprob_record import LogprobRecord
 from specq.protocol.messages import (
@@ -128,6 +130,8 @@ from specq.protocol.origins import (
     DRAFTED,
     EAGLE,
     EAGLE_LANE,
+    GRAMMAR,
+    GRAMMAR_LANE,
     LANES,
     LEAST_OWN_LANE,
     LOOKAHEAD,
@@ -200,6 +204,9 @@ __all__ = [
     "EAGLE",
     "EAGLE_LANE",
     "FINAL",
+    "GRAMMAR",
+    "GRAMMAR_KINDS",
+    "GRAMMAR_LANE",
     "ID",
     "INT8",
     "LABEL",
@@ -331,6 +338,8 @@ __all__ = [
     "ends_of_parts",
     "fits",
     "from_bf16",
+    "grammar_capability",
+    "grammar_kind",
     "in_version_of",
     "is_too_deep",
     "known_names",

@@ -289,6 +289,7 @@ MAX_LOGPROBS = 20
 MAX_CANDIDATES = 64  # children of one node, and levels of a shape
 MAX_STOPS, MAX_STOP_LENGTH = 64, 256  # a text may hold back at most this many characters
 MAX_LISTED = 16_384  # more than a message can hold
+MAX_GRAMMAR = 65_536  # characters of a grammar as JSON
 MODES = ("async", "sync", "plain", "jit")
 
 _SHARE = Range(0, 1, "in [0, 1]")
@@ -323,6 +324,7 @@ SAMPLING: dict[str, Bound] = {
     "bad_token_ids": Items(
         Items(_TOKEN, MAX_LISTED, "token ids", least=1), MAX_LISTED, "non-empty sequences of token ids"
     ),
+    "grammar": Text(MAX_GRAMMAR),
 }
 
 SPECULATION: dict[str, Bound] = {

@@ -21,6 +21,7 @@ from specq.protocol.bounds import (
     shown,
 )
 from specq.protocol.errors import JobError
+from specq.protocol.grammars import grammar_text
 
 MAX_SEED = MAX_INT64
 MAX_DIGITS = 20  # of a token id as a string
@@ -34,6 +35,7 @@ KINDS = {  # the types of fields in a user's words
     "tuple[tuple[int, ...], ...]": "a list of lists of whole numbers",
     "tuple[tuple[int, float], ...]": "an object of numbers by token id, or a list of such pairs",
 }
+GrammarText = str  # see `specq.protocol.grammars`
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Values:
         """
         cls.check_names(values)
         known = _fields(cls)
-        given = {name: _coerce(name, value, str(known[name].type)) for name, value in values.items()}
+        given = {name: _read(name, value, str(known[name].type)) for name, value in values.items()}
         return cls(**given).check(given)  # defaults are within their bounds
 
 
@@ -158,6 +160,8 @@ class SamplingParams(Values):
       negative one.
     - logit_bias: pairs (token id, value added to its logit).
     - bad_token_ids: sequences of token ids that are never completed.
+    - grammar: the JSON text of the grammar that the text follows, see `specq.protocol.grammars`. Users may give the
+      object.
     """
 
     LABEL: ClassVar[str] = "sampling parameter"
@@ -182,6 +186,7 @@ class SamplingParams(Values):
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: GrammarText = ""
 
     def __post_init__(self) -> None:
         """Set a greedy temperature to exactly 0, which judges and drafters test for."""
@@ -277,6 +282,11 @@ def _or_zero(temperature: float) -> float:
 
 def _misfit(name: str, value: object, allowed: str) -> JobError:
     return JobError(f"{name} is {shown(value)}, but must be {allowed}", field=name)
+
+
+def _read(name: str, value: Any, annotation: str) -> Any:
+    """Check one JSON value against the field's annotation."""
+    return grammar_text(value) if annotation == "GrammarText" else _coerce(name, value, annotation)
 
 
 def _coerce(name: str, value: Any, annotation: str) -> Any:
