@@ -9,10 +9,14 @@ A grammar is a JSON object with one key that names its kind:
 - choice: a list of texts, one of which is the text.
 - lark: a grammar in llguidance's form of Lark.
 - structural_tag: {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}. Free text, in which each trigger
-  begins one of the structures. `"required": true` beside it asks for at least one, and `"most": n` allows at most n.
+  begins one of the structures. A structure may have its own `strict`. `"required": true` beside it asks for one or more
+  structures and nothing else, and `"most": n` allows at most n.
 
 `"after": text` beside the kind lets the grammar begin behind the first occurrence of this text. The text before it is
-free. Models that think end their thoughts with such a text.
+free. Models that think end their thoughts with such a text. With `"opens": text` too, only a text that begins with this
+one has a part before the grammar.
+
+A fixed text may contain special tokens of the tokenizer, in their spelling.
 
 Jobs carry a grammar as the JSON text of this object. The order of its keys is kept, since a schema's properties are
 written in their order.
@@ -54,7 +58,9 @@ def _is_structures(value: Any) -> bool:
 
 
 def _is_structure(value: Any, triggers: list[str]) -> bool:
-    if not isinstance(value, dict) or value.keys() != {"begin", "schema", "end"}:
+    if not isinstance(value, dict) or value.keys() - {"strict"} != {"begin", "schema", "end"}:
+        return False
+    if type(value.get("strict", True)) is not bool:
         return False
     begin, end = value["begin"], value["end"]
     is_triggered = isinstance(begin, str) and any(begin.startswith(trigger) for trigger in triggers)
@@ -78,6 +84,7 @@ _OPTIONS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool], str]] = {
     "required": (("structural_tag",), lambda value: type(value) is bool, "true or false"),
     "most": (("structural_tag",), lambda value: type(value) is int and 1 <= value <= 1024, "a number from 1 to 1024"),
     "after": (GRAMMAR_KINDS, lambda value: _is_text(value) and len(value) <= 64, "a text of 1 to 64 characters"),
+    "opens": (GRAMMAR_KINDS, lambda value: _is_text(value) and len(value) <= 64, "a text of 1 to 64 characters"),
 }
 
 
@@ -109,6 +116,8 @@ def grammar_text(value: Any) -> str:
         raise _wrong(f"grammar: {kind} is {shown(found[kind])}, but must be {allowed}")
     for name in found.keys() - {kind}:
         _check_option(kind, name, found[name])
+    if "opens" in found and "after" not in found:
+        raise _wrong("grammar has opens without after, the text that ends the part before the grammar")
     text = _dumped({kind: found[kind]} | found)
     if len(text) > MAX_GRAMMAR:
         raise _wrong(f"grammar has {len(text)} characters as JSON, but must have at most {MAX_GRAMMAR}")

@@ -26,6 +26,7 @@ from specq.verification.device_tokens import (
 from specq.verification.host_kernels import ROW, Rows, make_rows
 from specq.verification.interface import Strategy
 from specq.verification.judgements import CORRECTION, Judgements, ends_of, places_in_runs, starts_of
+from specq.verification.masks import Masks, ReadyMasks
 from specq.verification.seeds import derived_seed
 from specq.verification.step_batch import NO_SCORES, WITH_LOGPROBS, Extra, StepBatch, traits_of
 
@@ -74,6 +75,8 @@ __all__ = [
     "DeviceTokens",
     "Extra",
     "Judgements",
+    "Masks",
+    "ReadyMasks",
     "Rows",
     "StepBatch",
     "Strategy",

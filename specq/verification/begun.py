@@ -21,6 +21,7 @@ from specq.verification.devices import target_rows
 from specq.verification.host_kernels import Rows
 from specq.verification.judge import judge_each
 from specq.verification.judgements import Judgements
+from specq.verification.masking import mask
 from specq.verification.packing import Packed, Placed, pack, place
 from specq.verification.processors import shaped
 from specq.verification.sampling import BegunLogprobs
@@ -162,7 +163,13 @@ class Judging:
 def begin(steps: Sequence[SessionStep], logits: torch.Tensor) -> Judging:
     """Begin to judge. Arguments as for `judge_each`."""
     judged = StepBatch.of(steps).judged()
-    if not len(judged) or not follows_own(judged):
+    if not len(judged):
+        return Judging(judged, logits, None)
+    if judged.masks is not None:
+        if judged.drafted is not None:  # masks follow from tokens that the host has not read
+            return Judging(judged, logits, None)
+        mask(place(judged), logits)  # while the device computes
+    if not follows_own(judged):
         return Judging(judged, logits, None)
     try:
         return Judging(judged, logits, _begun(judged, logits))

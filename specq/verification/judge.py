@@ -26,6 +26,7 @@ from specq.verification.devices import check_alive, target_rows
 from specq.verification.drafting import HASHED
 from specq.verification.interface import Draws
 from specq.verification.judgements import Judgements
+from specq.verification.masking import mask
 from specq.verification.packing import JudgedStep, Placed, place
 from specq.verification.processors import shaped
 from specq.verification.sampling import logprobs
@@ -43,6 +44,7 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     assert logits.shape[0] == placed.num_rows
     if logits.is_mps:  # it lacks float64, which noise and distributions need
         logits = logits.cpu()
+    mask(placed, logits)
     if not np.count_nonzero(placed.batch.traits):
         return judge_shaped(placed, logits, draws)
     with shaped(placed, logits) as rows:
@@ -95,7 +97,7 @@ def judge_each(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws 
     except Exception as error:  # noqa: BLE001 - any error: the session at fault is found and reported
         check_alive(logits.device)
         if len(judged) == 1:
-            return Judgements.of([_judge_alone(judged[0], logits, draws, error)])
+            return Judgements.of([_judge_alone(judged, logits, draws, error)])
     middle = len(judged) // 2
     first, second = judged[:middle], judged[middle:]
     num_rows = middle + int(first.num_nodes.sum())
@@ -103,11 +105,13 @@ def judge_each(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws 
     return Judgements.of([judgement for part in parts for judgement in part])
 
 
-def _judge_alone(step: SessionStep, logits: torch.Tensor, draws: Draws, error: Exception) -> Judgement:
-    """Judge a step for which `judge` raised this error, without its invalid rows. Or return what is wrong."""
+def _judge_alone(judged: StepBatch, logits: torch.Tensor, draws: Draws, error: Exception) -> Judgement:
+    """Judge the one step for which `judge` raised this error, without its invalid rows. Or return what is wrong."""
     logits = logits.cpu() if logits.is_mps else logits  # as in `judge`
+    step = judged[0]
     try:
-        placed = place([step])
+        placed = place(judged)
+        mask(placed, logits)
         with shaped(placed, logits) as rows:
             highest = rows.amax(-1)  # a NaN is the largest of all
             is_bad = ~highest.isfinite()
@@ -121,7 +125,8 @@ def _judge_alone(step: SessionStep, logits: torch.Tensor, draws: Draws, error: E
     if not len(bad):
         return judgement
     row = int(bad[0])
-    return _faulty(step, _fault_of_row(placed[0], logits, row, float(highest[row])), error)
+    fault = _fault_of_mask(placed, row) or _fault_of_row(placed[0], logits, row, float(highest[row]))
+    return _faulty(step, fault, error)
 
 
 def _fault_of(error: Exception) -> Fault:
@@ -130,13 +135,23 @@ def _fault_of(error: Exception) -> Fault:
     return Fault(f"the session cannot be judged: {type(error).__name__}: {error}")
 
 
+def _fault_of_mask(steps: Placed, row: int) -> Fault | None:
+    """Return why the grammar of one step allows no token in a row. None: it allows some, or there is none."""
+    masks, (session_id,) = steps.batch.masks, steps.batch.session_ids
+    words = {} if masks is None else masks.of(steps.batch)
+    if masks is None or 0 not in words or words[0][row].any():
+        return None
+    reason = masks.reason(session_id) or "the grammar allows no token there, and no end"
+    return Fault(f"{reason}; position {steps[0].row_positions()[row]}")
+
+
 def _fault_of_row(judged: JudgedStep, logits: torch.Tensor, row: int, highest: float) -> Fault:
     """Return what is wrong with a row of a step, given its plain logits and the highest of its shaped ones."""
     position = judged.row_positions()[row]
     if not bool(logits[row].amax().isfinite()):
         return Fault(f"the target's logits are not finite numbers at position {position}", retry=True)
     if highest == -torch.inf:
-        causes = "bad_token_ids, min_tokens and logit_bias"
+        causes = "bad_token_ids, min_tokens, logit_bias and grammar"
         return Fault(f"every token is banned at position {position}: {causes} leave none")
     causes = "repetition_penalty, presence_penalty, frequency_penalty and logit_bias"
     return Fault(f"the logits overflow at position {position}: {causes} are too extreme together")

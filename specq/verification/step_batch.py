@@ -34,6 +34,7 @@ from specq.protocol import (
 from specq.verification.device_tokens import DeviceTokens, known_parents, known_tokens
 from specq.verification.host_kernels import Rows, make_rows
 from specq.verification.judgements import ends_of, starts_of
+from specq.verification.masks import Masks
 
 # What a session's parameters need from judging beside tokens: traits. Several may be set.
 SHAPED, WITH_LOGPROBS = 1, 2
@@ -76,6 +77,7 @@ class StepBatch(Sequence[SessionStep]):
     - `drafted`: None, or the tokens for which handles stand in `token_ids`. The host may not have read these drafted
       tokens yet. It may not have read their parents either. Then any node of the parent's level stands for the parent
       in `parents`.
+    - `masks`: those of sessions with a grammar. None if no session has one.
     """
 
     def __init__(
@@ -95,8 +97,9 @@ class StepBatch(Sequence[SessionStep]):
         extras: Mapping[int, Extra] | None = None,
         fed_by: Int32Array | None = None,
         drafted: DeviceTokens | None = None,
+        masks: Masks | None = None,
     ) -> None:
-        self.fed_by, self.drafted = fed_by, drafted
+        self.fed_by, self.drafted, self.masks = fed_by, drafted, masks
         self.session_ids, self.params, self.sampling, self.traits = session_ids, params, sampling, traits
         self.starts, self.num_tokens, self.is_judged, self.token_ids = starts, num_tokens, is_judged, token_ids
         self.num_nodes, self.parents, self.scores, self.extras = num_nodes, parents, scores, extras or {}
@@ -197,6 +200,7 @@ class StepBatch(Sequence[SessionStep]):
             extras={i: self.extras[place] for i, place in enumerate(which) if place in self.extras},
             fed_by=None if self.fed_by is None else self.fed_by[places],
             drafted=self.drafted,
+            masks=self.masks,
         )
 
     @property

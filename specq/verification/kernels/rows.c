@@ -286,4 +286,19 @@ int specq_draw(const float *logits, long stride, int vocab, int num, const Row *
     return 0;
 }
 
+/* Set the logits of forbidden tokens to -inf in the rows [num], with masks words [num][num_words]: a bit for each token. */
+void specq_mask(float *logits, long stride, int vocab, int num, const int64_t *rows, const uint32_t *words,
+                long num_words) {
+    for (int n = 0; n < num; n++) {
+        float *row = logits + rows[n] * stride;
+        const uint32_t *own = words + n * num_words;
+        for (int first = 0; first < vocab; first += 32) {
+            const uint32_t word = own[first >> 5];
+            const int end = vocab - first < 32 ? vocab - first : 32;
+            if (word == 0xFFFFFFFFu) continue;
+            for (int i = 0; i < end; i++) row[first + i] = word >> i & 1 ? row[first + i] : -INFINITY;
+        }
+    }
+}
+
 #include "guess.h"

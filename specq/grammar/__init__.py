@@ -1,0 +1,10 @@
+"""Grammars of jobs at the verifier: built by llguidance, followed by the transcript, applied as masks.
+
+- `forms`: a grammar's text to llguidance's.
+- `session_grammar`: the grammar of one session: what its transcript allows next.
+- `step_masks`: the masks of a step's sessions, for the judge.
+
+Input: the JSON text of a grammar (`specq.protocol.grammars`), the tokenizer, committed tokens, draft trees. Output:
+masks, forced tokens, and where a text ends. A verifier without llguidance or tokenizer serves no grammars. To add a
+kind, add a line in `specq.protocol.grammars` and one in `forms`.
+"""

@@ -1,0 +1,71 @@
+"""Applies the masks of grammars (`specq.verification.masks`) to logits, on any device."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from specq.protocol import Float32Array, Int32Array, Int64Array
+from specq.runtime import resolve
+from specq.verification import cuda_rows, host_kernels
+from specq.verification.gpu_kernels import KERNELS
+from specq.verification.packing import Placed
+from specq.verification.transfers import to_device
+
+BLOCK, SPLITS = 1024, 8
+
+
+@torch.inference_mode()  # the logits may be inference tensors
+def mask(steps: Placed, logits: torch.Tensor) -> None:
+    """Set the logits [rows, vocab] of forbidden tokens to -inf, for the steps with a grammar.
+
+    On a device this starts the work and does not wait.
+    """
+    masks = steps.batch.masks
+    found = {} if masks is None else masks.of(steps.batch)
+    if not found:
+        return
+    firsts = steps.first_rows.tolist()
+    rows = np.concatenate([firsts[i] + np.arange(len(own), dtype=np.int64) for i, own in found.items()])
+    mask_rows(logits, rows, np.concatenate([*found.values()]))
+
+
+def mask_rows(logits: torch.Tensor, rows: Int64Array, words: Int32Array) -> None:
+    """Set the logits of forbidden tokens to -inf, in the rows i64[n] with masks i32[n, words]."""
+    if logits.is_cpu and logits.dtype == torch.float32 and logits.stride(-1) == 1:
+        _mask_on_host(logits.numpy(), rows, np.ascontiguousarray(words))
+    elif logits.is_cuda and logits.stride(-1) == 1 and cuda_rows.is_available():
+        _mask_on_gpu(logits, rows, words)
+    else:
+        bits = np.unpackbits(words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+        index = to_device(rows, logits.device)
+        is_forbidden = to_device(bits == 0, logits.device)
+        logits.index_copy_(0, index, logits.index_select(0, index).masked_fill(is_forbidden, -torch.inf))
+
+
+def _mask_on_host(logits: Float32Array, rows: Int64Array, words: Int32Array) -> None:
+    library, vocab = host_kernels.kernels(), logits.shape[1]
+    if library is not None:
+        pointers = (ctypes.c_void_p(rows.ctypes.data), ctypes.c_void_p(words.ctypes.data))
+        shape = ctypes.c_long(logits.strides[0] // 4), vocab, len(rows)
+        library.specq_mask(ctypes.c_void_p(logits.ctypes.data), *shape, *pointers, ctypes.c_long(words.shape[1]))
+        return
+    for row, own in zip(rows.tolist(), words, strict=True):
+        bits = np.unpackbits(own.view(np.uint8), count=vocab, bitorder="little")
+        np.copyto(logits[row], np.float32(-np.inf), where=bits == 0)
+
+
+@cache
+def _kernel() -> Any:
+    return resolve("kernel", KERNELS, "mask")
+
+
+def _mask_on_gpu(logits: torch.Tensor, rows: Int64Array, words: Int32Array) -> None:
+    sent = to_device(np.concatenate((rows.astype(np.int32), words.ravel())), logits.device)
+    with torch.cuda.device(logits.device):
+        grid = len(rows), SPLITS
+        _kernel()[grid](logits, logits.stride(0), logits.shape[1], len(rows), words.shape[1], sent, BLOCK=BLOCK)
