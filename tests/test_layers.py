@@ -23,8 +23,9 @@ PACKAGES = {
     "text": ("protocol", "checkpoints"),
     "journal": ("protocol", "runtime"),
     "verification": ("protocol", "runtime"),
+    "grammar": ("protocol", "runtime", "verification"),
     "engines": ("protocol", "config", "runtime", "checkpoints", "text", "verification"),
-    "verifier": ("protocol", "config", "runtime", "text", "verification", "engines"),
+    "verifier": ("protocol", "config", "runtime", "text", "verification", "grammar", "engines"),
     "drafting": ("protocol", "config", "runtime", "checkpoints", "text", "verification", "engines", "verifier"),
     "proposers": ("verification", "verifier", "drafting"),  # the former name of drafting
     "broker": ("protocol", "config", "transport", "journal", "verification"),
@@ -35,7 +36,7 @@ PACKAGES = {
     "training": ("protocol", "checkpoints", "text", "engines", "drafting"),
     "simulate": ("protocol", "runtime", "drafting", "verifier", "broker"),
     "processes": (
-        *("protocol", "config", "runtime", "models", "transport", "text", "engines", "drafting"),
+        *("protocol", "config", "runtime", "models", "transport", "text", "grammar", "engines", "drafting"),
         *("verifier", "broker", "client", "gateway"),
     ),
     "samples": ("protocol", "models", "text", "client"),

@@ -8,3 +8,8 @@ Input: the JSON text of a grammar (`specq.protocol.grammars`), the tokenizer, co
 masks, forced tokens, and where a text ends. A verifier without llguidance or tokenizer serves no grammars. To add a
 kind, add a line in `specq.protocol.grammars` and one in `forms`.
 """
+
+from specq.grammar.session_grammar import SessionGrammar
+from specq.grammar.step_masks import StepMasks
+
+__all__ = ["SessionGrammar", "StepMasks"]

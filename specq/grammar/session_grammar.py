@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_FORCED = 32  # forced tokens that are drafted at a time
 
 
-class Path(Enum):
+class Reached(Enum):
     """What a grammar says of the path to a node."""
 
     FORBIDDEN = auto()
@@ -78,7 +78,7 @@ class SessionGrammar:
 
         A negative token is not known yet, and counts as allowed with all that follows it.
         """
-        found = [path is not Path.FORBIDDEN for path in self._walk(token_ids, parents)]
+        found = [path is not Reached.FORBIDDEN for path in self._walk(token_ids, parents)]
         return np.array(found, np.bool_)
 
     def fill(self, token_ids: Sequence[int], parents: Sequence[int], masks: Int32Array) -> None:
@@ -90,7 +90,7 @@ class SessionGrammar:
         rows = [0]
         self._mask(masks[0])
         for row, path in enumerate(self._walk(token_ids, parents), 1):
-            if path is Path.OPEN:
+            if path is Reached.OPEN:
                 self._mask(masks[row])
                 rows.append(row)
         self._close(masks, rows)
@@ -118,35 +118,35 @@ class SessionGrammar:
             own[:] = 0
         masks[rows] = own
 
-    def _walk(self, token_ids: Sequence[int], parents: Sequence[int]) -> Iterator[Path]:
+    def _walk(self, token_ids: Sequence[int], parents: Sequence[int]) -> Iterator[Reached]:
         """Yield for each node what its path is. Where that is OPEN, the matcher is behind the node meanwhile."""
         depths = [0] * len(token_ids)
-        paths: list[Path] = []
+        paths: list[Reached] = []
         followed: list[int] = []  # the nodes behind which the matcher is
         for node, (token, parent) in enumerate(zip(token_ids, parents, strict=True)):
             depths[node] = depths[parent] + 1 if parent >= 0 else 1
-            path = Path.OPEN if parent < 0 else paths[parent]
-            if path is Path.ENDED:
-                path = Path.FORBIDDEN
-            elif path is Path.OPEN and token < 0:
-                path = Path.UNKNOWN
-            elif path is Path.OPEN:
+            path = Reached.OPEN if parent < 0 else paths[parent]
+            if path is Reached.ENDED:
+                path = Reached.FORBIDDEN
+            elif path is Reached.OPEN and token < 0:
+                path = Reached.UNKNOWN
+            elif path is Reached.OPEN:
                 self._return_to(parent, followed, depths, token_ids, parents)
                 path = self._step(token)
-                if path is not Path.FORBIDDEN and token not in self._ends:
+                if path is not Reached.FORBIDDEN and token not in self._ends:
                     followed.append(node)
             paths.append(path)
             yield path
         if followed:
             self._matcher.rollback(len(followed))
 
-    def _step(self, token: int) -> Path:
+    def _step(self, token: int) -> Reached:
         """Follow a token if the grammar allows it. A token that ends the text is not followed."""
         if token in self._ends:
-            return Path.ENDED if self._matcher.is_accepting() else Path.FORBIDDEN
+            return Reached.ENDED if self._matcher.is_accepting() else Reached.FORBIDDEN
         if not self._matcher.try_consume_tokens([token]):
-            return Path.FORBIDDEN
-        return Path.ENDED if self._matcher.is_stopped() else Path.OPEN
+            return Reached.FORBIDDEN
+        return Reached.ENDED if self._matcher.is_stopped() else Reached.OPEN
 
     def _return_to(
         self, node: int, followed: list[int], depths: list[int], token_ids: Sequence[int], parents: Sequence[int]

@@ -8,10 +8,10 @@ import numpy as np
 
 from specq.grammar.session_grammar import SessionGrammar
 from specq.protocol import Int32Array
-from specq.verification import Masks, ReadyMasks, StepBatch
+from specq.verification import StepBatch, TokenMasks
 
 
-class StepMasks(Masks):
+class StepMasks(TokenMasks):
     """The masks of sessions with these grammars, by session id, in one step.
 
     They follow the transcripts as these are when the judge asks. That is after the step before has been committed, and
@@ -24,7 +24,7 @@ class StepMasks(Masks):
         self._reasons: dict[int, str] = {}
 
     def of(self, judged: StepBatch) -> Mapping[int, Int32Array]:
-        """See `Masks`."""
+        """See `TokenMasks`."""
         found = {}
         for i, session_id in enumerate(judged.session_ids):
             grammar = self._grammars.get(session_id)
@@ -38,17 +38,14 @@ class StepMasks(Masks):
     def _made(self, session_id: int, grammar: SessionGrammar, judged: StepBatch, place: int) -> Int32Array:
         tree = judged[place].tree if judged.num_nodes[place] else None
         masks = np.empty((1 + (0 if tree is None else tree.num_nodes), grammar.num_words), np.int32)
-        nodes = ((), ()) if tree is None else (tree.token_ids.tolist(), tree.parents.tolist())
-        grammar.fill(*nodes, masks)
+        if tree is None:
+            grammar.fill((), (), masks)
+        else:
+            grammar.fill(tree.token_ids.tolist(), tree.parents.tolist(), masks)
         if reason := grammar.reason():
             self._reasons[session_id] = reason
         return masks
 
     def reason(self, session_id: int) -> str:
-        """See `Masks`."""
+        """See `TokenMasks`."""
         return self._reasons.get(session_id, "")
-
-    def ready(self, judged: StepBatch) -> ReadyMasks:
-        """Return the masks of the judged steps, which can be sent to another process."""
-        found = self.of(judged)
-        return ReadyMasks({judged.session_ids[i]: own for i, own in found.items()}, self._reasons)

@@ -55,6 +55,7 @@ from specq.verifier import (
 
 log = structlog.get_logger(__name__)
 
+GRAMMAR_MS = 2  # how often a verifier without other work asks for grammars that are being built
 MANY_OPENERS = 64  # entries of closed sessions before they are removed
 
 
@@ -97,8 +98,10 @@ class VerifierLoop:
         """
         self.verifier.begin(time.monotonic(), time.monotonic)
         unsent, self._unsent = self._unsent, NO_REPORTS
-        self._send(unsent)
+        self._send(unsent.and_of(self.verifier.take_grammars()))
         wait_ms = 0 if self.verifier.has_work else self.link.heartbeat.remaining_ms()
+        if self.verifier.grammars.num_waiting:
+            wait_ms = min(wait_ms, GRAMMAR_MS)
         self._hear(dict(self.poller.poll(wait_ms)))
         while wait_s := self.verifier.gather(time.monotonic()):
             self._hear(dict(self.poller.poll(ceil(1000 * wait_s))))
@@ -213,6 +216,7 @@ class VerifierLoop:
             self.verifier.state = "leaving"
         self.link.beat(self.verifier.heartbeat())
         self.context.destroy()
+        self.verifier.grammars.close()
         self.verifier.engine.shutdown()
 
 

@@ -26,9 +26,17 @@ from specq.verification.device_tokens import (
 from specq.verification.host_kernels import ROW, Rows, make_rows
 from specq.verification.interface import Strategy
 from specq.verification.judgements import CORRECTION, Judgements, ends_of, places_in_runs, starts_of
-from specq.verification.masks import Masks, ReadyMasks
 from specq.verification.seeds import derived_seed
-from specq.verification.step_batch import NO_SCORES, WITH_LOGPROBS, Extra, StepBatch, traits_of
+from specq.verification.step_batch import (
+    NO_SCORES,
+    WITH_GRAMMAR,
+    WITH_LOGPROBS,
+    Extra,
+    ReadyTokenMasks,
+    StepBatch,
+    TokenMasks,
+    traits_of,
+)
 
 STRATEGIES = Table(
     "strategy",
@@ -69,17 +77,18 @@ __all__ = [
     "NUM_BINS",
     "ROW",
     "STRATEGIES",
+    "WITH_GRAMMAR",
     "WITH_LOGPROBS",
     "Calibration",
     "DeviceLines",
     "DeviceTokens",
     "Extra",
     "Judgements",
-    "Masks",
-    "ReadyMasks",
+    "ReadyTokenMasks",
     "Rows",
     "StepBatch",
     "Strategy",
+    "TokenMasks",
     "derived_seed",
     "ends_of",
     "handles",

@@ -25,7 +25,7 @@ from specq.verification.masking import mask
 from specq.verification.packing import Packed, Placed, pack, place
 from specq.verification.processors import shaped
 from specq.verification.sampling import BegunLogprobs
-from specq.verification.step_batch import WITH_LOGPROBS, StepBatch
+from specq.verification.step_batch import SHAPED, WITH_LOGPROBS, StepBatch
 from specq.verification.target_rows import check_numbers
 from specq.verification.transfers import Fetched, to_device
 
@@ -46,7 +46,7 @@ def follows_own(judged: StepBatch) -> bool:
     """
     if not len(judged.parents):
         return says_own(judged)
-    if np.count_nonzero(judged.traits):
+    if np.count_nonzero(judged.traits & (SHAPED | WITH_LOGPROBS)):
         return False
     names = {params.strategy for params in judged.params}
     return len(names) == 1 and all(map(strategy(names.pop()).follows_own, judged.params))

@@ -1,4 +1,8 @@
-"""Applies the masks of grammars (`specq.verification.masks`) to logits, on any device."""
+"""Applies the masks of grammars to target logits, in place and on any device.
+
+Masks come before all other parameters. So a grammar is a part of the target, and log-probabilities are those of the
+masked distribution.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ objects are made at the first access.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
@@ -34,10 +35,9 @@ from specq.protocol import (
 from specq.verification.device_tokens import DeviceTokens, known_parents, known_tokens
 from specq.verification.host_kernels import Rows, make_rows
 from specq.verification.judgements import ends_of, starts_of
-from specq.verification.masks import Masks
 
 # What a session's parameters need from judging beside tokens: traits. Several may be set.
-SHAPED, WITH_LOGPROBS = 1, 2
+SHAPED, WITH_LOGPROBS, WITH_GRAMMAR = 1, 2, 4
 NO_SCORES: Float32Array = np.zeros(0, np.float32)
 NO_SCORES.flags.writeable = False
 
@@ -56,7 +56,47 @@ NO_EXTRA = Extra()
 def traits_of(params: SamplingParams) -> int:
     """Return the traits of a session with these parameters."""
     is_shaped = params.needs_history or bool(params.logit_bias)
-    return SHAPED * is_shaped + WITH_LOGPROBS * (params.logprobs >= 0)
+    return SHAPED * is_shaped + WITH_LOGPROBS * (params.logprobs >= 0) + WITH_GRAMMAR * bool(params.grammar)
+
+
+class TokenMasks(ABC):
+    """The masks of a step's sessions: which tokens a row of target logits may have. All others become -inf.
+
+    A mask is i32[words] with a bit for each token, the lowest bit first. Sessions without a grammar have none. The
+    judge asks for the masks when it begins, so a device computes the forward pass meanwhile.
+    """
+
+    @abstractmethod
+    def of(self, judged: StepBatch) -> Mapping[int, Int32Array]:
+        """Return the masks i32[1 + nodes, words] of the judged steps with a grammar, by their place in the batch.
+
+        All tokens of the batch must be known. A row that no text of the grammar can reach may have any mask that is not
+        empty. Called again, it returns the same.
+        """
+
+    def reason(self, session_id: int) -> str:
+        """Return why a session's masks allow nothing, or ""."""
+        return ""
+
+    def ready(self, judged: StepBatch) -> ReadyTokenMasks:
+        """Return the masks of the judged steps, which can be sent to another process."""
+        found = {judged.session_ids[i]: own for i, own in self.of(judged).items()}
+        return ReadyTokenMasks(found, {own: self.reason(own) for own in found})
+
+
+class ReadyTokenMasks(TokenMasks):
+    """TokenMasks that are known already, by session. They can be sent to another process."""
+
+    def __init__(self, words: Mapping[int, Int32Array], reasons: Mapping[int, str]) -> None:
+        self._words, self._reasons = dict(words), dict(reasons)
+
+    def of(self, judged: StepBatch) -> Mapping[int, Int32Array]:
+        """See `TokenMasks`."""
+        return {i: self._words[own] for i, own in enumerate(judged.session_ids) if own in self._words}
+
+    def reason(self, session_id: int) -> str:
+        """See `TokenMasks`."""
+        return self._reasons.get(session_id, "")
 
 
 class StepBatch(Sequence[SessionStep]):
@@ -97,7 +137,7 @@ class StepBatch(Sequence[SessionStep]):
         extras: Mapping[int, Extra] | None = None,
         fed_by: Int32Array | None = None,
         drafted: DeviceTokens | None = None,
-        masks: Masks | None = None,
+        masks: TokenMasks | None = None,
     ) -> None:
         self.fed_by, self.drafted, self.masks = fed_by, drafted, masks
         self.session_ids, self.params, self.sampling, self.traits = session_ids, params, sampling, traits
@@ -226,7 +266,7 @@ class StepBatch(Sequence[SessionStep]):
             self.fed_by is not None
             and self.is_plain
             and before.is_plain
-            and not (self.extras or before.extras)
+            and not (self.extras or before.extras or self.masks or before.masks)
             and np.array_equal(self.fed_by, np.arange(len(self)))
             and np.array_equal(self.starts, before.base_lens)
             and np.array_equal(self.traits, before.traits)
@@ -260,6 +300,14 @@ class StepBatch(Sequence[SessionStep]):
         found.token_ids, found.drafted = known_tokens(self.token_ids, self.drafted), None
         found.parents = known_parents(self.parents, self.node_tokens, self.drafted)
         found.__dict__.pop("_steps", None)
+        return found
+
+    def with_ready_masks(self) -> StepBatch:
+        """Return the same steps with masks that can be sent to another process. All tokens must be known."""
+        if self.masks is None:
+            return self
+        found = copy(self)
+        found.masks = self.masks.ready(self.judged())
         return found
 
     def without_params(self) -> StepBatch:

@@ -31,6 +31,7 @@ from specq.verifier.control.controller import Controller
 from specq.verifier.control.prefill_limit import LEAST_ROWS, MAX_SLOWDOWN, longest_s
 from specq.verifier.inbox import VerifierInbox
 from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.sessions.grammars import Builder, SessionGrammars
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftSource, SourceSet
@@ -81,6 +82,7 @@ class Verifier:
         trust_drafts: bool = True,
         measures_drafts: bool = True,
         tokenizer_files: dict[str, str] | None = None,
+        grammar_builder: Builder | None = None,
     ) -> None:
         """Build a verifier around an engine.
 
@@ -88,11 +90,13 @@ class Verifier:
         curve                 step times with the engine as it is now.
         unhelped_curve        step times without threads on other cores. Default: `curve`.
         max_prefill_slowdown  see `PrefillLimit`.
+        grammar_builder       builds the grammars of jobs. None: jobs with a grammar are refused.
         max_prefill_rows      most rows of a step that computes prompts, if more than `max_step_rows`.
         """
         self.engine, self.incarnation = engine, incarnation
         self.trees = DraftTrees()  # of all sessions
         self.sessions = OpenSessions(self.trees, max_uncommitted)
+        self.grammars = SessionGrammars(grammar_builder, self.sessions)
         self.sources = SourceSet(sources, engine)
         self.control = Controller(
             *(engine, self.sources, (unhelped_curve or curve, curve)),
@@ -111,6 +115,7 @@ class Verifier:
             *(engine.info, self.sessions, self.sources, self.control, self.planner, self.tracer, self._forget),
             trust_drafts=trust_drafts,
             tokenizer_files=tokenizer_files or {},
+            grammars=self.grammars,
         )
         self.in_flight = StepsInFlight(engine, self.sources.tap, self.control.awaits)
         self.state = "ready"
@@ -125,6 +130,13 @@ class Verifier:
     def handle(self, message: Message, now: float) -> list[Message]:
         """Handle one message from the broker; return the answers. Raises ProtocolError if it is not for a verifier."""
         return self.inbox.handle(message, now)
+
+    def take_grammars(self) -> list[Message]:
+        """Let sessions begin whose grammars have been built; return the messages about those that are refused."""
+        faults = Faults()
+        for session, fault in self.grammars.take():
+            faults.add(session, fault)
+        return self._fail(faults) if faults.found else []
 
     # --- the step ---------------------------------------------------------------------------------------------------
 
@@ -327,6 +339,7 @@ class Verifier:
             return
         self._faults.found.pop(session_id, None)  # if it could not be opened while a burst was gathered
         trace_close(self.tracer, session_id, session.length)
+        self.grammars.forget(session_id)
         self.sources.close(session)
         self._has_begun &= self.sources.has_work  # without pending drafts they may begin again, and so forget it
         is_open = session.is_open

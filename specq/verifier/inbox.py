@@ -26,6 +26,7 @@ from specq.protocol import (
 from specq.runtime import Faults, Tracer, traced
 from specq.text import TextCodec, tokenizer_chunks
 from specq.verifier.control.controller import Controller
+from specq.verifier.sessions.grammars import SessionGrammars
 from specq.verifier.sessions.open_sessions import OpenSessions, reason_to_refuse
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
@@ -51,6 +52,7 @@ class VerifierInbox:
         *,
         trust_drafts: bool,
         tokenizer_files: dict[str, str],
+        grammars: SessionGrammars,
     ) -> None:
         """Take the parts of the verifier.
 
@@ -58,7 +60,7 @@ class VerifierInbox:
         """
         self._model, self.sessions, self._sources = model, sessions, sources
         self._control, self._planner, self._tracer, self._forget = control, planner, tracer, forget
-        self._trusts_drafts, self.tokenizer_files = trust_drafts, tokenizer_files
+        self._trusts_drafts, self.tokenizer_files, self._grammars = trust_drafts, tokenizer_files, grammars
         self.codec = TextCodec(tokenizer_files) if "tokenizer.json" in tokenizer_files else None
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
@@ -101,10 +103,14 @@ class VerifierInbox:
         if known is not None and known.epoch >= message.epoch:
             return []
         reason = reason_to_refuse(message, self._model, has_codec=self.codec is not None)
+        if message.params.grammar and not self._grammars.are_served:
+            reason = reason or f"{self._model.name} is served here without grammars"
         if reason:
             return [failure(message, Fault(reason))]
         self._forget(message.session_id)
-        self.sessions.add(Session.of(message, self._model, self.sessions.trees, self.codec))
+        session = Session.of(message, self._model, self.sessions.trees, self.codec)
+        self.sessions.add(session)
+        self._grammars.begin(session)
         self._control.bursts.arrive(now)
         trace_open(self._tracer, message, now)
         return []

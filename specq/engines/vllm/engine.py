@@ -117,7 +117,7 @@ class VllmEngine:
             self._check_chains(batch)
         check_tokens(batch.token_ids if batch.drafted is None else without_handles(batch.token_ids), batch, self.info)
         self._check_room(batch)
-        return self._sessions.launch(batch)
+        return self._sessions.launch(batch.with_ready_masks())
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure step times; see `Engine.step_times`."""

@@ -242,6 +242,7 @@ class OpenSessions(dict[int, Session]):
         self.trees, self._max_uncommitted = trees, max_uncommitted
         self._order: tuple[list[Session], IntpArray] | None = None  # and their places
         self._known: _States | None = None
+        self._have_grammars = False  # whether some sessions in `_order` have one
         self._have_waiting = False  # whether some sessions in `_order` wait for drafters at times
         self.has_flight = False
 
@@ -339,6 +340,7 @@ class OpenSessions(dict[int, Session]):
             sessions = list(self.values())
             self._order = sessions, np.array([session.place for session in sessions], np.intp)
             self._have_waiting = any(session.waits for session in sessions)
+            self._have_grammars = any(session.params.grammar for session in sessions)
         sessions, places = self._order
         t = self.trees
         length = t.length[places]
@@ -347,6 +349,8 @@ class OpenSessions(dict[int, Session]):
         may_run = (t.has_ended[places] == 0) & (foreseen - t.journaled[places] <= self._max_uncommitted)
         if self.has_flight:
             may_run &= foreseen < t.limit[places]
+        if self._have_grammars:
+            may_run &= t.awaits_grammar[places] == 0
         runs, decodes = may_run, may_run & (num_pending == 1)
         if self._have_waiting:
             mode = t.mode[places]

@@ -25,6 +25,7 @@ from typing import Any, Self
 import numpy as np
 
 from specq.engines import Engine
+from specq.grammar import SessionGrammar
 from specq.protocol import (
     MODES,
     NO_SCRATCH,
@@ -125,6 +126,7 @@ class Session:
     finish        the reason for its end, once it has ended.
     kv_len        number of tokens with KV.
     owner         sessions of the same owner share KV and texts.
+    grammar       what the text must follow; None if anything may come, or while it is not built yet.
     cached_tokens  number of prompt tokens that had KV when the engine first opened it; None before that.
     journaled     number of tokens that the broker has confirmed.
     """
@@ -153,6 +155,7 @@ class Session:
         self.opened_len = len(self.token_ids)
         self.origins = bytearray()  # of the tokens from opened_len on: codes of `specq.protocol.origins`
         self._stop_matcher: StopMatcher | None = None
+        self.grammar: SessionGrammar | None = None
         self.finish = ""
         self.state = SessionState.WAITING
         self.speculation: Speculation = message.speculation
@@ -198,7 +201,8 @@ class Session:
         t.longest_chain[place] = longest_chain(self.speculation, MAX_LIVE_NODES) if takes_chains else 0
         t.explains[place], t.cached_at[place] = message.explain, NONE
         t.mode[place], t.traits[place] = MODES.index(self.speculation.mode), traits_of(self.params)
-        t.needs_history[place] = self.params.needs_history
+        t.awaits_grammar[place] = bool(self.params.grammar)
+        t.needs_history[place] = self.params.needs_history or bool(self.params.grammar)
         t.sampling[place] = make_rows([self.params], [0])[0]
         t.has_extras[place] = self.takes_distributions or self.params.needs_history
 
@@ -232,6 +236,13 @@ class Session:
         self._stop_matcher = matcher
         if self.place != NONE:
             self.trees.ends_by_text[self.place] = True
+
+    def follow(self, grammar: SessionGrammar) -> None:
+        """Let the text follow a grammar, which is at its start, from now on. Raises EngineError if it does not."""
+        grammar.commit(self.token_ids[self.prompt_len :])
+        self.grammar = grammar
+        if self.place != NONE:
+            self.trees.awaits_grammar[self.place], self.trees.ends_by_text[self.place] = False, True
 
     @property
     def scratch(self) -> ScratchRows:
@@ -290,6 +301,10 @@ class Session:
         if self._stop_matcher is not None:
             stopped = self._stop_matcher.push(tokens[:num_kept])
             num_kept = num_kept if stopped is None else stopped + 1
+        if self.grammar is not None:
+            of_grammar = self.grammar.commit(tokens[:num_kept])
+            if self.grammar.has_ended:
+                return of_grammar, "stop"
         if num_kept is not None:
             return num_kept, "stop"
         if len(tokens) < room:

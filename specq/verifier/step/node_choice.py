@@ -25,7 +25,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from specq.protocol import MODES, NO_TOKENS, BoolArray, Float64Array, Int32Array, Int64Array, IntpArray, SessionStep
-from specq.verification import StepBatch, ends_of, places_in_runs
+from specq.verification import WITH_GRAMMAR, StepBatch, ends_of, places_in_runs
 from specq.verifier.models.goodput import best_by_goodput
 from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.session import Session
@@ -200,9 +200,30 @@ def offered(sessions: Sequence[Session], max_chain: int = 0) -> tuple[Int64Array
     trees, places = sessions[0].trees, np.array([session.place for session in sessions], np.intp)
     operations = trees.operations
     firsts, nodes = operations.candidates(places, trees.limit[places] - 1, FLOOR)
+    if len(nodes) and np.count_nonzero(trees.traits[places] & WITH_GRAMMAR):
+        firsts, nodes = _allowed(sessions, firsts, nodes)
     if max_chain:
         firsts, nodes = operations.best_chains(firsts, nodes, max_chain)
     return _in_order_of_choice(sessions, firsts, nodes)
+
+
+def _allowed(sessions: Sequence[Session], firsts: Int64Array, nodes: Int32Array) -> tuple[Int64Array, Int32Array]:
+    """Remove the nodes that grammars forbid, and what hangs from them.
+
+    A forbidden node that was sampled stays, without what hangs from it: the rule of `probabilistic` needs it to be
+    rejected, and whether it is verified must not depend on its token (decision 0008).
+    """
+    trees, is_kept = sessions[0].trees, np.ones(len(nodes), np.bool_)
+    for i, session in enumerate(sessions):
+        own = nodes[firsts[i] : firsts[i + 1]]
+        if session.grammar is None or not len(own):
+            continue
+        places = {node: place for place, node in enumerate(own.tolist())}
+        parents = [places.get(parent, NONE) for parent in trees.parent[own].tolist()]
+        allowed = session.grammar.allowed(trees.token[own].tolist(), parents)
+        above = np.array([parent < 0 or bool(allowed[parent]) for parent in parents])
+        is_kept[firsts[i] : firsts[i + 1]] = allowed | (above & (trees.group[own] != NONE))
+    return np.append(0, is_kept.cumsum())[firsts], nodes[is_kept]
 
 
 def _in_order_of_choice(

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specq.engines import Engine, even_chains
+from specq.grammar import StepMasks
 from specq.protocol import (
     NO_SCRATCH,
     NO_TOKENS,
@@ -28,7 +29,7 @@ from specq.protocol import (
     ScratchRows,
 )
 from specq.runtime import Faults, in_halves
-from specq.verification import NO_SCORES, DeviceTokens, Extra, StepBatch, ends_of
+from specq.verification import NO_SCORES, WITH_GRAMMAR, DeviceTokens, Extra, StepBatch, ends_of
 from specq.verifier.control.controller import Controller
 from specq.verifier.control.prefill_limit import UNLIMITED, PrefillLimit, filled, longest_s
 from specq.verifier.models.step_curve import StepCurve
@@ -227,8 +228,18 @@ def _shares(chunks: _Chunks, chosen: Chosen, before: Shares | None, drafted: Dev
         scores=scores,
         fed_by=None if before is None else _fed_by(chunks, before),
         drafted=drafted if len(chosen.nodes) else None,
+        masks=_masks(chunks),
     )
     return Shares(sessions, places, batch, chosen.nodes)
+
+
+def _masks(chunks: _Chunks) -> StepMasks | None:
+    """Return the masks of the sessions that have a grammar, if there are any."""
+    has_grammar = chunks.sessions[0].trees.traits[chunks.places] & WITH_GRAMMAR
+    if not np.count_nonzero(has_grammar):
+        return None
+    some = [chunks.sessions[i] for i in has_grammar.nonzero()[0].tolist()]
+    return StepMasks({one.session_id: one.grammar for one in some if one.grammar is not None})
 
 
 def _fed_by(chunks: _Chunks, before: Shares) -> Int32Array | None:

@@ -91,6 +91,7 @@ STATES: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
     ),  # the base length of its first verdict, if that verdict reports the cached part of the prompt; else NONE
     "traits": ("u1", ()),
     "needs_history": ("u1", ()),  # its next token may depend on the last one, as the host knows it
+    "awaits_grammar": ("u1", ()),  # its grammar is not built yet, so it takes part in no step
     "sampling": (ROW, ()),
 }
 LANES: Mapping[str, tuple[str, tuple[int, ...]]] = {

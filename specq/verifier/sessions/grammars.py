@@ -1,0 +1,85 @@
+"""The grammars of a verifier's sessions, from `Open` until they can be followed.
+
+A session whose grammar is not built yet takes part in no step. Nothing else waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from specq.grammar import SessionGrammar
+from specq.protocol import Fault, SpecqError
+from specq.verifier.sessions.open_sessions import OpenSessions
+from specq.verifier.sessions.session import Session
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+
+class Builder(Protocol):
+    """Builds matchers beside the steps; see `specq.grammar.GrammarBuilder`."""
+
+    @property
+    def tokenizer(self) -> LLTokenizer: ...
+
+    def begin(self, key: int, grammar: str) -> None: ...
+
+    def ready(self) -> list[tuple[int, LLMatcher | None, str]]: ...
+
+    def cancel(self, key: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SessionGrammars:
+    """Sessions that wait for their grammar."""
+
+    def __init__(self, builder: Builder | None, sessions: OpenSessions) -> None:
+        """Take a builder; None: this verifier serves no grammars."""
+        self._builder, self._sessions = builder, sessions
+        self._waiting = set[int]()
+
+    @property
+    def are_served(self) -> bool:
+        """Whether jobs may have grammars here."""
+        return self._builder is not None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, session: Session) -> None:
+        """Begin to build the grammar of a new session, if it has one."""
+        if self._builder is not None and session.params.grammar:
+            self._waiting.add(session.session_id)
+            self._builder.begin(session.session_id, session.params.grammar)
+
+    def forget(self, session_id: int) -> None:
+        """Stop building for a session."""
+        if self._builder is not None and session_id in self._waiting:
+            self._waiting.discard(session_id)
+            self._builder.cancel(session_id)
+
+    def take(self) -> Iterator[tuple[Session, Fault]]:
+        """Let sessions follow the grammars that have been built. Yield those whose grammar was refused."""
+        if self._builder is None or not self._waiting:
+            return
+        for session_id, matcher, reason in self._builder.ready():
+            self._waiting.discard(session_id)
+            session = self._sessions.get(session_id)
+            if session is None:
+                continue
+            if matcher is None:
+                yield session, Fault(reason)
+                continue
+            try:
+                session.follow(SessionGrammar(matcher, self._builder.tokenizer, session.end_ids))
+            except SpecqError as error:
+                yield session, Fault(str(error))
+        self._sessions.changed()
+
+    def close(self) -> None:
+        """Stop what builds grammars."""
+        if self._builder is not None:
+            self._builder.close()
