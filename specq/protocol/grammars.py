@@ -6,7 +6,7 @@ A grammar is a JSON object with one key that names its kind:
 - json_schema: a JSON schema, as an object. `"strict": false` beside it ignores the keywords that cannot be enforced.
   Otherwise such a schema is refused.
 - regex: a regular expression that matches the whole text.
-- choice: a list of texts, one of which is the text.
+- choice: a list of texts. The text is one of them.
 - lark: a grammar in llguidance's form of Lark.
 - structural_tag: {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}. Free text, in which each trigger
   begins one of the structures. A structure may have its own `strict`. `"required": true` beside it asks for one or more
@@ -99,7 +99,7 @@ def grammar_kind(grammar: str) -> str:
 
 
 def grammar_text(value: Any) -> str:
-    """Return the JSON text of a grammar, with its kind as the first key. None, "" and {} are no grammar.
+    """Return the JSON text of a grammar, with its kind as the first key. None, "" and {} mean no grammar.
 
     `value`: the object, or its JSON text. Raises JobError (field `grammar`) with what is wrong and what is allowed.
     """

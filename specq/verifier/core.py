@@ -132,7 +132,7 @@ class Verifier:
         return self.inbox.handle(message, now)
 
     def take_grammars(self) -> list[Message]:
-        """Let sessions begin whose grammars have been built; return the messages about those that are refused."""
+        """Let sessions begin whose grammars have been built; return the messages about refused ones."""
         faults = Faults()
         for session, fault in self.grammars.take():
             faults.add(session, fault)

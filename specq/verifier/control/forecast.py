@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.protocol import REMOTE, Float64Array
+from specq.protocol import GRAMMAR, REMOTE, Float64Array
 from specq.verifier.control.choices import Choice, Sources, SourceTraits, Step
 from specq.verifier.models.goodput import best_by_goodput
 from specq.verifier.models.step_time import StepKind, StepRows, StepTime
@@ -29,6 +29,7 @@ from specq.verifier.models.token_yield import NUM_LEVELS, SILENCE_FADE, TokenYie
 
 log = structlog.get_logger(__name__)
 
+OPTIONAL: Sources = frozenset({REMOTE, GRAMMAR})  # sources that not every verifier has work for
 SHARED = 0.5  # part that counts of the tokens that further sources would add if they were independent
 # The ratio of tokens: the weight of its prior 1 in tokens, its memory in rounds, its shortest memory in steps.
 RATIO_PRIOR, RATIO_MEMORY, RATIO_STEPS = 30.0, 300.0, 8.0
@@ -90,7 +91,8 @@ class Forecast:
     def hear(self, num_sent: Mapping[str, int]) -> None:
         """Note how many nodes each source has sent in all.
 
-        Draft workers that have sent none are always allowed and not compared. So a worker that joins can send.
+        Draft workers and grammars that have sent none are always allowed and not compared. So a worker that joins can
+        send, and verifiers without such jobs are not concerned.
         """
         self.heard |= {source for source, count in num_sent.items() if count}
 
@@ -186,8 +188,10 @@ class Forecast:
     # --- forecasts ----------------------------------------------------------------------------------------------------
 
     def felt(self, choice: Choice) -> Choice:
-        """Return a choice without the draft workers, if they have never sent a node."""
-        return choice if REMOTE in self.heard else choice.without(REMOTE)
+        """Return a choice without draft workers and grammars, if they have never sent a node."""
+        for source in OPTIONAL - self.heard:
+            choice = choice.without(source)
+        return choice
 
     def kind(self, choice: Choice) -> StepKind:
         """Return the kind of steps that a choice has."""

@@ -130,6 +130,10 @@ class DraftSource(ABC):
         may_be_unread = self.may_be_unread and is_unread_possible
         return SourceTraits(self.name, self.levels_s, self.most_levels, may_be_unread, self.level_size)
 
+    def among(self, sessions: Sequence[Session]) -> Sequence[Session]:
+        """Return the sessions that it could draft for, by what their jobs ask for."""
+        return sessions
+
     @property
     def has_work(self) -> bool:
         """Whether drafts wait to be collected. Then a step is due, even if no session runs."""

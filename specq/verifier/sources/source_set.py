@@ -105,8 +105,8 @@ class SourceSet:
 
         None of the sessions is synchronous.
         """
-        are_used = any(source.name in allowed for source in self.sources if source is not self.mailbox)
-        return are_used and any(session.takes_drafts for session in sessions)
+        own = (source for source in self.sources if source is not self.mailbox and source.name in allowed)
+        return any(session.takes_drafts for source in own for session in source.among(sessions))
 
     def put(self, session: Session, draft: Draft) -> None:
         """Add a remote draft that was checked to the mailbox, or drop it if there is no room."""
@@ -286,6 +286,7 @@ class SourceSet:
 
     def _drafted_for(self, sessions: Sequence[Session], source: DraftSource, allowed: Sources) -> Sequence[Session]:
         """Return the sessions that a source may draft for: always the synchronous ones, since they requested drafts."""
+        sessions = source.among(sessions)
         if source.name in allowed - self.looked_at:
             return sessions
         others = [session for session in sessions if not session.waits] if source.name in allowed else []
