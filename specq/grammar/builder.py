@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from specq.grammar.building import MOST_REASON, build_matcher, warm
 from specq.grammar.limits import Limits
-from specq.grammar.tokenizer import build_tokenizer
+from specq.grammar.tokenizer import GrammarTokenizer, build_tokenizer
 from specq.grammar.trial_process import TrialProcess, Verdict
 from specq.protocol import SpecqError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 MOST_WAITING = 1_024  # jobs
 MOST_VERDICTS = 256  # grammars whose verdict is kept
@@ -41,7 +41,7 @@ class GrammarBuilder:
         self.on_ready: Callable[[], None] | None = None  # called from a thread when a job is finished
         self._tokenizer_of = (tokenizer_files, vocab_size, end_ids)
         self._limits = limits or Limits()
-        self._tokenizer: LLTokenizer | None = None
+        self._tokenizer: GrammarTokenizer | None = None
         self._loading = threading.Lock()  # guards the tokenizer
         self._trials = TrialProcess(*self._tokenizer_of, self._limits)
         self._changed = threading.Condition()  # guards what follows
@@ -59,10 +59,17 @@ class GrammarBuilder:
         It holds the GIL (0.2 s for 49,152 tokens), so a verifier calls it before its first step.
         """
         try:
-            self._loaded()
+            self.tokenizer()
         except SpecqError as error:
             return str(error)
         return ""
+
+    def tokenizer(self) -> GrammarTokenizer:
+        """Return the tokenizer, loaded at the first call. Raises ConfigError."""
+        with self._loading:
+            if self._tokenizer is None:
+                self._tokenizer = build_tokenizer(*self._tokenizer_of)
+            return self._tokenizer
 
     def begin(self, key: int, grammar: str) -> None:
         """Build the matcher of a job. `ready` returns it later."""
@@ -136,7 +143,7 @@ class GrammarBuilder:
 
     def _verdict_of(self, grammar: str) -> Verdict:
         try:
-            self._loaded()  # a model that cannot follow grammars needs no trial
+            self.tokenizer()  # a model that cannot follow grammars needs no trial
             return self._trials.tried(grammar)
         except (SpecqError, OSError) as error:
             return Verdict(f"grammar: {error}", is_final=False)
@@ -164,9 +171,9 @@ class GrammarBuilder:
 
     def _built(self, grammar: str) -> tuple[LLMatcher | None, str]:
         try:
-            tokenizer = self._loaded()
+            tokenizer = self.tokenizer()
             matcher = build_matcher(tokenizer, grammar, self._limits)
-            warm(tokenizer, matcher)
+            warm(tokenizer, grammar, matcher)
         except SpecqError as error:
             return None, str(error)
         except BaseException as error:  # noqa: BLE001 - a panic of Rust code is not an Exception
@@ -184,9 +191,3 @@ class GrammarBuilder:
     def _call_back(self) -> None:
         if self.on_ready is not None:
             self.on_ready()
-
-    def _loaded(self) -> LLTokenizer:
-        with self._loading:
-            if self._tokenizer is None:
-                self._tokenizer = build_tokenizer(*self._tokenizer_of)
-            return self._tokenizer

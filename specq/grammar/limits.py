@@ -17,7 +17,7 @@ FUEL_SHARE = 0.75  # of a mask's time; the parser has the rest
 LEAST_MASK_S = 0.025
 LEAST_FUEL, MOST_FUEL = 100_000, 1_000_000
 LEAST_ITEMS, MOST_ITEMS = 20_000, 200_000
-LEAST_STATES, MOST_STATES = 4_096, 250_000
+LEAST_STATES, MOST_STATES = 32_768, 250_000  # a bounded string needs 5 for each character
 LEAST_TRIAL_BYTES = 128 << 20
 
 

@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import orjson
 
 from specq.grammar.building import try_grammar
 from specq.grammar.limits import Limits
-from specq.grammar.tokenizer import build_tokenizer
+from specq.grammar.tokenizer import GrammarTokenizer, build_tokenizer
 from specq.protocol import SpecqError
 
 STACK_BYTES = 1 << 20  # less than any thread of the verifier has: what recurses too deeply fails here
@@ -60,7 +60,7 @@ def main(parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent ends, also while a grammar is tried (Linux only; else at the end of the pipe)."""
+    """End this process when its parent ends, also while a grammar is tried (on Linux)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -85,7 +85,7 @@ def _serve(pipes: Pipes) -> None:
         pipes.answer(_tried(tokenizer, orjson.loads(line)["grammar"], limits))
 
 
-def _tried(tokenizer: Any, grammar: str, limits: Limits) -> str:
+def _tried(tokenizer: GrammarTokenizer, grammar: str, limits: Limits) -> str:
     """Return why a grammar is refused. "": it is not."""
     _limit_memory(limits.trial_bytes)
     try:

@@ -23,7 +23,11 @@ _CHUNK = 1 << 16
 
 
 class Verdict(NamedTuple):
-    """What a trial found. `reason`: why the grammar is refused, "": it is not. `is_final`: a second trial finds the same."""
+    """What a trial found.
+
+    reason      why the grammar is refused, "": it is not
+    is_final    a second trial would find the same
+    """
 
     reason: str
     is_final: bool = True
