@@ -181,10 +181,11 @@ def test_what_one_verifier_can_do_and_another_can_is_not_both() -> None:
     assert opened(desk) == [(VERIFIER, 2), (b"other", 3)]
 
 
-def test_of_other_models_no_verifier_counts() -> None:
+@each("model", ["toy", ""])
+def test_of_other_models_no_verifier_counts(model: str) -> None:
     desk = Desk(capabilities=CAPABILITIES)
     desk.hello(b"other", name="other", capabilities=MASKING)
-    (failed,) = submit(desk, 1, model="toy")
+    (failed,) = submit(desk, 1, model=model)
     assert "no verifier of toy here" in failed.reason
 
 
