@@ -26,6 +26,7 @@ from specq.protocol import (
 )
 from specq.runtime import Faults, Tracer
 from specq.verification import Judgements
+from specq.verifier.capabilities import capabilities_of
 from specq.verifier.control.bursts import is_burst
 from specq.verifier.control.controller import Controller
 from specq.verifier.control.prefill_limit import LEAST_ROWS, MAX_SLOWDOWN, longest_s
@@ -126,6 +127,11 @@ class Verifier:
         self._drafting = self.control.drafting  # how the next step drafts
         # Many sessions began in the last step. The load is known only after the next messages.
         self._is_filling = False
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What it can do, for `Hello`."""
+        return capabilities_of(self.inbox.tokenizer_files)
 
     def handle(self, message: Message, now: float) -> list[Message]:
         """Handle one message from the broker; return the answers. Raises ProtocolError if it is not for a verifier."""
