@@ -20,13 +20,14 @@ import structlog
 
 from specq.engines import Engine, check_works, tidy
 from specq.protocol import (
+    CAPABILITIES,
+    GRAMMAR_CAPABILITIES,
     Heartbeat,
     Message,
     StepOutput,
 )
 from specq.runtime import Faults, Tracer
 from specq.verification import Judgements
-from specq.verifier.capabilities import capabilities_of
 from specq.verifier.control.bursts import is_burst
 from specq.verifier.control.controller import Controller
 from specq.verifier.control.prefill_limit import LEAST_ROWS, MAX_SLOWDOWN, longest_s
@@ -130,8 +131,8 @@ class Verifier:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What it can do, for `Hello`."""
-        return capabilities_of(self.inbox.tokenizer_files)
+        """What it can do, for `Hello`. It names the kinds of grammars only if it serves grammars."""
+        return (*CAPABILITIES, *GRAMMAR_CAPABILITIES) if self.grammars.are_served else CAPABILITIES
 
     def handle(self, message: Message, now: float) -> list[Message]:
         """Handle one message from the broker; return the answers. Raises ProtocolError if it is not for a verifier."""
