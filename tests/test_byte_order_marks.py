@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import codecs
 
+from specq.cli.grammar_files import read_grammar, read_schema
 from specq.client import read_lines
 from specq.config import load
 from specq.config.values import read_tree
@@ -20,10 +21,12 @@ def marked(path):
 
 
 def test_a_byte_order_mark_is_ignored(tmp_path):
-    """Configurations, scenarios, trees, measured figures, and the files of both kinds of keys."""
+    """Configurations, scenarios, trees, grammars, measured figures, and the files of both kinds of keys."""
     (tmp_path / "specq.toml").write_text("[broker]\nkeep_hours = 3\n")
     (tmp_path / "scenario.toml").write_text("[engine]\nstep_ms = 3\n")
     (tmp_path / "tree").write_text("[[0], [0, 0]]")
+    (tmp_path / "grammar.json").write_text('{"json_object": true}')
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
     (tmp_path / "measured.json").write_text('{"acceptance": 0.5}')
     key = make_key(tmp_path / "api.toml", "alice", max_priority=5)
     make_keys(tmp_path / "keys", "hub", ("broker",))
@@ -31,6 +34,8 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
         "specq.toml": lambda path: load(path).broker.keep_hours,
         "scenario.toml": read_tables,
         "tree": lambda path: read_tree(str(path)),
+        "grammar.json": lambda path: read_grammar(str(path)),
+        "schema.json": lambda path: read_schema(str(path)),
         "measured.json": read_measured,
         "api.toml": lambda path: ApiKeys(path).caller(key),
         "keys/hub.pub": lambda path: [*read_grants(path.parent)],

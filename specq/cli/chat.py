@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import click
 
 from specq.chat import MOST_TOKENS, Chat, ChatSettings, pen_for, with_history
+from specq.cli.grammar_files import read_schema
 from specq.cli.options import section_options
 from specq.cli.parameters import given
 from specq.cli.standard_input import is_terminal, read_all, read_piped
@@ -66,6 +67,7 @@ STDERR = 2  # for the output of started processes; standard output is for answer
 @click.option(
     "--max-tokens", type=int, default=MOST_TOKENS, show_default=True, help="Maximum number of tokens per answer."
 )
+@click.option("--schema", metavar="FILE", help="JSON schema in a file, which each answer follows.  [default: none]")
 @click.option(
     "--model",
     help="Model to chat with, either served by the broker or to start.  [default: the served model, else smollm2]",
@@ -78,6 +80,7 @@ def chat(
     question: tuple[str, ...],
     config_file: str | None,
     system: str,
+    schema: str | None,
     model: str | None,
     draft_model: str | None,
     broker: str | None,
@@ -97,7 +100,8 @@ def chat(
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # unwind, to stop all started processes
-    settings = ChatSettings(given(parameters))
+    constrained = {"grammar": {"json_schema": read_schema(schema)}} if schema is not None else {}
+    settings = ChatSettings(given(parameters) | constrained)
     settings.conversation.system = system
     check_values(settings.parameters)
     asked = _question(question)

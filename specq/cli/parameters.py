@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 import click
 
+from specq.cli.grammar_files import read_grammar
 from specq.cli.groups import GroupedOption
 from specq.config import read_tree
-from specq.protocol import ConfigError, SamplingParams, Speculation
+from specq.protocol import GRAMMAR_KINDS, ConfigError, SamplingParams, Speculation
 from specq.verification import STRATEGIES, strategy
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,6 +44,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "logit_bias": "Bias to add to a token's logit, e.g. 42=-1.5. Repeatable.",
         "bad_words": "Forbidden text, alone or after a space. Repeatable.",
         "bad_token_ids": "Forbidden sequence of token ids, e.g. 5,17. Repeatable.",
+        "grammar": f"Grammar that the text follows, as JSON or a file of it. Kinds: {', '.join(GRAMMAR_KINDS)}.",
     },
     "Verification": {
         "strategy": f"Verification strategy: {', '.join(STRATEGIES)}.",
@@ -75,7 +77,7 @@ def parameter_options(command: F) -> F:
 
 def _default(name: str) -> str:
     value = _DEFAULTS.get(name, ())
-    if value == () or isinstance(value, bool) or name in _NOT_SHOWN:
+    if value in ((), "") or isinstance(value, bool) or name in _NOT_SHOWN:
         return ""
     return f"  [default: {value:g}]" if isinstance(value, float) else f"  [default: {value}]"
 
@@ -97,6 +99,7 @@ def _kind(name: str) -> dict[str, Any]:
         "bad_token_ids": {"type": _integers, "metavar": "LIST", "multiple": True},
         "logit_bias": {"type": _bias, "metavar": "ID=BIAS", "multiple": True},
         "tree": {"type": _paths, "metavar": "PATHS"},
+        "grammar": {"type": _grammar, "metavar": "JSON"},
     }
     return special.get(name) or {"type": type(_DEFAULTS[name])}
 
@@ -114,6 +117,13 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token), float(bias)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a token id with a bias; expected e.g. 42=-1.5") from None
+
+
+def _grammar(text: str) -> Any:
+    try:
+        return read_grammar(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _paths(text: str) -> Any:

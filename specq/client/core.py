@@ -33,6 +33,7 @@ from specq.client.events import (
     TokenizerReady,
     TraceReport,
 )
+from specq.client.grammar_check import GrammarCheck
 from specq.client.pending import OpenRequests, PendingRequest, Stops, own_job, search
 from specq.client.tokenizer_files import Recall, TokenizerPieces
 from specq.client.tracing import JobTracing
@@ -63,6 +64,7 @@ from specq.protocol import (
 RETRY_S = 1.0  # first pause before a request is sent again, in seconds
 RETRY_MAX_S = 4.0
 GAP_RETRY_S = 0.1  # shortest time between two requests for missing tokens, in seconds
+UNKNOWN_GRAMMAR = "unknown sampling parameter 'grammar'"  # in the reason of a broker that knows no grammars
 VERIFIER_WAIT_S = 60.0  # wait for a verifier to register, if the caller gives no other limit
 
 # keys of requests that do not belong to a job
@@ -85,6 +87,7 @@ class ClientCore:
         self._patience = min(RETRY_S, timeout_s / 4)
         self._longest_patience = min(RETRY_MAX_S, timeout_s / 3)
         self._requests = OpenRequests()
+        self._grammars = GrammarCheck(address, self._requests, self._patience)
         self._stops, self.tracing = Stops(self._longest_patience), JobTracing()
         self._heard: float | None = None
         self._handlers: dict[type[Message], Callable[[Any, float], list[Event]]] = {
@@ -117,13 +120,13 @@ class ClientCore:
             return request.join(job)
         self._stops.forget(job.job_id)
         self.tracing.submitted(job, now)
-        self._requests.queue(job.job_id, own_job(job, self._patience, now, keep_running=keep_running), now)
-        return []
+        request = own_job(job, self._patience, now, keep_running=keep_running)
+        return self._ended(self._grammars.queue(job, request, now))
 
-    def submit_detached(self, job: Submit, now: float) -> None:
+    def submit_detached(self, job: Submit, now: float) -> list[Event]:
         """Leave a job to the broker. Gives JobTaken or RequestFailed, with the job's id."""
         self._stops.forget(job.job_id)
-        self._requests.queue(job.job_id, PendingRequest(lambda: job, self._patience), now)
+        return self._grammars.queue(job, PendingRequest(lambda: job, self._patience), now)
 
     def find(self, job_id: int, now: float, *, until_end: bool) -> None:
         """Look up a job, and wait for its end if `until_end`.
@@ -139,7 +142,7 @@ class ClientCore:
     def cancel(self, job_id: int, now: float) -> None:
         """Stop a running job. Its result holds the tokens so far."""
         if job_id in self._requests:
-            if self._requests.is_unsent(job_id):
+            if self._requests.is_unsent(job_id) and not self._requests.is_held(job_id):
                 self._requests.send_now(job_id, now)
             self._requests.outbox.append(self._stops.add(job_id, now))
 
@@ -191,8 +194,15 @@ class ClientCore:
         return events
 
     def _status(self, message: Status, now: float) -> list[Event]:
+        """Take the broker's report: for a caller, and for the jobs that wait for what the broker can do."""
         report = report_of(message)
-        return [StatusReport(STATUS, report)] if self._requests.pop(STATUS, None) else []
+        events = self._ended(self._grammars.answered(report, now))
+        request = self._requests.get(STATUS)
+        asked = request.message() if request else None
+        if isinstance(asked, GetStatus) and (not asked.sessions or "sessions" in report):
+            self._requests.forget(STATUS)
+            events.append(StatusReport(STATUS, report))
+        return events
 
     def _trace(self, message: Trace, now: float) -> list[Event]:
         """Handle the trace that was requested last."""
@@ -272,6 +282,8 @@ class ClientCore:
     def _explained(self, asked: Message, reason: str) -> str:
         """Return the broker's reason. A broker that is too old to know the request reports only versions."""
         newer = newer_fields(asked) if version_spoken(reason) else []
+        if isinstance(asked, Submit) and asked.params.grammar and UNKNOWN_GRAMMAR in reason:
+            newer = ["grammar"]
         return f"the broker at {self.address} is older than {' and '.join(newer)}: {reason}" if newer else reason
 
     def _job_tokens(self, message: JobTokens, now: float) -> list[Event]:
@@ -341,10 +353,15 @@ class ClientCore:
         self.tracing.tick(now)
         self._requests.outbox += self._stops.due(now, self._requests)
         given_up = self._requests.give_up(self.address, self.timeout_s, self._heard, now)
-        for event in given_up:
-            self.tracing.ended(event.key)
+        given_up += self._grammars.given_up(given_up)
         self._requests.send_waiting(now)
-        return events + given_up
+        return events + self._ended(given_up)
+
+    def _ended(self, events: list[Event]) -> list[Event]:
+        """Return events that end their requests, and end the traces of these."""
+        for event in events:
+            self.tracing.ended(event.key)
+        return events
 
     def _send_again(self, request: PendingRequest, now: float) -> list[Event]:
         """Repeat a request.

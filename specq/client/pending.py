@@ -158,12 +158,12 @@ class Turns:
 class OpenRequests(dict[int | str, PendingRequest]):
     """The open requests.
 
-    Requests for jobs (by job id) wait for their turn. Others (by name) are sent at once.
+    Requests for jobs (by job id) wait for their turn. Others (by name) are sent at once. A held job has no turn yet.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._turns = Turns()
+        self._turns, self._held = Turns(), set[int]()
         self.outbox: list[Message] = []
 
     def ask(self, key: int | str, request: PendingRequest, now: float) -> None:
@@ -178,6 +178,20 @@ class OpenRequests(dict[int | str, PendingRequest]):
         self._turns.add(job_id)
         self.send_waiting(now)
 
+    def hold(self, job_id: int, request: PendingRequest) -> None:
+        """Add a request for a job that must not be sent before `release`."""
+        self[job_id] = request
+        self._held.add(job_id)
+
+    def is_held(self, job_id: int) -> bool:
+        """Return whether a request for a job awaits its release."""
+        return job_id in self._held
+
+    def release(self, job_id: int, now: float) -> None:
+        """Send a held request when its turn comes."""
+        self._held.discard(job_id)
+        self.queue(job_id, self[job_id], now)
+
     def send_waiting(self, now: float) -> None:
         """Send the requests whose turn has come."""
         while (job_id := self._turns.next()) is not None:
@@ -189,8 +203,8 @@ class OpenRequests(dict[int | str, PendingRequest]):
         self.ask(job_id, self[job_id], now)
 
     def is_unsent(self, job_id: int) -> bool:
-        """Return whether a request for a job still waits for its turn."""
-        return job_id in self._turns
+        """Return whether a request for a job still waits for its release or its turn."""
+        return job_id in self._held or job_id in self._turns
 
     def answered(self, job_id: int, now: float) -> None:
         """Note that the broker has answered a request for a job."""
@@ -210,6 +224,7 @@ class OpenRequests(dict[int | str, PendingRequest]):
         """Drop a request."""
         self.pop(key, None)
         if isinstance(key, int):
+            self._held.discard(key)
             self._turns.forget(key)
 
     def give_up(self, address: str, timeout_s: float, heard: float | None, now: float) -> list[Event]:

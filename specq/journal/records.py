@@ -134,9 +134,9 @@ Record = JobTaken | JobBound | JobCrashed | TokensAdded | JobEnded | JobDropped
 
 
 def num_bytes(record: Record) -> int:
-    """Return about how many bytes a record adds to a journal: those of its arrays."""
+    """Return about how many bytes a record adds to a journal: those of its arrays, and of a job's grammar."""
     if isinstance(record, JobTaken):
-        return record.submit.prompt_ids.nbytes
+        return record.submit.prompt_ids.nbytes + len(record.submit.params.grammar)
     if isinstance(record, (TokensAdded, JobEnded)):
         return len(record.token_ids) + len(record.origins) + len(record.logprobs)
     return 0

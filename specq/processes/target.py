@@ -16,7 +16,6 @@ from specq.drafting import make_sources
 from specq.engines import ENGINES, Engine, EngineSpec, warm_up_steps
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import (
-    CAPABILITIES,
     ConfigError,
     Draft,
     Hello,
@@ -76,7 +75,7 @@ class VerifierLoop:
             model=verifier.engine.info,
             endpoint=config.advertise or bound,
             max_sessions=config.max_sessions,
-            capabilities=CAPABILITIES,
+            capabilities=verifier.capabilities,
         )
         self.link = BrokerLink(self.context, config.broker, hello, curve, tell)
         self.broker = b""  # identity of the broker's DEALER at our ROUTER: the last one that opened a session

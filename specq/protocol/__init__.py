@@ -82,7 +82,7 @@ from specq.protocol.errors import (
 )
 from specq.protocol.explanation import Explanation, RejectedDraft, RoundTime, read_rejected
 from specq.protocol.field_checks import MOST_LEVELS, is_too_deep
-from specq.protocol.grammars import GRAMMAR_KINDS, grammar_capability, grammar_kind
+from specq.protocol.grammars import GRAMMAR_KINDS, grammar_capability, grammar_kind, has_grammar_kind
 from specq.protocol.layout import MAX_ARRAY
 from specq.protocol.logprob_record import LogprobRecord
 from specq.protocol.messages import (
@@ -173,7 +173,15 @@ from specq.protocol.types import (
     SessionStep,
     Tree,
 )
-from specq.protocol.versions import CAPABILITIES, OLDEST_VERSION, OWNERS, version_spoken
+from specq.protocol.versions import (
+    BROKER_CAPABILITIES,
+    CAPABILITIES,
+    GRAMMAR_CAPABILITIES,
+    GRAMMAR_TEXTS,
+    OLDEST_VERSION,
+    OWNERS,
+    version_spoken,
+)
 from specq.protocol.wire import (
     Frames,
     array_frame,
@@ -190,6 +198,7 @@ from specq.protocol.wire import (
 
 __all__ = [
     "BF16",
+    "BROKER_CAPABILITIES",
     "BROKER_GONE",
     "CACHE_SALT",
     "CAPABILITIES",
@@ -205,8 +214,10 @@ __all__ = [
     "EAGLE_LANE",
     "FINAL",
     "GRAMMAR",
+    "GRAMMAR_CAPABILITIES",
     "GRAMMAR_KINDS",
     "GRAMMAR_LANE",
+    "GRAMMAR_TEXTS",
     "ID",
     "INT8",
     "LABEL",
@@ -340,6 +351,7 @@ __all__ = [
     "from_bf16",
     "grammar_capability",
     "grammar_kind",
+    "has_grammar_kind",
     "in_version_of",
     "is_too_deep",
     "known_names",

@@ -24,7 +24,7 @@ written in their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -91,6 +91,11 @@ _OPTIONS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool], str]] = {
 def grammar_capability(kind: str) -> str:
     """Return the capability of a verifier that builds grammars of this kind."""
     return f"grammar/{MASK_VERSION}/{kind}"
+
+
+def has_grammar_kind(capabilities: Iterable[str], kind: str) -> bool:
+    """Return whether a broker that lists these capabilities passes on grammars of this kind, of any mask version."""
+    return any(name.split("/")[::2] == ["grammar", kind] for name in capabilities)
 
 
 def grammar_kind(grammar: str) -> str:

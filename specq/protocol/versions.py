@@ -10,11 +10,16 @@ import re
 from dataclasses import Field, field
 from typing import Any
 
+from specq.protocol.grammars import GRAMMAR_KINDS, grammar_capability
+
 PROTOCOL_VERSION = 6
 OLDEST_VERSION = PROTOCOL_VERSION - 1
 
 OWNERS = "owners"  # keeps sessions of different owners apart, and knows the fields for that
-CAPABILITIES = (OWNERS,)
+GRAMMAR_TEXTS = "grammar texts"  # takes part in jobs with a grammar, and knows the origin of their forced tokens
+CAPABILITIES = (OWNERS, GRAMMAR_TEXTS)  # of every worker
+GRAMMAR_CAPABILITIES = tuple(map(grammar_capability, GRAMMAR_KINDS))  # of verifiers that build these grammars
+BROKER_CAPABILITIES = (*CAPABILITIES, *GRAMMAR_CAPABILITIES)  # a broker passes on grammars of these kinds
 
 _SPOKEN = re.compile(r"protocol version .*; this side speaks (?:\d+ and )?(\d+)")
 

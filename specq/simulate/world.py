@@ -13,7 +13,7 @@ from typing import Any
 from specq.broker import Broker, Connect, Effect, Send
 from specq.drafting.suffix.source import SuffixDecoder
 from specq.drafting.worker import DraftWorker
-from specq.protocol import CAPABILITIES, Frames, Heartbeat, Hello, Message, ProtocolError, Verdicts, decode, encode
+from specq.protocol import Frames, Heartbeat, Hello, Message, ProtocolError, Verdicts, decode, encode
 from specq.simulate.machine import DelayLine, EventQueue, LineSettings, SimulatedMachine, Tenant
 from specq.simulate.processes import MICROSECOND, DrafterProcess, Process, VerifierProcess
 from specq.simulate.settings import HostSettings, MachineSettings
@@ -83,7 +83,7 @@ class SimulatedWorld:
             model=engine.info,
             endpoint=ENDPOINT,
             max_sessions=verifier.max_sessions,
-            capabilities=CAPABILITIES,
+            capabilities=verifier.capabilities,
         )
         self._start(VerifierProcess(self.queue, identity, verifier, engine, hello, self.host), line)
         return verifier

@@ -10,6 +10,7 @@ import numpy as np
 import zmq
 
 from specq.protocol import (
+    BROKER_CAPABILITIES,
     DRAFT_WORKER,
     ORIGIN_CODES,
     PLAIN,
@@ -52,6 +53,12 @@ STATS = {
     "accepted_lengths": [1, 1, 1, 1],
 }
 
+REPORT = {
+    "capabilities": list(BROKER_CAPABILITIES),
+    "models": ["fake"],
+    "workers": [{"role": "target", "state": "ready"}],
+}
+
 Answer = Callable[[Message], Sequence[Message]]
 
 
@@ -75,7 +82,7 @@ def answer(message: Message) -> Sequence[Message]:
         case FetchTokenizer():
             return list(tokenizer_chunks(INFO, tokenizer_files()))
         case GetStatus():
-            return [Status(report={"models": ["fake"], "workers": [{"role": "target", "state": "ready"}]})]
+            return [Status(report=REPORT)]
         case Submit():
             return [Accepted(job_id=message.job_id), *completion(message)]
         case Cancel():

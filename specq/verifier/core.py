@@ -20,6 +20,8 @@ import structlog
 
 from specq.engines import Engine, check_works, tidy
 from specq.protocol import (
+    CAPABILITIES,
+    GRAMMAR_CAPABILITIES,
     Heartbeat,
     Message,
     StepOutput,
@@ -126,6 +128,11 @@ class Verifier:
         self._drafting = self.control.drafting  # how the next step drafts
         # Many sessions began in the last step. The load is known only after the next messages.
         self._is_filling = False
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What it can do, for `Hello`. It names the kinds of grammars only if it serves grammars."""
+        return (*CAPABILITIES, *GRAMMAR_CAPABILITIES) if self.grammars.are_served else CAPABILITIES
 
     def handle(self, message: Message, now: float) -> list[Message]:
         """Handle one message from the broker; return the answers. Raises ProtocolError if it is not for a verifier."""

@@ -16,6 +16,7 @@ from specq.broker.state.job import JobRequest, sharers
 from specq.broker.state.ledger import restored, taken_record
 from specq.journal import StoredJob
 from specq.protocol import (
+    BROKER_CAPABILITIES,
     CAPABILITIES,
     Assign,
     Failed,
@@ -138,9 +139,9 @@ def test_a_broker_says_what_it_can_do_to_those_who_read_it(listed: tuple[str, ..
     desk = Desk()
     hello = Hello(role="draft", name="d", incarnation=1, model=toy_info(), capabilities=listed)
     (welcome,) = [message for message in desk.front(b"d", hello) if isinstance(message, Welcome)]
-    assert welcome.capabilities == (CAPABILITIES if listed else ())
+    assert welcome.capabilities == (BROKER_CAPABILITIES if listed else ())
     report = status_report(desk.broker.state)
-    assert (report["capabilities"], report["workers"][1]["capabilities"]) == (list(CAPABILITIES), list(listed))
+    assert (report["capabilities"], report["workers"][1]["capabilities"]) == (list(BROKER_CAPABILITIES), list(listed))
 
 
 def test_an_older_verifier_receives_no_new_fields_and_no_salted_jobs() -> None:
@@ -184,7 +185,7 @@ def test_a_job_with_a_salt_waits_for_a_verifier_that_knows_it() -> None:
         desk.take(desk.broker.tick(desk.now))
     assert {to for to, message in desk.sent if isinstance(message, Open)} == {VERIFIER}
     (failed,) = desk.received(b"", Failed)
-    assert "that knows cache_salt was available for 5 s" in failed.reason
+    assert "that supports cache_salt was available for 5 s" in failed.reason
 
 
 def test_older_drafters_receive_no_new_fields_and_no_salted_jobs() -> None:

@@ -92,9 +92,9 @@ def test_a_verifier_is_kept_free_for_a_job_in_quarantine() -> None:
     """The one with the fewest jobs takes no others while such a job waits and none runs."""
     able = [worker("a", 2), worker("b", 1), worker("c", 3)]
     for isolated, expected in ((set(), "ac"), ({b"a"}, "bc")):
-        free = open_to(able, isolated, alone=False, quarantined_wait=True)
+        free = open_to(able, isolated, alone=False, wanted={worker.identity for worker in able})
         assert "".join(one.name for one in free) == expected
-    assert open_to(able, set(), alone=True, quarantined_wait=True) == []
+    assert open_to(able, set(), alone=True, wanted={worker.identity for worker in able}) == []
 
 
 # --- moving -----------------------------------------------------------------------------------------------------------

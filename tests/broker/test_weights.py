@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specq.broker import Broker, Effect, Send, Write
-from specq.broker.state.job import BrokerJob
+from specq.broker.state.job import BrokerJob, Requirements
 from specq.journal import Opening, open_journal
 from specq.journal.records import JobBound, JobEnded, JobTaken, TokensAdded
 from specq.protocol.messages import Hello, Open, Submit
@@ -136,7 +136,7 @@ def test_a_model_without_a_former_fingerprint_has_no_former_jobs() -> None:
     """An empty one matches nothing."""
     desk = Desk()
     (worker,) = desk.broker.state.workers.all()
-    assert [worker.serves(weights, apart=False) for weights in ("", "toy int", " int", "int")] == [
+    assert [worker.serves(Requirements("toy", weights)) for weights in ("", "toy int", " int", "int")] == [
         True,
         True,
         False,

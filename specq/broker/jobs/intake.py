@@ -21,7 +21,7 @@ from specq.broker.state.job import BrokerJob, JobRequest, bucket
 from specq.broker.state.ledger import Ledger, ended_record, restored, taken_record
 from specq.broker.state.lifecycle import JobEvent
 from specq.broker.state.memory import BrokerState, Find, clipped
-from specq.broker.state.registry import Worker
+from specq.broker.state.registry import Worker, incapable
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.tokenizers import no_verifier
 from specq.journal import JobDropped, StoredJob
@@ -102,9 +102,8 @@ class Intake:
         """Return why no verifier of its model can take a job, or ""."""
         if not verifiers:
             return no_verifier(message.model, self.state.workers.served_models())
-        if message.cache_salt and not any(verifier.knows_owners for verifier in verifiers):
-            return f"no verifier of {verifiers[0].model.name} here supports cache_salt: all have an older version"
-        return ""
+        of_model = [verifier for verifier in verifiers if verifier.model.name == verifiers[0].model.name]
+        return incapable(of_model, JobRequest(message).capabilities)
 
     def _bucket(self, client: bytes, tenant: str) -> str | None:
         """Return the bucket whose share of the queue a job uses. None: no bucket applies."""

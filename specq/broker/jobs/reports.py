@@ -27,7 +27,7 @@ from specq.broker.state.registry import Worker
 from specq.broker.state.traces import MOST_TRACES, TracedJob
 from specq.journal import JobSummary
 from specq.protocol import (
-    CAPABILITIES,
+    BROKER_CAPABILITIES,
     Clock,
     GetClock,
     GetStatus,
@@ -166,7 +166,7 @@ def status_report(state: BrokerState, asker: bytes = b"", num_sessions: int = 0)
     num_running = sum(bool(job.session.verifier) for job in state.jobs.active.values())
     report = {
         "time_s": round(now, 6),
-        "capabilities": list(CAPABILITIES),
+        "capabilities": list(BROKER_CAPABILITIES),
         "models": state.workers.served_models(),
         "workers": [_worker(worker, now, worker.identity in shown) for worker in workers],
         "jobs": {

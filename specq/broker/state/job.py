@@ -31,11 +31,24 @@ from specq.broker.state.peers import Drafters, HeartbeatMark, Readers
 from specq.broker.state.traces import JobTrace
 from specq.broker.state.transcript import JobStats, Transcript
 from specq.journal import NO_CRASHES, Crashes
-from specq.protocol import Explanation, Int32Array, JobInfo, SamplingParams, Speculation, Submit, Tokens
+from specq.protocol import (
+    OWNERS,
+    Explanation,
+    Int32Array,
+    JobInfo,
+    SamplingParams,
+    Speculation,
+    Submit,
+    Tokens,
+    grammar_capability,
+    grammar_kind,
+)
 
 PREFIX_LENGTHS = (16, 64, 256, 1024)  # numbers of prompt tokens at which prompts are compared
 QUARANTINE_CRASHES = 2  # a job runs alone after this number of crashes of verifiers that held it
 CLEARED_AFTER = 16  # new tokens since the last crash, after which the job runs alone no more
+GRAMMAR_CHARACTERS = 4  # of a grammar take as much memory as a token
+NO_CAPABILITIES: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -161,6 +174,21 @@ class JobRequest:
         """Return the maximum number of tokens of the finished job, prompt included."""
         return self.prompt_len + self.params.max_tokens
 
+    @property
+    def grammar_size(self) -> int:
+        """Return the memory of the grammar, in tokens."""
+        return len(self.params.grammar) // GRAMMAR_CHARACTERS
+
+    @cached_property
+    def capabilities(self) -> frozenset[str]:
+        """Return what a verifier must be able to do: keep owners apart, build grammars of the job's kind."""
+        grammar, needed = self.params.grammar, NO_CAPABILITIES
+        if grammar:
+            needed |= {grammar_capability(grammar_kind(grammar))}
+        if self.submit.cache_salt:
+            needed |= {OWNERS}
+        return needed
+
     def prefix_keys(self, sharers: str) -> tuple[int, ...]:
         """Return hashes of the prompt's prefixes. Equal prefixes of the same `sharers` have equal hashes.
 
@@ -189,14 +217,14 @@ class Requirements(NamedTuple):
     - `weights`: the weights that its tokens came from, once there are tokens.
     - `alone`: the verifier must not run other jobs.
     - `avoided`: verifiers to use only as a last choice.
-    - `apart`: the verifier must keep the texts of different owners apart.
+    - `capabilities`: what the verifier must be able to do, as in `Hello.capabilities`.
     """
 
     model: str
     weights: str
     alone: bool = False
     avoided: frozenset[bytes] = frozenset()
-    apart: bool = False
+    capabilities: frozenset[str] = NO_CAPABILITIES
 
 
 class BrokerJob:
@@ -233,8 +261,8 @@ class BrokerJob:
     @property
     def requirements(self) -> Requirements:
         weights = self.session.weights if self.transcript.token_ids else ""
-        apart = bool(self.request.submit.cache_salt)
-        return Requirements(self.request.model, weights, self.is_quarantined, self.session.avoided, apart)
+        request = self.request
+        return Requirements(request.model, weights, self.is_quarantined, self.session.avoided, request.capabilities)
 
     @property
     def is_quarantined(self) -> bool:

@@ -8,12 +8,13 @@ drafts from the text alone, and fits all verifiers.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specq.broker.state.job import Requirements
 from specq.broker.state.rights import NOBODY, Shown
-from specq.protocol import OWNERS, Heartbeat, Hello, ModelInfo, fits
+from specq.protocol import GRAMMAR_TEXTS, OWNERS, Heartbeat, Hello, ModelInfo, fits
 
 HANGING_BEATS = 3
 MOST_STEP = 9.0  # a long step may extend the allowed silence by at most this many times, for any reported step time
@@ -43,6 +44,10 @@ class Worker:
     metrics: dict[str, Any] = field(default_factory=dict)  # its counters, from its last heartbeat
     job_ids: set[int] = field(default_factory=set)
     prefixes: OrderedDict[int, None] = field(default_factory=OrderedDict)  # keys of prompts that were placed there
+    capabilities: frozenset[str] = field(init=False)  # what it can do beyond the oldest version
+
+    def __post_init__(self) -> None:
+        self.capabilities = frozenset(self.hello.capabilities)
 
     @property
     def name(self) -> str:
@@ -55,7 +60,12 @@ class Worker:
     @property
     def knows_owners(self) -> bool:
         """Return whether it keeps sessions of different owners apart, and knows the fields for that."""
-        return OWNERS in self.hello.capabilities
+        return OWNERS in self.capabilities
+
+    @property
+    def knows_grammars(self) -> bool:
+        """Return whether it can take part in jobs with a grammar. Of a drafter: whether it reads their verdicts."""
+        return GRAMMAR_TEXTS in self.capabilities
 
     @property
     def weights(self) -> str:
@@ -78,12 +88,9 @@ class Worker:
             return None
         return former if model.added_eos_ids else self.weights
 
-    def serves(self, weights: str, *, apart: bool) -> bool:
-        """Return whether a job that is bound to these weights can continue here. "": it is not bound.
-
-        `apart`: the texts of its owner must be kept apart from others.
-        """
-        return self.binding(weights) is not None and (self.knows_owners or not apart)
+    def serves(self, requirements: Requirements) -> bool:
+        """Return whether a job of this model can continue here: weights and capabilities fit."""
+        return requirements.capabilities <= self.capabilities and self.binding(requirements.weights) is not None
 
     @property
     def has_room(self) -> bool:
@@ -125,6 +132,25 @@ class Worker:
     def num_known(self, keys: Iterable[int]) -> int:
         """Return how many of a prompt's keys it has computed before."""
         return sum(key in self.prefixes for key in keys)
+
+
+def ability(capability: str) -> str:
+    """Return a capability of verifiers in a user's words."""
+    if capability == OWNERS:
+        return "supports cache_salt"
+    return f"builds grammars of the kind {capability.rpartition('/')[2]}"
+
+
+def incapable(verifiers: Sequence[Worker], needed: frozenset[str]) -> str:
+    """Return why no verifier of a model has all the needed capabilities, or ""."""
+    if not needed or any(needed <= worker.capabilities for worker in verifiers):
+        return ""
+    common = frozenset.intersection(*[worker.capabilities for worker in verifiers])
+    missing = sorted(needed - common)
+    why = "all have an older version"
+    if OWNERS not in missing and any(worker.knows_grammars for worker in verifiers):
+        why = "the package llguidance is not installed there, or the model has no tokenizer.json"
+    return f"no verifier of {verifiers[0].model.name} here {' and '.join(map(ability, missing))}: {why}"
 
 
 class WorkerRegistry:

@@ -19,7 +19,17 @@ from specq.broker.state.job import BrokerJob
 from specq.broker.state.memory import BrokerState, Send
 from specq.broker.state.registry import Worker, least_loaded
 from specq.broker.workers.policy import Action, Expected, Reported, reconcile
-from specq.protocol import Activations, Assign, GetActivations, Release, SamplingParams, Verdict, decode
+from specq.protocol import (
+    Activations,
+    Assign,
+    GetActivations,
+    Release,
+    SamplingParams,
+    Verdict,
+    decode,
+    grammar_capability,
+    grammar_kind,
+)
 from specq.verification import strategy
 
 
@@ -55,6 +65,8 @@ class DrafterAssignment:
         fitting = self.state.workers.drafters_for(verifier.model)
         if self.state.sharers(job.request):  # older drafters share their cached texts between all owners
             fitting = [worker for worker in fitting if worker.knows_owners]
+        if job.request.params.grammar:  # older drafters refuse verdicts with tokens that the grammar forced
+            fitting = [worker for worker in fitting if worker.knows_grammars]
         while len(job.drafters) < self.state.settings.drafters_per_job:
             drafter = least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
             if drafter is None:
@@ -81,7 +93,7 @@ class DrafterAssignment:
                 epoch=job.session.epoch,
                 lane=lane,
                 prompt_len=transcript.prompt_len,
-                params=drafting_params(request.params),
+                params=drafting_params(request.params, worker.capabilities),
                 speculation=request.speculation,
                 trace=trace is not None and trace.in_all_processes,
                 owner=self.state.sharers(request) if worker.knows_owners else "",
@@ -169,8 +181,14 @@ class DrafterAssignment:
         self.state.outbox.send_front(worker.identity, verdict)
 
 
-def drafting_params(params: SamplingParams) -> SamplingParams:
-    """Return the parameters for drafters. The seed is left out if it determines the draws that judge their drafts."""
+def drafting_params(params: SamplingParams, capabilities: frozenset[str]) -> SamplingParams:
+    """Return the parameters for a drafter with these capabilities.
+
+    The seed is left out if it determines the draws that judge its drafts. The grammar is left out unless the drafter
+    can mask: the verifier judges each draft by the grammar.
+    """
+    if params.grammar and grammar_capability(grammar_kind(params.grammar)) not in capabilities:
+        params = replace(params, grammar="")
     return replace(params, seed=0) if strategy(params.strategy).takes_distributions else params
 
 

@@ -80,13 +80,13 @@ class Placement:
     def _places_for(self, requirements: Requirements) -> list[Worker] | None:
         """Return the verifiers with space that meet the requirements, or None."""
         able, isolated = self._able(requirements), self.state.jobs.isolated()
-        waiting = any(other.model == requirements.model for other in self.state.jobs.queue.quarantined())
-        return open_to(able, isolated, alone=requirements.alone, quarantined_wait=waiting) or None
+        quarantined = [one for one in self.state.jobs.queue.quarantined() if one.model == requirements.model]
+        wanted = {worker.identity for one in quarantined for worker in self._able(one)}
+        return open_to(able, isolated, alone=requirements.alone, wanted=wanted) or None
 
     def _able(self, requirements: Requirements) -> list[Worker]:
         """Return the verifiers that meet the requirements, with or without space."""
-        weights, apart = requirements.weights, requirements.apart
-        able = [w for w in self.state.workers.verifiers(requirements.model) if w.serves(weights, apart=apart)]
+        able = [w for w in self.state.workers.verifiers(requirements.model) if w.serves(requirements)]
         return [w for w in able if w.identity not in requirements.avoided] or able
 
     def _clear_for_quarantined(self) -> bool:
@@ -120,8 +120,9 @@ class Placement:
             recent = now - 2 * self.state.settings.heartbeat_ms / 1000
             able = [w for w in alike if w.identity not in isolated and not w.is_unreachable and w.last_seen >= recent]
             jobs = [job for w in able for job in self.state.jobs.among(w.job_ids)]
-            if not all(w.knows_owners for w in able):
-                jobs = [job for job in jobs if not job.requirements.apart]
+            if len({w.capabilities for w in able}) > 1:  # jobs that need what only some can do stay where they are
+                common = frozenset.intersection(*[w.capabilities for w in able])
+                jobs = [job for job in jobs if job.request.capabilities <= common]
             for job, to in moves(able, jobs, now):
                 self._move(job, to)
 

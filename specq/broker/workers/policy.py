@@ -90,20 +90,21 @@ def is_given_up(crashes: Crashes) -> bool:
     return crashes.lone >= LONE_CRASHES
 
 
-def open_to(able: Iterable[Worker], isolated: set[bytes], *, alone: bool, quarantined_wait: bool) -> list[Worker]:
+def open_to(able: Iterable[Worker], isolated: set[bytes], *, alone: bool, wanted: set[bytes]) -> list[Worker]:
     """Return the verifiers that may take a job.
 
     - `isolated`: verifiers that run a job in quarantine. They take no other job.
     - `alone`: the job is in quarantine. It needs a verifier without other jobs.
-    - `quarantined_wait`: jobs in quarantine wait. While none runs, the verifier with the fewest jobs takes no other
-      jobs.
+    - `wanted`: verifiers that could run a waiting job in quarantine. While none runs, the one of them with the fewest
+      jobs takes no other jobs.
     """
     able = [worker for worker in able if worker.has_room]
     free = [worker for worker in able if worker.identity not in isolated]
     if alone:
         return [worker for worker in free if not worker.job_ids]
-    if quarantined_wait and len(free) == len(able) and free:
-        free.remove(min(free, key=lambda worker: len(worker.job_ids)))
+    kept = [worker for worker in free if worker.identity in wanted]
+    if kept and len(free) == len(able):
+        free.remove(min(kept, key=lambda worker: len(worker.job_ids)))
     return free
 
 

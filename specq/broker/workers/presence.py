@@ -24,10 +24,21 @@ import structlog
 
 from specq.broker.state.job import BrokerJob, JobSession, Requirements, Unconfirmed
 from specq.broker.state.memory import BrokerState, Connect
-from specq.broker.state.registry import Worker
+from specq.broker.state.registry import Worker, ability
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.policy import Action, Expected, Reported, reconcile
-from specq.protocol import CAPABILITIES, Ack, Close, Heartbeat, Hello, ModelInfo, Refused, Welcome, fits, mismatch
+from specq.protocol import (
+    BROKER_CAPABILITIES,
+    Ack,
+    Close,
+    Heartbeat,
+    Hello,
+    ModelInfo,
+    Refused,
+    Welcome,
+    fits,
+    mismatch,
+)
 
 log = structlog.get_logger(__name__)
 MAX_OPENS = 3  # unconfirmed by a verifier, before the session counts as given back
@@ -48,7 +59,7 @@ class Presence:
             self._note_fault(identity, "worker_refused", message.name, reason)
             self.state.outbox.send_front(identity, Refused(reason=reason))
             return
-        capabilities = CAPABILITIES if message.capabilities else ()  # else it cannot read the answer
+        capabilities = BROKER_CAPABILITIES if message.capabilities else ()  # else it cannot read the answer
         beats = self.state.settings.heartbeat_ms
         self.state.outbox.send_front(identity, Welcome(heartbeat_ms=beats, capabilities=capabilities))
         if known is not None:
@@ -243,20 +254,20 @@ class Unserved:
 
     def _is_served(self, missing: Requirements) -> bool:
         verifiers = self.state.workers.verifiers(missing.model)
-        return any(worker.serves(missing.weights, apart=missing.apart) for worker in verifiers)
+        return any(worker.serves(missing) for worker in verifiers)
 
     def _reason(self, missing: Requirements) -> str:
         what = f"of the model {missing.model}"
         if missing.weights:
             what += f" with the weights {shown(missing.weights)}, which generated the start of the text,"
-        if missing.apart:
-            what += " that knows cache_salt"
+        if missing.capabilities:
+            what += f" that {' and '.join(map(ability, sorted(missing.capabilities)))}"
         served = _served(self.state.workers.verifiers())
         return f"no verifier {what} was available for {self.patience_s:g} s (weights_wait_seconds); {served}"
 
 
 def _wanted(requirements: Requirements) -> Requirements:
-    """Return the requirements that depend on verifiers: model, weights, and whether owners are kept apart."""
+    """Return the requirements that depend on verifiers: model, weights, and capabilities."""
     return requirements._replace(alone=False, avoided=frozenset())
 
 
