@@ -60,5 +60,11 @@ def of_job(error: JobError, names: Mapping[str, str] | None = None) -> ApiError:
     if error.code == "conflict":
         message = "this Idempotency-Key was used with another request; take another key"
     headers = _NO_RETRY if status == 409 else {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
-    param = (names or {}).get(error.field, error.field)[:MAX_PARAM]
+    param = (names or {}).get(_field_of(error), _field_of(error))[:MAX_PARAM]
     return ApiError(message, status, param or None, error.code, headers)
+
+
+def _field_of(error: JobError) -> str:
+    """Return the wrong argument of a job. A verifier names none, but its refusal of a grammar begins with the word."""
+    is_grammar = not error.field and error.code == "invalid" and str(error).startswith("grammar")
+    return "grammar" if is_grammar else error.field

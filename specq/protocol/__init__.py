@@ -82,7 +82,7 @@ from specq.protocol.errors import (
 )
 from specq.protocol.explanation import Explanation, RejectedDraft, RoundTime, read_rejected
 from specq.protocol.field_checks import MOST_LEVELS, is_too_deep
-from specq.protocol.grammars import GRAMMAR_KINDS, grammar_capability, grammar_kind
+from specq.protocol.grammars import GRAMMAR_KINDS, grammar_capability, grammar_kind, grammar_text
 from specq.protocol.layout import MAX_ARRAY
 from specq.protocol.logprob_record import LogprobRecord
 from specq.protocol.messages import (
@@ -340,6 +340,7 @@ __all__ = [
     "from_bf16",
     "grammar_capability",
     "grammar_kind",
+    "grammar_text",
     "in_version_of",
     "is_too_deep",
     "known_names",
