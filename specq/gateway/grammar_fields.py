@@ -230,7 +230,7 @@ def _whitespace(part: Part) -> Grammar:
     raise part.refused(_WHITESPACE)
 
 
-_WHITESPACE = "the model chooses the whitespace of JSON"
+_WHITESPACE = "JSON has one space behind : and , and no other"
 _FORMATS: dict[str, Read] = {
     "text": _free,
     "json_object": _object,
@@ -247,7 +247,7 @@ _STRUCTURED: dict[str, Read] = {
     "structural_tag": _structural_tag,
 }
 _FLAGS: dict[str, tuple[Check, Any, str]] = {  # name -> type, the only value if not None, reason
-    "disable_any_whitespace": (is_flag, None, ""),
+    "disable_any_whitespace": (is_flag, None, ""),  # so it is always
     "disable_additional_properties": (is_flag, False, 'write "additionalProperties": false into the schema'),
     "whitespace_pattern": (is_text, "", _WHITESPACE),
 }
