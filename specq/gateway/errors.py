@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specq.protocol import JobError
+from specq.protocol import JobError, is_about_grammar
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _STATUS = {  # of the codes of JobError
@@ -65,6 +65,6 @@ def of_job(error: JobError, names: Mapping[str, str] | None = None) -> ApiError:
 
 
 def _field_of(error: JobError) -> str:
-    """Return the wrong argument of a job. A verifier names none, but its refusal of a grammar begins with the word."""
-    is_grammar = not error.field and error.code == "invalid" and str(error).startswith("grammar")
+    """Return the wrong argument of a job. A verifier names none, but its reason says whether it is the grammar."""
+    is_grammar = not error.field and error.code == "invalid" and is_about_grammar(str(error))
     return "grammar" if is_grammar else error.field
