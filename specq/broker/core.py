@@ -53,6 +53,7 @@ from specq.protocol import (
     Verdict,
     Verdicts,
     decode,
+    is_about_grammar,
     type_of,
 )
 from specq.transport import Grant
@@ -289,7 +290,7 @@ class Broker:
         """End the jobs that were given up, and return all effects."""
         while self.state.jobs.given_up:
             job, reason = self.state.jobs.given_up.pop()
-            self.intake.fail(job, "engine", reason)
+            self.intake.fail(job, "invalid" if is_about_grammar(reason) else "engine", reason)
         if self.validates:
             validate(self.state)
         return self.state.outbox.take()

@@ -31,12 +31,13 @@ from specq.gateway.fields import (
     is_text,
     read_content,
 )
+from specq.gateway.grammar_fields import COMPLETIONS, choose_grammar
 
 MAX_LENGTH = 2**31 - 1
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of a message, as in OpenAI's API
 _TEMPLATE = ("tools", "documents", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort")
 _OWN = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "explain")
-KNOWN = (*_OWN, "top_logprobs", "tool_choice", "response_format", *_TEMPLATE, *SAMPLING, *SPECULATION)
+KNOWN = (*_OWN, "top_logprobs", "tool_choice", *COMPLETIONS, *_TEMPLATE, *SAMPLING, *SPECULATION)
 _ONLY = {
     **ONLY,
     "echo": (False,),
@@ -62,18 +63,19 @@ def read(body: Any) -> Call:
     """Return the call; raise ApiError that names the wrong field."""
     fields = given(body)
     check_known(fields, KNOWN, IGNORED, _ONLY, _REFUSED)
-    _check_format(fields)
     streaming = read_stream(fields)
     n = read_choices(fields, 1)
     num_top = _read_top(fields)
     arguments = job_arguments(fields) | {"messages": read_messages(fields), "n": n}
     arguments["chat_template_kwargs"] = read_variables(fields)
+    chosen = choose_grammar(fields, COMPLETIONS)
+    arguments["grammar"] = chosen.grammar
     limit = _read_limit(fields)
     arguments["max_tokens"] = limit or MAX_LENGTH  # the client reduces it to the room in the model
     explain = arguments["explain"] = read_explain(fields)
     if num_top >= 0:
         arguments["logprobs"] = num_top
-    return Call(arguments, read_model(fields), *streaming, num_top, 1, n, explain)
+    return Call(arguments, read_model(fields), *streaming, num_top, 1, n, explain, names=chosen.names)
 
 
 def _read_limit(fields: dict[str, Any]) -> int:
@@ -82,14 +84,6 @@ def _read_limit(fields: dict[str, Any]) -> int:
         if name in fields:
             return read_count(name, fields[name], MAX_LENGTH)
     return 0
-
-
-def _check_format(fields: dict[str, Any]) -> None:
-    wanted = check("response_format", fields.get("response_format", {"type": "text"}), is_object)
-    if wanted != {"type": "text"}:
-        kind = str(wanted.get("type"))[:40]
-        message = f"response_format of type {kind!r} is not supported: specq has no grammars yet; only 'text' is"
-        raise ApiError(message, param="response_format", code="unsupported_parameter")
 
 
 def _read_top(fields: dict[str, Any]) -> int:

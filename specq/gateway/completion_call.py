@@ -23,6 +23,7 @@ from specq.gateway.fields import (
     is_flag,
     is_object,
 )
+from specq.gateway.grammar_fields import COMPLETIONS, choose_grammar
 
 MOST_CHOICES = 128  # completions in one request, over all its prompts
 MAX_TOP = 20  # most likely tokens listed for each token
@@ -136,18 +137,19 @@ KNOWN = (
     "logprobs",
     "best_of",
     "explain",
+    *COMPLETIONS,
     *SAMPLING,
     *SPECULATION,
 )
 _NAMES = {"token_ids": "prompt"}
 _EMPTY: tuple[Any, ...] = ("", [])  # prompts without content
 _ONLY = {**ONLY, "echo": (False,), "suffix": ("",)}
-_REFUSED = {**REFUSED, "prompt_embeds": "send a prompt", "response_format": "specq has no grammars yet"}
+_REFUSED = {**REFUSED, "prompt_embeds": "send a prompt"}
 
 
 def read(body: Any) -> Call:
     """Return the call; raise ApiError that names the wrong field."""
-    fields = _without_text_format(given(body))
+    fields = given(body)
     check_known(fields, KNOWN, IGNORED, _ONLY, _REFUSED)
     source, num_prompts = _read_prompt(fields)
     streaming = read_stream(fields)
@@ -156,16 +158,13 @@ def read(body: Any) -> Call:
         raise ApiError("best_of is not supported beyond n; leave it out", param="best_of", code="unsupported_parameter")
     num_top = read_top("logprobs", fields) if "logprobs" in fields else -1
     arguments = job_arguments(fields) | source | {"max_tokens": fields.get("max_tokens", MAX_TOKENS), "n": n}
+    chosen = choose_grammar(fields, COMPLETIONS)
+    arguments["grammar"] = chosen.grammar
     explain = arguments["explain"] = read_explain(fields)
     if num_top >= 0:
         arguments["logprobs"] = num_top
-    return Call(arguments, read_model(fields), *streaming, num_top, num_prompts, n, explain, names=_NAMES)
-
-
-def _without_text_format(fields: dict[str, Any]) -> dict[str, Any]:
-    if fields.get("response_format") == {"type": "text"}:
-        return {name: value for name, value in fields.items() if name != "response_format"}
-    return fields
+    names = _NAMES | chosen.names
+    return Call(arguments, read_model(fields), *streaming, num_top, num_prompts, n, explain, names=names)
 
 
 def _read_prompt(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:

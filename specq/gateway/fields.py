@@ -12,11 +12,13 @@ docs/http-api.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
 
 from specq.gateway.errors import MAX_PARAM, ApiError
-from specq.protocol import JobError, did_you_mean
+from specq.protocol import JobError, did_you_mean, known_names
 from specq.text import MissingContentError, UnsupportedPartError
 from specq.text import read_content as content_of
 
@@ -61,6 +63,7 @@ _NAMES: dict[Check, str] = {
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "n"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words", "bad_token_ids"),
+    "grammar",
 )
 SPECULATION = (
     *("strategy", "threshold", "typical_eps", "typical_delta", "mode", "num_candidates", "candidate_temp"),
@@ -84,6 +87,7 @@ IGNORED: dict[str, Check] = {
     "early_stopping": is_flag,
     "include_reasoning": is_flag,
     "request_id": is_text,
+    "guided_decoding_backend": is_text,
 }
 ONLY: dict[str, tuple[Any, ...]] = {
     "store": (False,),
@@ -98,12 +102,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (),
 }
 _CODES = {UnsupportedPartError: "unsupported_parameter", MissingContentError: "missing_parameter"}
-_GRAMMAR = "specq has no grammars yet"
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(
-        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"), _GRAMMAR
-    ),
-    **dict.fromkeys(("guided_whitespace_pattern", "structured_outputs", "structural_tag"), _GRAMMAR),
     "prompt_logprobs": "specq computes no log-probabilities of the prompt",
     "allowed_token_ids": "use logit_bias or bad_token_ids",
     "logits_processors": "requests bring no code",
@@ -160,6 +159,67 @@ def check(name: str, value: Any, kind: Check) -> Any:
     if not kind(value):
         raise ApiError(f"{name} is {_kind(value)}, but must be {_NAMES[kind]}", param=name, code="invalid_type")
     return value
+
+
+class Part(NamedTuple):
+    """A field of a request, or a part of one: its name in errors, and its value."""
+
+    name: str
+    value: Any
+
+    def of(self, kind: Check) -> Any:
+        """Return the value if it has this type."""
+        try:
+            return check(self.name, self.value, kind)
+        except ApiError as error:
+            error.param = self.field
+            raise
+
+    def parts(self, *known: str) -> dict[str, Part]:
+        """Return the parts of an object that are not null; refuse unknown ones."""
+        parts = {name: value for name, value in self.of(is_object).items() if value is not None}
+        for name in parts:
+            if name not in known:
+                raise self.wrong(f"has an unknown part {name[:64]!r}; {known_names(name, known)}", "unknown_parameter")
+        return {name: Part(f"{self.name}.{name}", value) for name, value in parts.items()}
+
+    def entries(self) -> list[Part]:
+        """Return the entries of a list."""
+        return [Part(f"{self.name}[{place}]", value) for place, value in enumerate(self.of(is_list))]
+
+    def among(self, known: Collection[str]) -> str:
+        """Return the type of an object, which must be one of `known`."""
+        kind = need(self.parts(*self.of(is_object)), "type", self)
+        if kind.of(is_text) not in known:
+            raise kind.wrong(f"is {kind.value[:40]!r}, but must be one of {', '.join(known)}")
+        return str(kind.value)
+
+    def parsed(self) -> Part:
+        """Return the part, which may be given as JSON text."""
+        if not isinstance(self.value, str):
+            return self
+        try:
+            return self._replace(value=orjson.loads(self.value))
+        except ValueError as error:
+            raise self.wrong(f"is not valid JSON: {error}") from None
+
+    @property
+    def field(self) -> str:
+        """The field that the part belongs to."""
+        return self.name.partition(".")[0].partition("[")[0]
+
+    def wrong(self, message: str, code: str = "invalid_value") -> ApiError:
+        return ApiError(f"{self.name} {message}", param=self.field, code=code)
+
+    def refused(self, reason: str) -> ApiError:
+        return self.wrong(f"is not supported: {reason}", "unsupported_parameter")
+
+
+def need(parts: Mapping[str, Part], name: str, whole: Part) -> Part:
+    """Return a part that must be there."""
+    if name not in parts:
+        raise ApiError(f"{whole.name}.{name} is missing", param=whole.field, code="missing_parameter")
+    return parts[name]
 
 
 def check_role(field: str, name: str, role: str, roles: Sequence[str]) -> str:

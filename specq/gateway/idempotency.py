@@ -62,10 +62,11 @@ def read(headers: Mapping[str, str], path: str, body: Any, call: Call) -> Repeat
             "Last-Event-ID resumes a stream; also give stream and the Idempotency-Key of that stream",
             param="Last-Event-ID",
         )
-    return Repeatable(key, digest(path, body), event_id) if key else Repeatable()
+    return Repeatable(key, digest(path, body, call.arguments.get("grammar")), event_id) if key else Repeatable()
 
 
-def digest(path: str, body: Any) -> str:
-    """Return a digest of a request that ignores the order of its fields."""
+def digest(path: str, body: Any, grammar: Any = None) -> str:
+    """Return a digest of a request that ignores the order of its fields, but not that of a grammar's properties."""
     content = path.encode() + b"\n" + orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
+    content += orjson.dumps(grammar) if grammar else b""
     return hashlib.sha256(content).hexdigest()

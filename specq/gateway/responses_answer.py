@@ -18,7 +18,6 @@ _FIXED: Json = {
     "previous_response_id": None,
     "reasoning": {"effort": None, "summary": None},
     "store": False,
-    "text": {"format": {"type": "text"}},
     "tool_choice": "none",
     "tools": [],
     "truncation": "disabled",

@@ -27,6 +27,7 @@ from specq.gateway.fields import (
     is_text,
     read_content,
 )
+from specq.gateway.grammar_fields import RESPONSES, choose_grammar
 
 _CALL_PARTS = ("input_text", "text")
 
@@ -75,13 +76,12 @@ _OWN = (
     "max_output_tokens",
     "stream",
     "stream_options",
-    "text",
     "reasoning",
     "truncation",
     "include",
     "top_logprobs",
 )
-KNOWN = (*_OWN, *(name for name in SAMPLING if name != "n"), *SPECULATION)
+KNOWN = (*_OWN, *RESPONSES, *(name for name in SAMPLING if name != "n"), *SPECULATION)
 _ONLY: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "background": (False,),
@@ -99,6 +99,7 @@ _REFUSED = {
     "max_tokens": "its name is max_output_tokens here",
     "max_completion_tokens": "its name is max_output_tokens here",
     "messages": "its name is input here",
+    "response_format": "its name is text.format here",
     "max_tool_calls": "specq does not read tool calls yet",
     "n": _CHAT,
     "logprobs": _CHAT,
@@ -130,19 +131,21 @@ def read(body: Any) -> Call:
     """Return the call; raise ApiError that names the wrong field."""
     fields = given(body)
     check_known(fields, KNOWN, IGNORED, _ONLY, _REFUSED)
-    _check_format(fields)
     stream, num_top = read_stream(fields)[0], _read_logprobs(fields)
     limit = fields.get("max_output_tokens")
     most = MAX_LENGTH if limit is None else read_count("max_output_tokens", limit, MAX_LENGTH)
     arguments = job_arguments(fields) | {"messages": _messages(fields), "max_tokens": most, "n": 1}
     arguments["chat_template_kwargs"] = _variables(fields)
+    chosen = choose_grammar(fields, RESPONSES)
+    arguments["grammar"] = chosen.grammar
     if num_top >= 0:
         arguments["logprobs"] = num_top
     if fields.get("truncation", "disabled") != "disabled":
         raise ApiError(
             "truncation is not supported; shorten the input", param="truncation", code="unsupported_parameter"
         )
-    return Call(arguments, read_model(fields), stream, num_top=num_top, repeated=_repeated(fields), names=_NAMES)
+    names = _NAMES | chosen.names
+    return Call(arguments, read_model(fields), stream, num_top=num_top, repeated=_repeated(fields), names=names)
 
 
 def _read_logprobs(fields: dict[str, Any]) -> int:
@@ -166,18 +169,12 @@ def _repeated(fields: dict[str, Any]) -> dict[str, Any]:
         "instructions": fields.get("instructions"),
         "max_output_tokens": fields.get("max_output_tokens"),
         "metadata": fields.get("metadata", {}),
+        "text": {"format": {"type": "text"}} | given(fields.get("text", {})),
         "temperature": fields.get("temperature", 1.0),
         "top_logprobs": fields.get("top_logprobs", 0),
         "top_p": fields.get("top_p", 1.0),
         "user": fields.get("user"),
     }
-
-
-def _check_format(fields: dict[str, Any]) -> None:
-    text = check("text", fields.get("text", {}), is_object)
-    unknown = [name for name in text if name not in ("format", "verbosity")]
-    if unknown or text.get("format") not in (None, {"type": "text"}) or text.get("verbosity") not in (None, "medium"):
-        raise ApiError("text is not supported beyond format text: specq has no grammars yet", param="text")
 
 
 def _variables(fields: dict[str, Any]) -> dict[str, Any]:

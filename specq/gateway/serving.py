@@ -221,7 +221,7 @@ class AnswerStream:
         position = prepared.repeatable.position(prepared.num_choices)
         with_ids = bool(prepared.repeatable.key)
         self._events = prepared.answering.events(prepared.head, position, with_ids=with_ids)
-        self._total_s, self._started = total_s, time.monotonic()
+        self._total_s, self._started, self._names = total_s, time.monotonic(), prepared.call.names
         self._last = 0.0  # time of the last piece
         self._metrics, self._model = metrics, prepared.served.info.name
         self._pieces: PieceStream = prepared.client.open_stream(prepared.requests, prepared.served, position.known)
@@ -246,7 +246,7 @@ class AnswerStream:
             self._metrics.note_results(self._model, self._events.results, time.monotonic() - self._started)
             yield self._events.closing()
         except JobError as error:
-            yield self._events.failed(of_job(error))
+            yield self._events.failed(of_job(error, self._names))
         except ApiError as error:
             yield self._events.failed(error)
         except Exception as error:  # noqa: BLE001 - one request's fault is nobody else's

@@ -1,6 +1,9 @@
 """Grammars of jobs at the verifier: built by llguidance, followed by the transcript, applied as masks.
 
 - `forms`: a grammar's text to llguidance's.
+- `builder`: tries a grammar in another process (`trial_process`, `trial`), then builds it in a thread (`building`).
+- `limits`: what a grammar may cost. `place`: where in a schema something is refused.
+- `tokenizer`: a model's tokenizer as llguidance has it.
 - `session_grammar`: the grammar of one session: what its transcript allows next.
 - `step_masks`: the masks of a step's sessions, for the judge.
 
@@ -9,7 +12,10 @@ masks, forced tokens, and where a text ends. A verifier without llguidance or to
 kind, add a line in `specq.protocol.grammars` and one in `forms`.
 """
 
+from specq.grammar.builder import GrammarBuilder
+from specq.grammar.limits import limits_of
 from specq.grammar.session_grammar import SessionGrammar
 from specq.grammar.step_masks import StepMasks
+from specq.grammar.tokenizer import GrammarTokenizer
 
-__all__ = ["SessionGrammar", "StepMasks"]
+__all__ = ["GrammarBuilder", "GrammarTokenizer", "SessionGrammar", "StepMasks", "limits_of"]

@@ -14,6 +14,7 @@ import zmq
 from specq.config import TargetConfig, own_options
 from specq.drafting import make_sources
 from specq.engines import ENGINES, Engine, EngineSpec, warm_up_steps
+from specq.grammar import GrammarBuilder, limits_of
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import (
     ConfigError,
@@ -54,6 +55,7 @@ from specq.verifier import (
 
 log = structlog.get_logger(__name__)
 
+GRAMMAR_BYTES = 2 << 30  # of memory for the grammars of all sessions
 GRAMMAR_MS = 2  # how often a verifier without other work asks for grammars that are being built
 MANY_OPENERS = 64  # entries of closed sessions before they are removed
 
@@ -272,6 +274,7 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     )
     sources = list(make_sources(setup))
     prepare_steps(engine, sources, prefill_rows, config.max_sessions)
+    files = load_tokenizer_files(model)
     return Verifier(
         engine,
         curve,
@@ -284,8 +287,21 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
         max_prefill_rows=prefill_rows,
         trust_drafts=config.trust_drafts,
         measures_drafts=config.drafts == "measured",
-        tokenizer_files=load_tokenizer_files(model),
+        tokenizer_files=files,
+        grammar_builder=_grammar_builder(files, engine, curve(1), config.max_sessions),
     )
+
+
+def _grammar_builder(files: dict[str, str], engine: Engine, step_s: float, max_sessions: int) -> GrammarBuilder | None:
+    """Return what builds the grammars of jobs, for steps of `step_s` seconds; None if that is impossible here."""
+    info, limits = engine.info, limits_of(step_s, GRAMMAR_BYTES // max_sessions)
+    builder = GrammarBuilder(files, info.vocab_size, info.eos_ids, limits)
+    reason = builder.prepare()
+    if reason:
+        log.info("grammars_not_served", reason=reason)
+        builder.close()
+        return None
+    return builder
 
 
 def _make_engine(

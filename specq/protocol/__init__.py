@@ -82,7 +82,14 @@ from specq.protocol.errors import (
 )
 from specq.protocol.explanation import Explanation, RejectedDraft, RoundTime, read_rejected
 from specq.protocol.field_checks import MOST_LEVELS, is_too_deep
-from specq.protocol.grammars import GRAMMAR_KINDS, grammar_capability, grammar_kind, has_grammar_kind
+from specq.protocol.grammars import (
+    GRAMMAR_KINDS,
+    grammar_capability,
+    grammar_kind,
+    grammar_text,
+    has_grammar_kind,
+    is_about_grammar,
+)
 from specq.protocol.layout import MAX_ARRAY
 from specq.protocol.logprob_record import LogprobRecord
 from specq.protocol.messages import (
@@ -351,8 +358,10 @@ __all__ = [
     "from_bf16",
     "grammar_capability",
     "grammar_kind",
+    "grammar_text",
     "has_grammar_kind",
     "in_version_of",
+    "is_about_grammar",
     "is_too_deep",
     "known_names",
     "mismatch",

@@ -103,6 +103,11 @@ def grammar_kind(grammar: str) -> str:
     return grammar[2 : grammar.index('"', 2)] if grammar else ""
 
 
+def is_about_grammar(reason: str) -> bool:
+    """Return whether a verifier's reason for a failure is the job's grammar. Such a reason begins with the word."""
+    return reason.startswith(("grammar", "the grammar"))
+
+
 def grammar_text(value: Any) -> str:
     """Return the JSON text of a grammar, with its kind as the first key. None, "" and {} mean no grammar.
 

@@ -10,7 +10,7 @@ import pytest
 from specq.broker import Broker
 from specq.broker.state.job import CLEARED_AFTER, BrokerJob
 from specq.journal.records import Crashes, JobCrashed
-from specq.protocol.messages import Failed, Heartbeat, Hello, Open
+from specq.protocol.messages import Failed, Heartbeat, Hello, Open, SessionFailed
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.toy import toy_info, toy_text
 from specq.testing.world import World
@@ -250,6 +250,16 @@ def test_a_lost_welcome_is_said_again() -> None:
     assert received.TYPE == "welcome"
     desk.take(desk.broker.tick(desk.now + 1))
     assert desk.broker.state.workers.get(VERIFIER) is not None
+
+
+def test_a_refused_grammar_is_the_jobs_mistake() -> None:
+    """So its client receives the code of a wrong argument. Other failures at a verifier are the engine's."""
+    codes = {"grammar: (a is no pattern": "invalid", "the grammar is too complex here": "invalid", "a grammar": "engine"}
+    for reason, code in codes.items():
+        desk = desk_with(1)
+        desk.back(SessionFailed(session_id=1, epoch=desk.job(1).session.epoch, reason=reason))
+        (failed,) = desk.received(ANN, Failed)
+        assert (failed.code, failed.reason) == (code, reason)
 
 
 def test_a_draining_broker_takes_no_new_jobs() -> None:

@@ -51,6 +51,9 @@ BEYOND = {  # of the right type, and still wrong: beyond the bounds, the model, 
     "fan_out_miss": [[-1]],
     "priority": [1001],
     "deadline": [0, -1],
+    "grammar": [{"no_such": 1}, {"regex": ""}, "no such"],
+    "structured_outputs": [{}, {"json": {}, "regex": "a"}],
+    "guided_choice": [[]],
     "stream_options": [{"include_usage": True}],  # without stream
 }
 OWN = {
@@ -63,7 +66,7 @@ OWN = {
         "max_tokens": [0],
         "max_completion_tokens": [0],
         "top_logprobs": [21, 3],
-        "response_format": [{"type": "json_object"}],
+        "response_format": [{"type": "no such"}, {"type": "json_schema"}],
         "chat_template_kwargs": [{"messages": []}],
         "tool_choice": ["required"],
     },

@@ -130,7 +130,7 @@ def test_errors_are_of_openais_kinds(api):
     assert raised.value.param == "temperature"
     assert raised.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError, match="response_format"):
-        api.chat.completions.create(model="fake", messages=CHAT, response_format={"type": "json_object"})
+        api.chat.completions.create(model="fake", messages=CHAT, response_format={"type": "xml"})
     for name in ("tools", "functions", "nonsense"):
         more = {"model": "fake", "extra_body": {name: [{"type": "function", "function": {"name": "f"}, "name": "f"}]}}
         for create, prompt in (

@@ -229,3 +229,24 @@ def test_with_api_keys_the_page_asks_for_one(browser, tmp_path):
         browser.execute_script("document.getElementById('send').click()")
         page.whole()
         assert key not in browser.execute_script("return JSON.stringify(localStorage)")
+
+
+def test_a_schema_makes_answers_json(browser, url):
+    """The box is closed at first. A schema that is not JSON is refused in the gateway's words."""
+    page = Page(browser, url).ready()
+    page.set(temperature=0, max_tokens=60)
+    assert not page.one("#schema").is_displayed()
+    page.one(".schema summary").click()
+    page.one("#schema").send_keys('{"type": "object", "properties": {"b": {"type": "boolean"}, "2": {"enum": ["x"]}}, ')
+    page.one("#prompt").send_keys(PROMPT + "\n")
+    page.wait(lambda: "structured_outputs.json is not valid JSON" in page.one("#error").text)
+    page.one("#schema").send_keys('"required": ["b", "2"], "additionalProperties": false}')
+    assert page.one("#schema-state").text == "given"
+    page.ask()
+    text = page.all(".answer .tokens")[-1].text
+    assert text in ('{"b": true, "2": "x"}', '{"b": false, "2": "x"}')
+    assert page.all(".answer .o-grammar")
+    page.one("#compare").click()
+    page.wait(lambda: page.all("#comparison .same, #comparison .differs"))
+    assert "The texts are the same" in page.one("#comparison").text
+    assert len(page.complaints()) == 1, "the refusal"

@@ -56,7 +56,7 @@ async function ask(text) {
   $("welcome").hidden = true;
   $("prompt").value = "";
   const asked = [...messages, { role: "user", content: text }];
-  const answer = new Answer(), body = settings.body(asked);
+  const answer = new Answer(), body = { ...settings.body(asked), ...format() };
   $("messages").append(make("li", { class: "question" }, text), answer.element);
   const mine = last = { answer, body, stats: null };
   const whole = await run(body, (chunk) => {
@@ -71,6 +71,12 @@ async function ask(text) {
   showFigures($("figures"), answer, last.stats);
   $("said").textContent = answer.text;
   $("prompt").focus();
+}
+
+// The schema is sent as text, since JavaScript would change the order of some keys.
+function format() {
+  const json = $("schema").value.trim();
+  return json ? { structured_outputs: { json } } : {};
 }
 
 let isDue = false;
@@ -143,6 +149,7 @@ $("prompt").addEventListener("keydown", (event) => {
   event.preventDefault();
   $("form").requestSubmit();
 });
+$("schema").addEventListener("input", () => { $("schema-state").textContent = $("schema").value.trim() ? "given" : "none"; });
 $("stop").addEventListener("click", () => running?.abort());
 $("compare").addEventListener("click", compare);
 $("show-rejected").addEventListener("change", (event) => document.body.classList.toggle("shows-rejected", event.target.checked));

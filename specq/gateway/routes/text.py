@@ -54,11 +54,12 @@ async def answer(read: Read, make_answering: MakeAnswering, parts: Parts, reques
     repeatable = idempotency.read(request.headers, request.url.path, body, call)
     try:
         prepared = await prepare(parts.upstream, call, make_answering, request.scope[CALLER], repeatable, size)
+        if call.stream:
+            return await _stream(prepared, parts, request)
+        completing = complete(prepared, parts.limits.total_s, parts.metrics)
+        return json_response(await unless_gone(request.receive, completing))
     except JobError as error:
         raise of_job(error, call.names) from None
-    if call.stream:
-        return await _stream(prepared, parts, request)
-    return json_response(await unless_gone(request.receive, complete(prepared, parts.limits.total_s, parts.metrics)))
 
 
 async def _stream(prepared: Prepared, parts: Parts, request: Request) -> Response:

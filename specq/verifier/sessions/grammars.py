@@ -8,20 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from specq.grammar import SessionGrammar
+from specq.grammar import GrammarTokenizer, SessionGrammar
 from specq.protocol import Fault, SpecqError
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 
 class Builder(Protocol):
     """Builds matchers beside the steps; see `specq.grammar.GrammarBuilder`."""
 
-    @property
-    def tokenizer(self) -> LLTokenizer: ...
+    def tokenizer(self) -> GrammarTokenizer: ...
 
     def begin(self, key: int, grammar: str) -> None: ...
 
@@ -74,7 +73,7 @@ class SessionGrammars:
                 yield session, Fault(reason)
                 continue
             try:
-                session.follow(SessionGrammar(matcher, self._builder.tokenizer, session.end_ids))
+                session.follow(SessionGrammar(matcher, self._builder.tokenizer().inner, session.end_ids))
             except SpecqError as error:
                 yield session, Fault(str(error))
         self._sessions.changed()
