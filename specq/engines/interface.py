@@ -117,6 +117,10 @@ class OverlappingEngine(Engine, Protocol):
     A session may be closed while one of its steps is in flight. Its id may even be opened again. The output of that
     step for the session is then discarded.
 
+    An engine may judge late (`specq.engines.judges_late`): if a step with masks takes tokens of the step before, masks
+    follow from these tokens. Then its `Launched` has a method `judge()`, which the caller calls once the step before
+    has been committed. Until then no step may be launched behind it.
+
     An engine may also have a method `tidy`. It does the work that collecting a step has deferred
     (`specq.engines.tidy`). Any engine may name the chains that it computes faster (`specq.engines.even_chains`). It may
     also declare that it launches steps in other processes (`specq.engines.is_apart`).
@@ -178,6 +182,11 @@ class Computed:
 def takes_unread(engine: Engine) -> bool:
     """Return whether a step may have draft tokens unread by the host; see `OverlappingEngine`."""
     return engine.overlaps and cast("OverlappingEngine", engine).takes_unread
+
+
+def judges_late(engine: Engine) -> bool:
+    """Return whether sessions with masks may take their token from the step in flight; see `OverlappingEngine`."""
+    return not engine.overlaps or bool(getattr(engine, "judges_late", False))
 
 
 def is_apart(engine: Engine) -> bool:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import structlog
 
-from specq.engines import Engine, check_works, tidy
+from specq.engines import Engine, check_works, judges_late, tidy
 from specq.protocol import (
     CAPABILITIES,
     GRAMMAR_CAPABILITIES,
@@ -98,7 +98,7 @@ class Verifier:
         self.engine, self.incarnation = engine, incarnation
         self.trees = DraftTrees()  # of all sessions
         self.sessions = OpenSessions(self.trees, max_uncommitted)
-        self.grammars = SessionGrammars(grammar_builder, self.sessions)
+        self.grammars = SessionGrammars(grammar_builder, self.sessions, judges_late=judges_late(engine))
         self.sources = SourceSet(sources, engine)
         self.control = Controller(
             *(engine, self.sources, (unhelped_curve or curve, curve)),
@@ -247,6 +247,7 @@ class Verifier:
         rounds = in_one([self._commit_part(collected, *part) for part in collected.done])
         self.sessions.changed()
         self._is_filling |= is_burst(step.shares.prompts()[1], len(step.shares))
+        self.in_flight.judge()
         failed = self._fail(faults)
         if not collected.done:
             self._check_works(step, faults)

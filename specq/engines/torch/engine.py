@@ -93,7 +93,7 @@ class TorchEngine:
         self._pool = KvPool(self.info.kv_slots, may_copy=True)
         self._threads, self._is_helped = team, loaded.forward.is_helped
         self._verbose, self._has_judged = verbose, False
-        self.takes_unread = True
+        self.takes_unread = self.judges_late = True
         self.overlaps = self._device.type == "cuda" and isinstance(loaded.forward, FedForward)
         self._flights: list[Flight] = []
         self._collected: tuple[Flight, Judgements] | None = None  # a step that the pool has not committed yet
@@ -148,7 +148,8 @@ class TorchEngine:
             check_tokens(plan.rows.token_ids, batch, self.info)
             output, hidden = self._run(plan, tap, feed_of(batch, unread, after))
             logits, scratch_logits = _set_apart(output.logits, batch)
-            judging, judge_s = self._judge(batch, logits)
+            is_late = batch.masks is not None and batch.fed_by is not None
+            judging, judge_s = (None, 0.0) if is_late else self._judge(batch, logits)
             if not self._has_judged and len(logits):
                 self._has_judged = True
                 warm_up(logits)
@@ -157,8 +158,8 @@ class TorchEngine:
             check_alive(self._device)
             raise
         rest = StepOutput((), hidden, scratch_logits, judge_s)
-        logged = logits if self._verbose else None
-        flight = Flight(plan, judging, rest, after, self._collect, self._discard, logged, unread)
+        kept = logits if self._verbose or is_late else None
+        flight = Flight(plan, judging, rest, after, self._collect, self._discard, kept, unread)
         self._flights.append(flight)
         return flight
 
@@ -184,8 +185,10 @@ class TorchEngine:
         """Wait for the oldest step in flight; see `Launched.collect`."""
         assert flight is self._flights[0]
         self.tidy()
-        judging = flight.judging
         try:
+            flight.judge()
+            judging = flight.judging
+            assert judging is not None
             judgements = judging if isinstance(judging, Judgements) else judging.finish()
         except BaseException:
             self._discard(flight)
@@ -198,7 +201,9 @@ class TorchEngine:
         if not self.overlaps:
             self.tidy()
         batch = flight.plan.batch
-        if flight.logits is not None and batch.session_ids[0] >= 0:  # profiling steps have negative ids
+        if (
+            self._verbose and flight.logits is not None and batch.session_ids[0] >= 0
+        ):  # profiling steps have negative ids
             log_decisions(batch.known(), flight.logits, judgements)
         rest = flight.output
         return StepOutput(judgements, rest.hidden, rest.scratch_logits, rest.judge_s)

@@ -13,7 +13,7 @@ from specq.engines.native.rows import PackedRows
 from specq.engines.torch.forward import FedLines, Feed
 from specq.protocol import BoolArray, Int32Array, IntpArray, StepOutput
 from specq.verification import Judgements, StepBatch, is_handle, known_tokens, places_of
-from specq.verification.begun import Judging, says_own
+from specq.verification.begun import Judging, begin, says_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,17 @@ class Unread(NamedTuple):
 class Flight:
     """A launched step; fulfils `specq.engines.Launched`.
 
-    - judging: the judging in progress, or on a CPU its result.
+    - judging: the judging in progress, or on a CPU its result. None until `judge`, if masks need the step before.
     - output: the return value of the step, except the judgements.
     - after: the step that feeds this one.
-    - logits: the logits to log, if any.
+    - logits: the logits to log or to judge later, if any.
     - unread: the rows with draft tokens unread by the host at launch, and their handles.
     - closed: its sessions that have been closed since launch.
     - is_held: whether another step was planned after it while it was in flight.
     """
 
     plan: Plan
-    judging: Judging | Judgements
+    judging: Judging | Judgements | None
     output: StepOutput
     after: Flight | None
     land: Callable[[Flight], StepOutput]
@@ -89,6 +89,12 @@ class Flight:
         if isinstance(self.judging, Judging):
             return self.judging.tokens is not None or not len(self.judging.judged)
         return says_own(self.plan.batch)
+
+    def judge(self) -> None:
+        """See `specq.engines.OverlappingEngine`."""
+        if self.judging is None:
+            assert self.logits is not None
+            self.judging = begin(self.plan.batch, self.logits)
 
     def collect(self) -> StepOutput:
         """See `specq.engines.Launched`."""

@@ -34,9 +34,9 @@ class Builder(Protocol):
 class SessionGrammars:
     """Sessions that wait for their grammar."""
 
-    def __init__(self, builder: Builder | None, sessions: OpenSessions) -> None:
-        """Take a builder; None: this verifier serves no grammars."""
-        self._builder, self._sessions = builder, sessions
+    def __init__(self, builder: Builder | None, sessions: OpenSessions, *, judges_late: bool) -> None:
+        """Take a builder; None: this verifier serves no grammars. `judges_late`: as of the engine."""
+        self._builder, self._sessions, self._judges_late = builder, sessions, judges_late
         self._waiting = set[int]()
 
     @property
@@ -73,7 +73,8 @@ class SessionGrammars:
                 yield session, Fault(reason)
                 continue
             try:
-                session.follow(SessionGrammar(matcher, self._builder.tokenizer().inner, session.end_ids))
+                grammar = SessionGrammar(matcher, self._builder.tokenizer().inner, session.end_ids)
+                session.follow(grammar, needs_last=not self._judges_late)
             except SpecqError as error:
                 yield session, Fault(str(error))
         self._sessions.changed()

@@ -237,12 +237,16 @@ class Session:
         if self.place != NONE:
             self.trees.ends_by_text[self.place] = True
 
-    def follow(self, grammar: SessionGrammar) -> None:
-        """Let the text follow a grammar, which is at its start, from now on. Raises EngineError if it does not."""
+    def follow(self, grammar: SessionGrammar, *, needs_last: bool) -> None:
+        """Let the text follow a grammar, which is at its start, from now on. Raises EngineError if it does not.
+
+        needs_last  whether a step needs the last token on the host when it is launched.
+        """
         grammar.commit(self.token_ids[self.prompt_len :])
         self.grammar = grammar
         if self.place != NONE:
             self.trees.awaits_grammar[self.place], self.trees.ends_by_text[self.place] = False, True
+            self.trees.needs_history[self.place] = needs_last or self.params.needs_history
 
     @property
     def scratch(self) -> ScratchRows:

@@ -186,6 +186,13 @@ class StepsInFlight:
             shares.sessions[0].trees.kv_len[shares.places] = shares.batch.base_lens
         return launched
 
+    def judge(self) -> None:
+        """Let steps be judged whose masks follow from a step that has been committed now."""
+        for step in self._steps:
+            for _, launched in step.parts:
+                if callable(judge := getattr(launched, "judge", None)):
+                    judge()
+
     def collect(self, planned: Faults, clock: Callable[[], float]) -> CollectedStep:
         """Wait for the oldest step. If that raises, discard the steps launched behind it.
 
