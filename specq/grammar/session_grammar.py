@@ -9,7 +9,7 @@ complete, and nowhere else. Where a grammar is complete and cannot go on, the te
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -42,10 +42,9 @@ class SessionGrammar:
         """Take a matcher at its start, and the tokens that end this session's text."""
         vocab = tokenizer.vocab_size
         self._matcher, self._num_bytes = matcher, 4 * ((vocab + 31) // 32)
-        self._complete = tokenizer.eos_token  # llguidance allows it where the grammar is complete
         self._ends = frozenset(end for end in end_ids if end < vocab)
-        self._closed = _bits([*tokenizer.eos_tokens, *self._ends], self._num_bytes)
-        self._end_bits = _bits(self._ends or [0], self._num_bytes)
+        self._closed = self._ends.union(tokenizer.eos_tokens)  # the grammar itself may not have them as text
+        self._closed_bits, self._end_bits = (_bits(ids, self._num_bytes) for ids in (self._closed, self._ends))
         self.has_ended = False
 
     @property
@@ -84,16 +83,14 @@ class SessionGrammar:
     def fill(self, token_ids: Sequence[int], parents: Sequence[int], masks: Int32Array) -> None:
         """Write the mask of each row of a tree, i32[1 + nodes, words]: of the row before the tree, then of the nodes.
 
-        Rows that the grammar does not reach allow what ends the text.
+        Rows that the grammar does not reach allow everything, so that other parameters leave something too.
         """
-        masks[:] = self._end_bits
-        rows = [0]
-        self._mask(masks[0])
+        masks[:] = -1
+        are_complete = {0: self._mask(masks[0])}
         for row, path in enumerate(self._walk(token_ids, parents), 1):
             if path is Reached.OPEN:
-                self._mask(masks[row])
-                rows.append(row)
-        self._close(masks, rows)
+                are_complete[row] = self._mask(masks[row])
+        self._close(masks, are_complete)
 
     def forced(self, token_ids: Sequence[int] = ()) -> list[int]:
         """Return the only tokens that the grammar allows behind a path, at most MAX_FORCED; [] if the path is not."""
@@ -105,15 +102,16 @@ class SessionGrammar:
             self._matcher.rollback(count)
         return found
 
-    def _mask(self, row: Int32Array) -> None:
+    def _mask(self, row: Int32Array) -> bool:
+        """Write llguidance's mask of the next token. Return whether the text may end here."""
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, self._num_bytes)
+        return self._matcher.is_accepting()
 
-    def _close(self, masks: Int32Array, rows: list[int]) -> None:
-        """Allow the session's own ends where llguidance allows its end token, and nothing else of both."""
-        own = masks[rows]
-        is_complete = (own[:, self._complete >> 5] >> (self._complete & 31)) & 1 == 1
-        own &= ~self._closed
-        own[is_complete] |= self._end_bits if self._ends else 0
+    def _close(self, masks: Int32Array, are_complete: Mapping[int, bool]) -> None:
+        """Allow the session's own ends in the rows that are complete, and no end elsewhere."""
+        rows = list(are_complete)
+        own = masks[rows] & ~self._closed_bits
+        own[list(are_complete.values())] |= self._end_bits
         if self._matcher.is_error():
             own[:] = 0
         masks[rows] = own
@@ -133,7 +131,7 @@ class SessionGrammar:
             elif path is Reached.OPEN:
                 self._return_to(parent, followed, depths, token_ids, parents)
                 path = self._step(token)
-                if path is not Reached.FORBIDDEN and token not in self._ends:
+                if path is not Reached.FORBIDDEN and token not in self._closed:
                     followed.append(node)
             paths.append(path)
             yield path
@@ -142,8 +140,9 @@ class SessionGrammar:
 
     def _step(self, token: int) -> Reached:
         """Follow a token if the grammar allows it. A token that ends the text is not followed."""
-        if token in self._ends:
-            return Reached.ENDED if self._matcher.is_accepting() else Reached.FORBIDDEN
+        if token in self._closed:
+            is_end = token in self._ends and self._matcher.is_accepting()
+            return Reached.ENDED if is_end else Reached.FORBIDDEN
         if not self._matcher.try_consume_tokens([token]):
             return Reached.FORBIDDEN
         return Reached.ENDED if self._matcher.is_stopped() else Reached.OPEN

@@ -13,7 +13,8 @@ import triton.language as tl
 def mask_kernel(logits, stride, vocab, num_rows, num_words, masks, BLOCK: tl.constexpr):
     """Grid (rows, splits). Set the logits of forbidden tokens to -inf.
 
-    `masks` i32[rows + rows * words]: the places of the rows in the logits, then a bit for each token.
+    `masks` i32[rows + rows * words]: the places of the rows in the logits, then a bit for each token. Tokens without a
+    bit are forbidden.
     """
     place, split = tl.program_id(0), tl.program_id(1)
     row = tl.load(masks + place).to(tl.int64)
@@ -21,6 +22,6 @@ def mask_kernel(logits, stride, vocab, num_rows, num_words, masks, BLOCK: tl.con
     for at in range(split * BLOCK, vocab, tl.num_programs(1) * BLOCK):
         token_ids = at + tl.arange(0, BLOCK)
         is_in = token_ids < vocab
-        word = tl.load(words + (token_ids >> 5), mask=is_in, other=-1)
+        word = tl.load(words + (token_ids >> 5), mask=is_in & ((token_ids >> 5) < num_words), other=0)
         is_forbidden = ((word >> (token_ids & 31)) & 1) == 0
         tl.store(logits + row * stride + token_ids, float("-inf"), mask=is_in & is_forbidden)
