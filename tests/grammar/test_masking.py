@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from specq.protocol import SamplingParams, SessionStep, Tree
-from specq.verification import StepBatch, TokenMasks, cuda_rows, host_kernels, masking
+from specq.verification import ReadyTokenMasks, StepBatch, TokenMasks, cuda_rows, host_kernels, masking
 from specq.verification.masking import mask, mask_rows
 from specq.verification.packing import place
-from specq.verification.step_batch import ReadyTokenMasks
 from tests.devices import NEEDS_CUDA, NEEDS_INTERPRETER
 from tests.each import each
 
