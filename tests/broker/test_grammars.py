@@ -13,6 +13,7 @@ from specq.broker import Broker
 from specq.broker.jobs import intake
 from specq.broker.jobs.reports import status_report
 from specq.broker.state import table
+from specq.broker.state.rights import REQUESTS_BURST
 from specq.journal import JobTaken, Opening, StoredJob, open_journal
 from specq.journal.threads import _groups
 from specq.protocol import (
@@ -361,6 +362,23 @@ def test_grammars_count_as_tokens_of_the_queue(monkeypatch: pytest.MonkeyPatch) 
         desk.verdict(job_id, 7, finish="stop")
     assert list(desk.broker.state.jobs.finished) == [2]
     assert (desk.broker.state.jobs.num_tokens, len(submit(desk, 4, long))) == (0, 0)
+
+
+def test_a_grammar_costs_a_client_fewer_requests_than_a_header_of_numbers() -> None:
+    """Reading it takes the broker a fraction of the time. A small one gives no credit."""
+    spent = {}
+    for name, params in {
+        "none": SamplingParams(),
+        "small": SamplingParams(grammar=grammar_text({"regex": "a" * 900})),
+        "schema": SamplingParams(grammar=grammar_text({"regex": "a" * 16_000})),
+        "numbers": SamplingParams(stop_token_ids=(10,) * 5333),
+    }.items():
+        desk = Desk(capabilities=MASKING)
+        desk.front(ANN, Submit(job_id=1, params=params, prompt_ids=IDS))
+        spent[name] = REQUESTS_BURST - desk.broker.state.limits._peers[ANN.hex()]._level
+    assert spent["none"] <= spent["small"] < spent["none"] + 1
+    assert 10 < spent["schema"] < 20
+    assert spent["numbers"] > 50
 
 
 def test_a_grammar_that_leaves_no_room_for_the_messages_that_repeat_it_is_refused() -> None:
