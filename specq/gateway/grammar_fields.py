@@ -248,6 +248,7 @@ _STRUCTURED: dict[str, Read] = {
 }
 _FLAGS: dict[str, tuple[Check, Any, str]] = {  # name -> type, the only value if not None, reason
     "disable_any_whitespace": (is_flag, None, ""),  # so it is always
+    "disable_fallback": (is_flag, None, ""),
     "disable_additional_properties": (is_flag, False, 'write "additionalProperties": false into the schema'),
     "whitespace_pattern": (is_text, "", _WHITESPACE),
 }
