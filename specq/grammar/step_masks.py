@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -39,12 +38,6 @@ def executor() -> LLExecutor:
     return LLExecutor(num_threads=min(cores, MOST_THREADS))
 
 
-@cache
-def beside() -> ThreadPoolExecutor:
-    """Return the thread in which masks are computed beside a verifier's other work."""
-    return ThreadPoolExecutor(1, thread_name_prefix="masks")
-
-
 class StepMasks(TokenMasks):
     """The masks of sessions with these grammars, by session id, in one step.
 
@@ -56,39 +49,30 @@ class StepMasks(TokenMasks):
         self._grammars = grammars
         self._known: dict[int, Int32Array] = {}
         self._whole: tuple[list[int], MaskedSteps] | None = None  # of all sessions of the step
-        self._begun: Future[MaskedSteps] | None = None
         self._reasons: dict[int, str] = {}
-
-    def begin(self, judged: StepBatch) -> None:
-        """See `TokenMasks`. Until `of`, nothing else may use the grammars."""
-        if self._whole is None and self._begun is None:
-            self._begun = beside().submit(self._computed, judged)
 
     def of(self, judged: StepBatch) -> MaskedSteps:
         """See `TokenMasks`."""
-        if self._whole is None:
-            begun, self._begun = self._begun, None
-            self._whole = judged.session_ids, self._computed(judged) if begun is None else begun.result()
-        if self._whole[0] == judged.session_ids:
+        if self._whole is not None and self._whole[0] == judged.session_ids:
             return self._whole[1]
-        known = {i: self._known[own] for i, own in enumerate(judged.session_ids) if own in self._known}
-        return MaskedSteps.of(known)
+        places = [i for i, own in enumerate(judged.session_ids) if own in self._grammars]
+        if self._whole is None:
+            found = self._computed(judged, np.array(places, np.intp))
+            self._whole = judged.session_ids, found
+            return found
+        return MaskedSteps.of({i: self._known[judged.session_ids[i]] for i in places})
 
     def reason(self, session_id: int) -> str:
         """See `TokenMasks`."""
         return self._reasons.get(session_id, "")
 
-    def _computed(self, judged: StepBatch) -> MaskedSteps:
-        """Return the masks of all sessions of the step."""
-        places = np.array([i for i, own in enumerate(judged.session_ids) if own in self._grammars], np.intp)
+    def _computed(self, judged: StepBatch, places: IntpArray) -> MaskedSteps:
         if not len(places):
             return MaskedSteps.of({})
         ids = [judged.session_ids[i] for i in places.tolist()]
         grammars = [self._grammars[one] for one in ids]
         counts = judged.num_nodes[places] + 1
-        words = np.empty((int(counts.sum()), grammars[0].num_words), np.int32)
-        if len(words) > len(places):
-            words.fill(-1)
+        words = np.full((int(counts.sum()), grammars[0].num_words), -1, np.int32)
         ends = ends_of(counts).tolist()
         spans = list(zip([0, *ends], ends, strict=False))
         started = time.perf_counter()

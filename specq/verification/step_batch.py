@@ -100,9 +100,6 @@ class TokenMasks(ABC):
         empty. Called again, also for a part of the steps, it returns the same.
         """
 
-    def begin(self, judged: StepBatch) -> None:  # noqa: B027 - need not be written
-        """Begin to compute the masks of the judged steps, beside the caller."""
-
     def reason(self, session_id: int) -> str:
         """Return why a session's masks allow nothing, or ""."""
         return ""

@@ -196,7 +196,6 @@ class Verifier:
         faults, self._faults, began = self._faults, Faults(), clock()
         self.control.bursts.begin_step()
         self.in_flight.begin_call()
-        self.in_flight.judge()
         return began, faults
 
     def _ends_first(self) -> bool:
@@ -248,7 +247,7 @@ class Verifier:
         rounds = in_one([self._commit_part(collected, *part) for part in collected.done])
         self.sessions.changed()
         self._is_filling |= is_burst(step.shares.prompts()[1], len(step.shares))
-        self.in_flight.prepare()
+        self.in_flight.judge()
         failed = self._fail(faults)
         if not collected.done:
             self._check_works(step, faults)

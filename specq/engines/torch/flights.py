@@ -90,12 +90,6 @@ class Flight:
             return self.judging.tokens is not None or not len(self.judging.judged)
         return says_own(self.plan.batch)
 
-    def prepare(self) -> None:
-        """See `specq.engines.OverlappingEngine`."""
-        masks = self.plan.batch.masks
-        if self.judging is None and masks is not None:
-            masks.begin(self.plan.batch.judged())
-
     def judge(self) -> None:
         """See `specq.engines.OverlappingEngine`."""
         if self.judging is None:

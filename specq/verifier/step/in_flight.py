@@ -186,19 +186,12 @@ class StepsInFlight:
             shares.sessions[0].trees.kv_len[shares.places] = shares.batch.base_lens
         return launched
 
-    def prepare(self) -> None:
-        """Let the masks be computed that follow from the step that has been committed now."""
-        self._call_each("prepare")
-
     def judge(self) -> None:
-        """Let steps be judged whose masks have been prepared."""
-        self._call_each("judge")
-
-    def _call_each(self, name: str) -> None:
+        """Let steps be judged whose masks follow from a step that has been committed now."""
         for step in self._steps:
             for _, launched in step.parts:
-                if callable(method := getattr(launched, name, None)):
-                    method()
+                if callable(judge := getattr(launched, "judge", None)):
+                    judge()
 
     def collect(self, planned: Faults, clock: Callable[[], float]) -> CollectedStep:
         """Wait for the oldest step. If that raises, discard the steps launched behind it.
