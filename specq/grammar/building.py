@@ -20,6 +20,7 @@ from specq.grammar.limits import Limits
 from specq.grammar.place import place_of
 from specq.grammar.tokenizer import GrammarTokenizer
 from specq.protocol import JobError
+from specq.protocol.grammars import grammar_kind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -54,7 +55,7 @@ def build_matcher(tokenizer: GrammarTokenizer, grammar: str, limits: Limits) -> 
     from llguidance import LLMatcher, LLParserLimits
 
     within = LLParserLimits(
-        max_items_in_row=limits.items_in_row,
+        max_items_in_row=limits.lark_items_in_row if grammar_kind(grammar) == "lark" else limits.items_in_row,
         initial_lexer_fuel=limits.initial_fuel,
         step_lexer_fuel=limits.step_fuel,
         step_max_items=limits.step_items,
@@ -168,5 +169,6 @@ def _refused(reason: str) -> JobError:
 def _reason(said: str) -> str:
     """Return a reason on one line, of limited length, without what llguidance quotes of the grammar."""
     first, *others = _OWN_PLACE.sub("", said.removeprefix(PREFIX)).splitlines() or [""]
-    kept = [first, *(line for line in others if line.startswith("error:"))]
+    errors = [line for line in others if line.startswith("error:")]
+    kept = [first[: MOST_REASON // 2] if errors else first, *errors]
     return f"{PREFIX}{' '.join(map(str.strip, kept))}"[:MOST_REASON]
