@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import select
@@ -16,9 +17,11 @@ import pytest
 
 from specq.grammar import builder as builder_module
 from specq.grammar.builder import GrammarBuilder
+from specq.grammar.building import Walk, follow
 from specq.grammar.limits import Limits
 from specq.grammar.trial_process import TrialProcess, Verdict
 from specq.models import resolve_model
+from specq.protocol import JobError
 from specq.protocol.grammars import grammar_text
 from specq.text import load_tokenizer_files
 from tests.grammar.hostile import HOSTILE
@@ -28,6 +31,9 @@ MODEL = (FILES, 4096, (0,))
 PATIENCE_S = 30
 LIMITS = Limits(trial_s=PATIENCE_S, mask_s=0.1)  # a busy machine's
 OBJECT, NUMBER = grammar_text({"json_object": True}), grammar_text({"regex": "[0-9]{1,9}"})
+
+
+KEYS = itertools.count()
 
 
 class Waiting:
@@ -52,9 +58,15 @@ class Waiting:
                 self.order.append(key)
         return [self.found[key] for key in keys]
 
-    def build(self, key, grammar):
-        self.builder.begin(key, grammar)
-        return self.wait(key)[0]
+    def begin(self, *grammars):
+        """Begin a job for each grammar; return their keys."""
+        keys = list(itertools.islice(KEYS, len(grammars)))
+        for key, grammar in zip(keys, grammars, strict=True):
+            self.builder.begin(key, grammar)
+        return keys
+
+    def build(self, grammar):
+        return self.wait(*self.begin(grammar))[0]
 
     @property
     def pid(self):
@@ -76,9 +88,23 @@ def waiting():
 
 @pytest.fixture(scope="module")
 def shared():
-    one = Waiting(replace(LIMITS, mask_s=0.02, trial_bytes=64 << 20))
+    one = Waiting(replace(LIMITS, mask_s=0.02, trial_bytes=32 << 20))
     yield one
     one.builder.close()
+
+
+@pytest.fixture
+def paused(shared):
+    """The shared builder, whose process of trials is stopped until the test continues it."""
+    shared.build(NUMBER)
+    os.kill(shared.pid, signal.SIGSTOP)
+    yield shared
+    os.kill(shared.pid, signal.SIGCONT)
+
+
+def new():
+    """Return a grammar that was not tried yet."""
+    return grammar_text({"regex": f"[a-z]{{{1 + next(KEYS)}}}"})
 
 
 def has_ended(pid, patience_s=PATIENCE_S):
@@ -92,82 +118,72 @@ def has_ended(pid, patience_s=PATIENCE_S):
         os.close(watched)
 
 
-def test_jobs_get_matchers_of_their_own(waiting):
-    one = waiting()
-    for key in range(3):
-        one.builder.begin(key, NUMBER)
-    matchers = [matcher for matcher, _ in one.wait(0, 1, 2)]
+def test_jobs_get_matchers_of_their_own(shared):
+    matchers = [matcher for matcher, _ in shared.wait(*shared.begin(NUMBER, NUMBER, NUMBER))]
     assert len({id(matcher) for matcher in matchers}) == 3
-    matchers[0].consume_tokens(one.builder.tokenizer().ids("12"))
+    matchers[0].consume_tokens(shared.builder.tokenizer().ids("12"))
     assert matchers[1].compute_bitmask() == matchers[2].compute_bitmask() != matchers[0].compute_bitmask()
 
 
-def test_a_grammar_is_tried_once(waiting, monkeypatch):
-    one, tried = waiting(), []
+def test_a_text_at_the_limit_of_states_ends_no_other_job(shared, monkeypatch):
+    monkeypatch.setattr(shared.builder, "_limits", replace(LIMITS, lexer_states=300))
+    grammar = grammar_text({"json_schema": {"type": "string", "maxLength": 2000}})
+    (first, _), (second, _) = shared.wait(*shared.begin(grammar, grammar))
+    with pytest.raises(JobError, match="too many states"):
+        follow(first, Walk((), (), 0, 500))
+    second.compute_bitmask()
+    assert not second.is_error()
+
+
+def test_a_grammar_is_tried_once(shared, monkeypatch):
+    tried, one, refused = [], new(), grammar_text({"json_schema": {"enum": []}})
     real = TrialProcess.tried
     monkeypatch.setattr(TrialProcess, "tried", lambda self, grammar: (tried.append(grammar), real(self, grammar))[1])
-    for key in range(5):
-        one.builder.begin(key, NUMBER)
-    one.wait(*range(5))
-    one.build(5, NUMBER)
-    refused = grammar_text({"json_schema": {"enum": []}})
-    assert one.build(6, refused) == one.build(7, refused)
-    assert tried == [NUMBER, refused]
+    shared.wait(*shared.begin(*[one] * 5))
+    shared.build(one)
+    assert shared.build(refused) == shared.build(refused)
+    assert tried == [one, refused]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_grammar_harms_no_other(shared, name):
-    value, _ = HOSTILE[name]
-    hostile, key = grammar_text(value), 10 * list(HOSTILE).index(name)
-    neighbour = grammar_text({"regex": f"[a-z]{{{1 + key}}}"})  # a new one, so it needs a trial too
     began = time.monotonic()
-    shared.builder.begin(key, hostile)
-    shared.builder.begin(key + 1, neighbour)
-    shared.builder.begin(key + 2, NUMBER)
-    (_, reason), (matcher, _), (other, _) = shared.wait(key, key + 1, key + 2)
-    assert matcher is not None
-    assert other is not None
+    keys = shared.begin(grammar_text(HOSTILE[name][0]), new(), NUMBER)
+    (_, reason), (neighbour, _), (known, _) = shared.wait(*keys)
+    assert neighbour is not None
+    assert known is not None
     assert time.monotonic() - began < PATIENCE_S
     if "masks slowly" in name:
-        assert "takes" in reason or "64 MB" in reason
+        assert "takes" in reason or "32 MB" in reason
 
 
-def test_a_grammar_that_is_known_does_not_wait_for_a_trial(waiting):
-    one = waiting()
-    one.build(0, NUMBER)
-    os.kill(one.pid, signal.SIGSTOP)
-    one.builder.begin(1, OBJECT)
-    one.builder.begin(2, NUMBER)
-    one.wait(2)
-    assert 1 not in one.found
-    os.kill(one.pid, signal.SIGCONT)
-    assert one.wait(1)[0][0] is not None
+def test_a_grammar_that_is_known_does_not_wait_for_a_trial(paused):
+    unknown, known = paused.begin(new(), NUMBER)
+    paused.wait(known)
+    assert unknown not in paused.found
+    os.kill(paused.pid, signal.SIGCONT)
+    assert paused.wait(unknown)[0][0] is not None
 
 
-def test_a_trial_that_takes_too_long_is_ended_and_the_next_grammar_is_served(waiting):
-    one = waiting(replace(LIMITS, trial_s=0.2))
-    one.build(0, NUMBER)
-    pid = one.pid
-    os.kill(pid, signal.SIGSTOP)
-    assert one.build(1, OBJECT) == (None, "grammar: its trial took more than 0.2 s")
+def test_a_trial_that_takes_too_long_is_ended_and_the_next_grammar_is_served(paused, monkeypatch):
+    pid, one = paused.pid, new()
+    monkeypatch.setattr(paused.builder._trials, "_limits", replace(LIMITS, trial_s=0.2))
+    assert paused.build(one) == (None, "grammar: its trial took more than 0.2 s")
     assert has_ended(pid)
-    one.builder._trials._limits = LIMITS
-    assert one.build(2, OBJECT)[0] is not None, "only the machine was slow, so it is tried again"
+    monkeypatch.undo()
+    assert paused.build(one)[0] is not None, "only the machine was slow, so it is tried again"
 
 
-def test_a_process_of_trials_that_is_killed_harms_no_job(waiting):
-    one = waiting()
-    one.build(0, NUMBER)
-    first = one.pid
-    os.kill(first, signal.SIGSTOP)
-    one.builder.begin(1, OBJECT)
-    os.kill(first, signal.SIGKILL)  # in the middle of a trial
-    assert one.wait(1)[0][0] is not None
-    second = one.pid
+@pytest.mark.slow
+def test_a_process_of_trials_that_is_killed_harms_no_job(paused):
+    first, in_the_middle = paused.pid, paused.begin(new())
+    os.kill(first, signal.SIGKILL)
+    assert paused.wait(*in_the_middle)[0][0] is not None
+    second = paused.pid
     os.kill(second, signal.SIGKILL)  # between two
     assert has_ended(second)
-    assert one.build(2, grammar_text({"regex": "a+"}))[0] is not None
-    assert len({first, second, one.pid}) == 3
+    assert paused.build(new())[0] is not None
+    assert len({first, second, paused.pid}) == 3
 
 
 def test_a_grammar_whose_trials_are_killed_is_refused():
@@ -186,6 +202,7 @@ def test_the_end_of_a_trial_says_why(status, reason):
     assert verdict.is_final == (status < 0)
 
 
+@pytest.mark.slow
 def test_memory_is_limited_to_what_one_grammar_may_use():
     limits = replace(LIMITS, mask_s=PATIENCE_S, trial_bytes=32 << 20)
     trials = TrialProcess(*MODEL, limits)
@@ -198,39 +215,31 @@ def test_memory_is_limited_to_what_one_grammar_may_use():
         trials.reap()
 
 
-def test_cancelled_jobs_are_not_returned(waiting):
-    one = waiting()
-    one.build(0, NUMBER)
-    os.kill(one.pid, signal.SIGSTOP)
-    for key in (1, 2, 3):
-        one.builder.begin(key, OBJECT)
-    one.builder.cancel(1)
-    one.builder.begin(4, NUMBER)
-    one.wait(4)
-    one.builder.cancel(4)
-    os.kill(one.pid, signal.SIGCONT)
-    one.wait(2, 3)
-    assert one.order == [0, 4, 2, 3]
+def test_cancelled_jobs_are_not_returned(paused):
+    one = new()
+    cancelled, *kept = paused.begin(one, one, one)
+    paused.builder.cancel(cancelled)
+    ended = paused.begin(NUMBER)
+    paused.wait(*ended)
+    paused.builder.cancel(*ended)
+    os.kill(paused.pid, signal.SIGCONT)
+    paused.wait(*kept)
+    assert paused.order[-3:] == [*ended, *kept]
 
 
-def test_waiting_jobs_are_limited(waiting, monkeypatch):
+def test_waiting_jobs_are_limited(paused, monkeypatch):
     monkeypatch.setattr(builder_module, "MOST_WAITING", 2)
-    one = waiting()
-    one.build(0, NUMBER)
-    os.kill(one.pid, signal.SIGSTOP)
-    for key in (1, 2, 3):
-        one.builder.begin(key, OBJECT)
-    assert one.wait(3) == [(None, "grammar: 2 others are waiting to be built; try again")]
-    os.kill(one.pid, signal.SIGCONT)
-    assert all(matcher is not None for matcher, _ in one.wait(1, 2))
+    *taken, refused = paused.begin(new(), new(), new())
+    assert paused.wait(refused) == [(None, "grammar: 2 others are waiting to be built; try again")]
+    os.kill(paused.pid, signal.SIGCONT)
+    assert all(matcher is not None for matcher, _ in paused.wait(*taken))
 
 
-def test_verdicts_are_limited(waiting, monkeypatch):
-    monkeypatch.setattr(builder_module, "MOST_VERDICTS", 2)
-    one = waiting()
-    for key in range(4):
-        one.build(key, grammar_text({"regex": f"a{{{key + 1}}}"}))
-    assert len(one.builder._verdicts) == 2
+def test_verdicts_are_limited(shared, monkeypatch):
+    monkeypatch.setattr(builder_module, "MOST_VERDICTS", 5)
+    shared.builder._verdicts.clear()
+    shared.wait(*shared.begin(*[new() for _ in range(8)]))
+    assert len(shared.builder._verdicts) == 5
 
 
 def test_without_a_grammar_no_process_and_no_tokenizer_are_loaded(waiting):
@@ -241,10 +250,10 @@ def test_without_a_grammar_no_process_and_no_tokenizer_are_loaded(waiting):
 
 def test_closing_ends_the_process_and_the_threads_in_the_middle_of_a_trial(waiting):
     one = waiting()
-    one.build(0, NUMBER)
+    one.build(NUMBER)
     pid = one.pid
     os.kill(pid, signal.SIGSTOP)
-    one.builder.begin(1, OBJECT)
+    one.begin(OBJECT)
     one.builder.close()
     assert has_ended(pid)
     assert not any(thread.is_alive() for thread in one.builder._threads)
@@ -254,19 +263,21 @@ def test_a_process_without_llguidance_says_so(waiting, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     one = waiting()
     assert "need the package llguidance" in one.builder.prepare()
-    matcher, reason = one.build(0, OBJECT)
+    matcher, reason = one.build(OBJECT)
     assert matcher is None
     assert "need the package llguidance" in reason
     assert one.pid is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the process ends at the end of its pipe")
-def test_the_process_of_trials_ends_with_a_verifier_that_is_killed(spawn):
+def test_the_process_of_trials_ends_with_a_verifier_that_is_killed():
     script = textwrap.dedent("""
         import os, signal, sys
         from specq.models import resolve_model
         from specq.text import load_tokenizer_files
-        from specq.grammar.limits import Limits
+        from specq.grammar.building import Walk, follow
+from specq.grammar.limits import Limits
         from specq.grammar.trial_process import TrialProcess
         trials = TrialProcess(load_tokenizer_files(resolve_model("tiny", "target")), 4096, (0,), Limits(trial_s=60))
         assert trials.tried('{"json_object":true}').reason == ""
