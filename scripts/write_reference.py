@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from specq.protocol import ModelInfo
 from specq.protocol.bounds import SAMPLING, SPECULATION
 from specq.protocol.messages import MESSAGES, Message, hot_path, to_broker, to_client, to_worker
 from specq.protocol.params import SamplingParams, Speculation
-from specq.protocol.versions import CAPABILITIES, OLDEST_VERSION, PROTOCOL_VERSION, since_of
+from specq.protocol.versions import CAPABILITIES, GRAMMAR_CAPABILITIES, OLDEST_VERSION, PROTOCOL_VERSION, since_of
 
 HOME = Path(__file__).parent.parent / "docs" / "reference"
 SECTIONS = (BrokerConfig, TargetConfig, DraftConfig, UpConfig, ServeConfig, ClientConfig)
@@ -60,7 +60,8 @@ last column marks a required field.
 The current version is {version}. Version {oldest} is also valid. `v` is the oldest version with all fields of the
 message: "since {version}" in the last column marks a field that {oldest} does not have. A peer refuses other versions,
 and replies with the versions that it supports. A worker lists its capabilities beyond version {oldest} in `Hello`, and
-the broker in `Welcome` ([decision 17](../decisions/0017-versions-on-the-wire.md)). Today these are: {capabilities}.
+the broker in `Welcome` ([decision 17](../decisions/0017-versions-on-the-wire.md)). Today these are: {capabilities}. The
+broker, and verifiers that build grammars, also list the kinds of grammars: {grammars}.
 
 Positions count from the start of the context, which includes the prompt.
 """
@@ -103,13 +104,20 @@ def pages() -> dict[str, str]:
     return {
         "protocol.md": MADE
         + PROTOCOL.format(
-            version=PROTOCOL_VERSION, oldest=OLDEST_VERSION, capabilities=", ".join(f"`{one}`" for one in CAPABILITIES)
+            version=PROTOCOL_VERSION,
+            oldest=OLDEST_VERSION,
+            capabilities=_listed(CAPABILITIES),
+            grammars=_listed(GRAMMAR_CAPABILITIES),
         )
         + "".join(_protocol())
         + STATES.format(diagram()),
         "configuration.md": MADE + CONFIGURATION + "".join(text for cls in SECTIONS for text in _sections(cls)),
         "commands.md": MADE + COMMANDS + "".join(_commands(specq, "specq")),
     }
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

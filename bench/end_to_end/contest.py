@@ -94,7 +94,7 @@ def _build(pair: Path, device: str, made_of: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ContestPart:
     """A contestant, or one variant that is measured separately; a contestant's variants form one result."""
 
     name: str
@@ -111,7 +111,7 @@ class Part:
         return self.variant in found if self.variant else bool(found) and "error" not in found
 
 
-def run(report: Report, work: Workload, parts: Sequence[Part]) -> list[str]:
+def run(report: Report, work: Workload, parts: Sequence[ContestPart]) -> list[str]:
     """Measure the parts that the report lacks, one after the other, and show each when it is done; return failed ones.
 
     A failed part is reported, and the others continue. For an interrupted part the loads before the interruption are

@@ -1,4 +1,4 @@
-"""The forms in which public APIs ask for JSON, each for every object of `parts`: 25 objects x 8 forms are 200 schemas."""
+"""The forms in which public APIs ask for JSON, each for every object of `parts`: 25 x 8 are 200 schemas."""
 
 from __future__ import annotations
 

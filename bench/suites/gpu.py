@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from bench.end_to_end import far, method_serving, serving, vllm
-from bench.end_to_end.contest import Part, prepare, run, workload_options
+from bench.end_to_end.contest import ContestPart, prepare, run, workload_options
 from bench.end_to_end.far import far_options
 from bench.report import Report, tell
 from bench.suite import COUNT, option, repeatable, suite
@@ -133,15 +133,15 @@ def _parts(
     depths: Sequence[int],
     vllm_options: dict[str, Any],
     drafts: str,
-) -> list[Part]:
+) -> list[ContestPart]:
     """Return the parts of a contestant. vLLM's speculation has a part for each depth."""
     if name in SPECULATION:
         in_child = partial(vllm.measure_in_child, method=SPECULATION[name], **vllm_options)
-        return [Part(name, partial(in_child, depth=depth), f"K={depth}") for depth in depths]
+        return [ContestPart(name, partial(in_child, depth=depth), f"K={depth}") for depth in depths]
     if name == "vllm":
-        return [Part(name, partial(vllm.measure_in_child, **vllm_options))]
+        return [ContestPart(name, partial(vllm.measure_in_child, **vllm_options))]
     if name in method_serving.METHODS:
-        return [Part(name, partial(method_serving.measure, name, drafts=drafts))]
+        return [ContestPart(name, partial(method_serving.measure, name, drafts=drafts))]
     if name == "far":
-        return [Part(name, partial(far.measure_far, settings))]
-    return [Part(name, partial(serving.measure, name))]
+        return [ContestPart(name, partial(far.measure_far, settings))]
+    return [ContestPart(name, partial(serving.measure, name))]

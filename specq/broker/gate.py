@@ -86,6 +86,8 @@ class Gate:
         except ProtocolError as error:
             self._answer_unreadable(identity, frames, who, error)
             raise
+        if isinstance(message, Submit) and message.params.grammar:
+            self.state.limits.refund_grammar(peer, len(message.params.grammar), header)
         if isinstance(message, Heartbeat):
             check_heartbeat(self.state.workers.get(identity), message)
         reason = self._reason_against(identity, message, who)

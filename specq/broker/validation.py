@@ -38,7 +38,7 @@ def _jobs(state: BrokerState) -> Iterator[str]:
 
 
 def _session(state: BrokerState, job: BrokerJob) -> Iterator[str]:
-    """Check that a running job has a registered verifier that holds it, and that its drafters hold it, too.
+    """Check that a running job has a registered verifier that can serve it and holds it. Its drafters hold it, too.
 
     No other job has a verifier.
     """
@@ -47,6 +47,8 @@ def _session(state: BrokerState, job: BrokerJob) -> Iterator[str]:
         yield f"job {job.job_id} is {job.state}, and its verifier is {job.session.verifier!r}"
     elif job.state is JobState.RUNNING and (worker is None or job.job_id not in worker.job_ids):
         yield f"job {job.job_id} runs at a verifier that does not have it"
+    elif worker is not None and not job.request.capabilities <= worker.capabilities:
+        yield f"job {job.job_id} runs at the verifier {worker.name}, which lacks a capability that it needs"
     for drafter in job.drafters.identities():
         if (worker := state.workers.get(drafter)) is None or job.job_id not in worker.job_ids:
             yield f"job {job.job_id} has a lane of the drafter {drafter!r}, which does not have it"

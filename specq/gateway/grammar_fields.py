@@ -25,7 +25,7 @@ Grammar = dict[str, Any]
 Read = Callable[[Part], Grammar]
 
 
-class Chosen(NamedTuple):
+class FieldGrammar(NamedTuple):
     """The grammar of a request as the job's argument, and the field that has it. {} and "": none."""
 
     grammar: Any = {}  # noqa: RUF012 - never changed
@@ -37,17 +37,17 @@ class Chosen(NamedTuple):
         return {"grammar": self.field} if self.field else {}
 
 
-def choose_grammar(fields: Mapping[str, Any], known: Mapping[str, Read]) -> Chosen:
+def choose_grammar(fields: Mapping[str, Any], known: Mapping[str, Read]) -> FieldGrammar:
     """Return the grammar of a request; raise ApiError that names the wrong field.
 
     known  the endpoint's fields of grammars: `COMPLETIONS` or `RESPONSES`.
     """
     found = {name: read(Part(name, fields[name])) for name, read in known.items() if name in fields}
-    chosen = [Chosen(grammar, name) for name, grammar in found.items() if grammar not in ({}, "")]
+    chosen = [FieldGrammar(grammar, name) for name, grammar in found.items() if grammar not in ({}, "")]
     if len(chosen) > 1:
         first, second = chosen[0].field, chosen[1].field
         raise ApiError(f"{first} and {second} are both given; give one of them", param=second, code="invalid_value")
-    return chosen[0] if chosen else Chosen()
+    return chosen[0] if chosen else FieldGrammar()
 
 
 def _formed(part: Part, grammar: Grammar) -> Grammar:
@@ -248,6 +248,7 @@ _STRUCTURED: dict[str, Read] = {
 }
 _FLAGS: dict[str, tuple[Check, Any, str]] = {  # name -> type, the only value if not None, reason
     "disable_any_whitespace": (is_flag, None, ""),  # so it is always
+    "disable_fallback": (is_flag, None, ""),
     "disable_additional_properties": (is_flag, False, 'write "additionalProperties": false into the schema'),
     "whitespace_pattern": (is_text, "", _WHITESPACE),
 }

@@ -19,7 +19,9 @@ from specq.grammar.forms import llguidance_grammar
 from specq.grammar.limits import Limits
 from specq.grammar.place import place_of
 from specq.grammar.tokenizer import GrammarTokenizer
+from specq.grammar.versions import check_version
 from specq.protocol import JobError
+from specq.protocol.grammars import grammar_kind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -48,13 +50,16 @@ class Walk:
     seed: int
     num_steps: int = MOST_STEPS
 
+    def draw(self) -> random.Random:
+        return random.Random(self.seed)
+
 
 def build_matcher(tokenizer: GrammarTokenizer, grammar: str, limits: Limits) -> LLMatcher:
     """Return the matcher of a grammar (JSON text). Raises JobError with llguidance's reason and place."""
     from llguidance import LLMatcher, LLParserLimits
 
     within = LLParserLimits(
-        max_items_in_row=limits.items_in_row,
+        max_items_in_row=limits.lark_items_in_row if grammar_kind(grammar) == "lark" else limits.items_in_row,
         initial_lexer_fuel=limits.initial_fuel,
         step_lexer_fuel=limits.step_fuel,
         step_max_items=limits.step_items,
@@ -62,6 +67,8 @@ def build_matcher(tokenizer: GrammarTokenizer, grammar: str, limits: Limits) -> 
         max_grammar_size=limits.grammar_size,
         verbose_errors=False,
     )
+    if '"multipleOf"' in grammar:
+        check_version(orjson.loads(grammar))
     text = llguidance_grammar(grammar, tokenizer.special)
     matcher = LLMatcher(tokenizer.inner, text, log_level=0, limits=within)
     if matcher.is_error():
@@ -124,7 +131,7 @@ def _openings(found: dict[str, Any]) -> list[str]:
 
 def follow(matcher: LLMatcher, walk: Walk, mask_s: float = math.inf) -> None:
     """Follow allowed and forced tokens, with a mask for each. Raises JobError with the reason and the place."""
-    draw = random.Random(walk.seed)
+    draw = walk.draw()
     matcher.try_consume_tokens(list(walk.first))
     for num_tokens in range(walk.num_steps):
         began = time.thread_time()  # of this thread only: a busy machine does not count
@@ -134,7 +141,7 @@ def follow(matcher: LLMatcher, walk: Walk, mask_s: float = math.inf) -> None:
             took = f"{1e3 * spent:.0f} ms, but may take {1e3 * mask_s:.0f} ms"
             raise SlowMaskError(_reason(f"the mask after {num_tokens} tokens of a trial takes {took}"), field="grammar")
         forced = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
-        token_ids = forced or _drawn(mask, walk.preferred, draw)
+        token_ids = forced or drawn(mask, walk.preferred, draw)
         if matcher.is_stopped() or not token_ids or not matcher.consume_tokens(token_ids):
             _check_end(matcher, num_tokens)
             return
@@ -148,7 +155,7 @@ def _check_end(matcher: LLMatcher, num_tokens: int) -> None:
         raise _refused(f"{said} (after {num_tokens} tokens of a trial)")
 
 
-def _drawn(mask: bytes, preferred: Sequence[int], draw: random.Random) -> list[int]:
+def drawn(mask: bytes, preferred: Sequence[int], draw: random.Random) -> list[int]:
     """Return one allowed token, or none. `mask`: a bit for each token, the lowest first."""
     for token_id in preferred:
         if mask[token_id // 8] >> token_id % 8 & 1:
@@ -168,5 +175,6 @@ def _refused(reason: str) -> JobError:
 def _reason(said: str) -> str:
     """Return a reason on one line, of limited length, without what llguidance quotes of the grammar."""
     first, *others = _OWN_PLACE.sub("", said.removeprefix(PREFIX)).splitlines() or [""]
-    kept = [first, *(line for line in others if line.startswith("error:"))]
+    errors = [line for line in others if line.startswith("error:")]
+    kept = [first[: MOST_REASON // 2] if errors else first, *errors]
     return f"{PREFIX}{' '.join(map(str.strip, kept))}"[:MOST_REASON]

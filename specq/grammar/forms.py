@@ -14,9 +14,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from specq.protocol import JobError
+
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 FREE = r"/(?s:.*)/"  # any text
 GAP = r"/\s{0,4}/"
+MOST_GBNF = 4_096  # characters; their translation holds the GIL, for up to 20 ms
+_IN_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:))", re.MULTILINE)
 _REGEX_SIGNS = frozenset(r"\.+*?()|[]{}^$#&-~")
 
 Special = Mapping[str, int]  # the ids of special tokens by their spelling
@@ -27,12 +31,27 @@ def llguidance_grammar(grammar: str, special: Special) -> str:
     found: dict[str, Any] = json.loads(grammar)
     kind, value = next(iter(found.items()))
     if kind == "lark":
-        inner = str(value)
+        inner = _lark(value)
     elif kind == "structural_tag":
         inner = _structural_tag(found, special)
     else:
         inner = "start: " + _rule(kind, value, is_strict=found.get("strict", True))
     return _behind(found, inner, special) if "after" in found else inner
+
+
+def _lark(text: str) -> str:
+    """Return a grammar in Lark. One in GBNF, the form of llama.cpp, is translated. Raises JobError if that fails."""
+    if "::=" not in text or _IN_LARK.search(text):
+        return text
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if len(text) > MOST_GBNF:
+        reason = f"{len(text)} characters of GBNF, but at most {MOST_GBNF} are translated; give it in Lark"
+        raise JobError(f"grammar: it has {reason}", field="grammar")
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # noqa: BLE001 - the translation has no type of its own for all that may be wrong
+        raise JobError(f"grammar: its GBNF cannot be translated: {error}", field="grammar") from None
 
 
 def _behind(found: Mapping[str, Any], inner: str, special: Special) -> str:

@@ -31,7 +31,8 @@ class Limits:
     initial_fuel      the lexer's work while the grammar is built
     step_fuel         the lexer's work for one mask
     step_items        the parser's items for one mask
-    items_in_row      the parser's items at one place of the text
+    items_in_row      the parser's items at one place of the text: 4 for each property that may be missing
+    lark_items_in_row the same for Lark, whose grammars may be ambiguous: their items grow with the text
     lexer_states      states of the lexer, over the whole text
     grammar_size      symbols in all rules
     """
@@ -43,6 +44,7 @@ class Limits:
     step_fuel: int = 200_000
     step_items: int = 50_000
     items_in_row: int = 2_000
+    lark_items_in_row: int = 500
     lexer_states: int = 65_536
     grammar_size: int = 500_000
 

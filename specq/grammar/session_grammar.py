@@ -9,9 +9,9 @@ complete, and nowhere else. Where a grammar is complete and cannot go on, the te
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -32,25 +32,50 @@ class Reached(Enum):
     UNKNOWN = auto()  # some token of it is not known yet
 
 
+class Ends(NamedTuple):
+    """The tokens that end a text, as words of masks.
+
+    - `complete`: the word and the bit of llguidance's own end token, which it allows where a grammar is complete.
+    - `words`: each word that has one of these tokens; the bits of all of them, and of the session's own.
+    """
+
+    complete: tuple[int, np.int32]
+    words: tuple[tuple[int, np.int32, np.int32], ...]
+
+    @staticmethod
+    def of(tokenizer: LLTokenizer, end_ids: Iterable[int]) -> Ends:
+        """Return the ends of a session with these tokens."""
+        own, all_of_them = _bits(end_ids), _bits([*tokenizer.eos_tokens, *end_ids])
+        (complete,) = _bits([tokenizer.eos_token]).items()
+        return Ends(complete, tuple((word, bits, own.get(word, np.int32(0))) for word, bits in all_of_them.items()))
+
+
+def _bits(token_ids: Iterable[int]) -> dict[int, np.int32]:
+    """Return the bits of tokens by the word of a mask."""
+    found: dict[int, int] = {}
+    for token in token_ids:
+        found[token >> 5] = found.get(token >> 5, 0) | 1 << (token & 31)
+    return {word: np.uint32(bits).astype(np.int32) for word, bits in found.items()}
+
+
 class SessionGrammar:
     """What a session's grammar allows behind its transcript.
 
     - `has_ended`: the grammar is complete and allows no further token.
+    - `ends`: the tokens that end the text.
+    - `is_watched`, `num_slow`: whether its masks are timed, and how many were slow.
     """
 
     def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, end_ids: Sequence[int]) -> None:
         """Take a matcher at its start, and the tokens that end this session's text."""
-        vocab = tokenizer.vocab_size
-        self._matcher, self._num_bytes = matcher, 4 * ((vocab + 31) // 32)
-        self._ends = frozenset(end for end in end_ids if end < vocab)
-        self._closed = self._ends.union(tokenizer.eos_tokens)  # the grammar itself may not have them as text
-        self._closed_bits, self._end_bits = (_bits(ids, self._num_bytes) for ids in (self._closed, self._ends))
-        self.has_ended = False
-
-    @property
-    def num_words(self) -> int:
-        """The number of 32-bit words of a mask."""
-        return self._num_bytes // 4
+        self.matcher = matcher
+        self.num_words = (tokenizer.vocab_size + 31) // 32  # of 32 bits, in a mask
+        self._ends = frozenset(end for end in end_ids if end < tokenizer.vocab_size)
+        self._closed = self._ends.union(tokenizer.eos_tokens)  # tokens that are no text
+        self.ends = Ends.of(tokenizer, sorted(self._ends))
+        self.has_ended = self.is_watched = False
+        self.num_slow = 0
+        self._failure = ""
 
     def commit(self, token_ids: Sequence[int]) -> int:
         """Follow tokens of the transcript; return how many of them belong to the text.
@@ -59,8 +84,8 @@ class SessionGrammar:
         """
         is_end = bool(token_ids) and token_ids[-1] in self._ends
         inner = token_ids[: len(token_ids) - is_end]
-        count = self._matcher.try_consume_tokens(list(inner)) if inner else 0
-        self.has_ended = self._matcher.is_stopped() and not self._matcher.is_error()
+        count = self.matcher.try_consume_tokens(list(inner)) if inner else 0
+        self.has_ended = self.matcher.is_stopped() and not self.matcher.is_error()
         if count == len(inner):
             return count if self.has_ended else count + is_end
         if self.has_ended:
@@ -69,8 +94,17 @@ class SessionGrammar:
 
     def reason(self) -> str:
         """Return why the grammar cannot be followed further, or ""."""
-        error = str(self._matcher.get_error()) if self._matcher.is_error() else ""
-        return f"the grammar is too complex here: {error.splitlines()[0][:300]}" if error else ""
+        if not self.matcher.is_error():
+            return self._failure
+        return f"the grammar is too complex here: {str(self.matcher.get_error()).splitlines()[0][:300]}"
+
+    def fail(self, reason: str) -> None:
+        """Allow nothing from now on."""
+        self._failure = f"the grammar is too complex here: {reason}"
+
+    def chain(self, token_ids: list[int]) -> list[int]:
+        """Return the part of a chain's tokens before the first that is no text."""
+        return next((token_ids[:i] for i, token in enumerate(token_ids) if token in self._closed), token_ids)
 
     def allowed(self, token_ids: Sequence[int], parents: Sequence[int]) -> BoolArray:
         """Return for each node of a tree whether its path is allowed, bool[nodes].
@@ -83,38 +117,25 @@ class SessionGrammar:
     def fill(self, token_ids: Sequence[int], parents: Sequence[int], masks: Int32Array) -> None:
         """Write the mask of each row of a tree, i32[1 + nodes, words]: of the row before the tree, then of the nodes.
 
-        Rows that the grammar does not reach allow everything, so that other parameters leave something too.
+        Masks of rows that the text cannot reach stay as they are. What ends the text is that of llguidance's tokenizer.
         """
-        masks[:] = -1
-        are_complete = {0: self._mask(masks[0])}
+        self._mask(masks[0])
         for row, path in enumerate(self._walk(token_ids, parents), 1):
             if path is Reached.OPEN:
-                are_complete[row] = self._mask(masks[row])
-        self._close(masks, are_complete)
+                self._mask(masks[row])
 
     def forced(self, token_ids: Sequence[int] = ()) -> list[int]:
         """Return the only tokens that the grammar allows behind a path, at most MAX_FORCED; [] if the path is not."""
-        count = self._matcher.try_consume_tokens(list(token_ids)) if token_ids else 0
+        count = self.matcher.try_consume_tokens(list(token_ids)) if token_ids else 0
         found: list[int] = []
-        if count == len(token_ids) and not self._matcher.is_stopped():
-            found = self._matcher.compute_ff_tokens()[:MAX_FORCED]
+        if count == len(token_ids) and not self.matcher.is_stopped():
+            found = self.matcher.compute_ff_tokens()[:MAX_FORCED]
         if count:
-            self._matcher.rollback(count)
+            self.matcher.rollback(count)
         return found
 
-    def _mask(self, row: Int32Array) -> bool:
-        """Write llguidance's mask of the next token. Return whether the text may end here."""
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, self._num_bytes)
-        return self._matcher.is_accepting()
-
-    def _close(self, masks: Int32Array, are_complete: Mapping[int, bool]) -> None:
-        """Allow the session's own ends in the rows that are complete, and no end elsewhere."""
-        rows = list(are_complete)
-        own = masks[rows] & ~self._closed_bits
-        own[list(are_complete.values())] |= self._end_bits
-        if self._matcher.is_error():
-            own[:] = 0
-        masks[rows] = own
+    def _mask(self, row: Int32Array) -> None:
+        self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
     def _walk(self, token_ids: Sequence[int], parents: Sequence[int]) -> Iterator[Reached]:
         """Yield for each node what its path is. Where that is OPEN, the matcher is behind the node meanwhile."""
@@ -136,16 +157,16 @@ class SessionGrammar:
             paths.append(path)
             yield path
         if followed:
-            self._matcher.rollback(len(followed))
+            self.matcher.rollback(len(followed))
 
     def _step(self, token: int) -> Reached:
         """Follow a token if the grammar allows it. A token that ends the text is not followed."""
         if token in self._closed:
-            is_end = token in self._ends and self._matcher.is_accepting()
+            is_end = token in self._ends and self.matcher.is_accepting()
             return Reached.ENDED if is_end else Reached.FORBIDDEN
-        if not self._matcher.try_consume_tokens([token]):
+        if not self.matcher.try_consume_tokens([token]):
             return Reached.FORBIDDEN
-        return Reached.ENDED if self._matcher.is_stopped() else Reached.OPEN
+        return Reached.ENDED if self.matcher.is_stopped() else Reached.OPEN
 
     def _return_to(
         self, node: int, followed: list[int], depths: list[int], token_ids: Sequence[int], parents: Sequence[int]
@@ -157,15 +178,8 @@ class SessionGrammar:
             node = parents[node]
         keep = depths[node] if node >= 0 else 0
         if len(followed) > keep:
-            self._matcher.rollback(len(followed) - keep)
+            self.matcher.rollback(len(followed) - keep)
             del followed[keep:]
         for one in reversed(missing):
-            self._matcher.try_consume_tokens([token_ids[one]])
+            self.matcher.try_consume_tokens([token_ids[one]])
             followed.append(one)
-
-
-def _bits(token_ids: Sequence[int] | frozenset[int], num_bytes: int) -> Int32Array:
-    """Return a mask of some tokens, i32[words]."""
-    flags = np.zeros(8 * num_bytes, np.uint8)
-    flags[list(token_ids)] = 1
-    return np.packbits(flags, bitorder="little").view(np.int32)

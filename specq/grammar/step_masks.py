@@ -1,14 +1,41 @@
-"""The masks of a step's sessions, computed when the judge asks for them."""
+"""The masks of a step's sessions, computed when the judge asks for them.
+
+One call computes the masks of all sessions whose drafts are chains, in several threads and without Python's lock. Trees
+are walked one by one.
+
+A grammar whose masks take too long is ended. A step with slow masks makes the grammars *watched*: their next masks are
+computed and timed one by one. A grammar that is slow MOST_SLOW times fails its session.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specq.grammar.session_grammar import SessionGrammar
-from specq.protocol import Int32Array
-from specq.verification import StepBatch, TokenMasks
+from specq.protocol import NO_TREE, Int32Array, IntpArray
+from specq.verification import MaskedSteps, StepBatch, TokenMasks, ends_of
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
+
+SLOW_STEP_S, SLOW_MASK_S = 0.02, 0.01  # wall time of all masks of a step; CPU time of one session's
+MOST_SLOW = 3
+MOST_THREADS = 8
+
+
+@cache
+def executor() -> LLExecutor:
+    """Return what computes masks in threads, for this process."""
+    from llguidance import LLExecutor
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return LLExecutor(num_threads=min(cores, MOST_THREADS))
 
 
 class StepMasks(TokenMasks):
@@ -21,31 +48,99 @@ class StepMasks(TokenMasks):
     def __init__(self, grammars: Mapping[int, SessionGrammar]) -> None:
         self._grammars = grammars
         self._known: dict[int, Int32Array] = {}
+        self._whole: tuple[list[int], MaskedSteps] | None = None  # of all sessions of the step
         self._reasons: dict[int, str] = {}
 
-    def of(self, judged: StepBatch) -> Mapping[int, Int32Array]:
+    def of(self, judged: StepBatch) -> MaskedSteps:
         """See `TokenMasks`."""
-        found = {}
-        for i, session_id in enumerate(judged.session_ids):
-            grammar = self._grammars.get(session_id)
-            if grammar is None:
-                continue
-            if session_id not in self._known:
-                self._known[session_id] = self._made(session_id, grammar, judged, i)
-            found[i] = self._known[session_id]
-        return found
-
-    def _made(self, session_id: int, grammar: SessionGrammar, judged: StepBatch, place: int) -> Int32Array:
-        tree = judged[place].tree if judged.num_nodes[place] else None
-        masks = np.empty((1 + (0 if tree is None else tree.num_nodes), grammar.num_words), np.int32)
-        if tree is None:
-            grammar.fill((), (), masks)
-        else:
-            grammar.fill(tree.token_ids.tolist(), tree.parents.tolist(), masks)
-        if reason := grammar.reason():
-            self._reasons[session_id] = reason
-        return masks
+        if self._whole is not None and self._whole[0] == judged.session_ids:
+            return self._whole[1]
+        places = [i for i, own in enumerate(judged.session_ids) if own in self._grammars]
+        if self._whole is None:
+            found = self._computed(judged, np.array(places, np.intp))
+            self._whole = judged.session_ids, found
+            return found
+        return MaskedSteps.of({i: self._known[judged.session_ids[i]] for i in places})
 
     def reason(self, session_id: int) -> str:
         """See `TokenMasks`."""
         return self._reasons.get(session_id, "")
+
+    def _computed(self, judged: StepBatch, places: IntpArray) -> MaskedSteps:
+        if not len(places):
+            return MaskedSteps.of({})
+        ids = [judged.session_ids[i] for i in places.tolist()]
+        grammars = [self._grammars[one] for one in ids]
+        counts = judged.num_nodes[places] + 1
+        words = np.full((int(counts.sum()), grammars[0].num_words), -1, np.int32)
+        ends = ends_of(counts).tolist()
+        spans = list(zip([0, *ends], ends, strict=False))
+        started = time.perf_counter()
+        self._fill(judged, places.tolist(), grammars, spans, words)
+        if time.perf_counter() - started > SLOW_STEP_S:
+            for grammar in grammars:
+                grammar.is_watched = True
+        close(grammars, counts, words)
+        for session_id, grammar, (first, end) in zip(ids, grammars, spans, strict=True):
+            if reason := grammar.reason():
+                self._reasons[session_id] = reason
+                words[first:end] = 0
+            self._known[session_id] = words[first:end]
+        return MaskedSteps(places, counts, words)
+
+    def _fill(
+        self,
+        judged: StepBatch,
+        places: Sequence[int],
+        grammars: Sequence[SessionGrammar],
+        spans: Sequence[tuple[int, int]],
+        words: Int32Array,
+    ) -> None:
+        """Write the masks of all sessions, without what ends their texts."""
+        plain: list[tuple[LLMatcher, int]] = []
+        chains: list[tuple[LLMatcher, int, list[int]]] = []
+        for place, grammar, (first, end) in zip(places, grammars, spans, strict=True):
+            tree = judged[place].tree if end - first > 1 else NO_TREE
+            token_ids, parents = tree.token_ids.tolist(), tree.parents.tolist()
+            if grammar.is_watched or parents != list(range(-1, len(parents) - 1)):
+                _timed(grammar, token_ids, parents, words[first:end])
+            elif chain := grammar.chain(token_ids):
+                chains.append((grammar.matcher, first, chain))
+            else:
+                plain.append((grammar.matcher, first))
+        target = words.ctypes.data, words.shape[1] * words.itemsize, len(words)
+        if plain:
+            executor().unsafe_compute_mask_ptr(plain, *target)
+        if chains:
+            executor().unsafe_compute_mask_ptr_with_draft_token(chains, *target)
+
+
+def _timed(grammar: SessionGrammar, token_ids: Sequence[int], parents: Sequence[int], words: Int32Array) -> None:
+    """Write the masks of one session, and note whether they took long."""
+    started = time.thread_time()
+    grammar.fill(token_ids, parents, words)
+    if time.thread_time() - started > SLOW_MASK_S:
+        grammar.num_slow += 1
+    else:
+        grammar.is_watched = False
+    if grammar.num_slow > MOST_SLOW:
+        grammar.fail(f"its masks take longer than {SLOW_MASK_S * 1e3:.0f} ms")
+
+
+def close(grammars: Sequence[SessionGrammar], counts: IntpArray, words: Int32Array) -> None:
+    """Allow what ends a session's text where llguidance allows its own end token, and nothing else of both.
+
+    counts  the number of rows of each session.
+    """
+    kinds: dict[object, list[int]] = {}
+    for i, grammar in enumerate(grammars):
+        kinds.setdefault(grammar.ends, []).append(i)
+    for which in kinds.values():
+        ends = grammars[which[0]].ends
+        is_own = np.zeros(len(grammars), np.bool_)
+        is_own[which] = True
+        rows = is_own.repeat(counts).nonzero()[0]
+        complete_word, complete_bit = ends.complete
+        is_complete = (words[rows, complete_word] & complete_bit) != 0
+        for word, closed, opened in ends.words:
+            words[rows, word] = (words[rows, word] & ~closed) | np.where(is_complete, opened, 0).astype(np.int32)

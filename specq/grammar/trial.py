@@ -30,6 +30,7 @@ from specq.grammar.tokenizer import GrammarTokenizer, build_tokenizer
 from specq.protocol import SpecqError
 
 STACK_BYTES = 1 << 20  # less than any thread of the verifier has: what recurses too deeply fails here
+NICENESS = 5  # steps of a verifier on the same cores go first
 _PR_SET_PDEATHSIG = 1
 _PAGES = Path("/proc/self/statm")
 
@@ -50,6 +51,7 @@ def main(parent: int) -> None:
     """Serve the trials of `parent` until it closes the pipe or ends."""
     _end_with(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICENESS)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is not an answer
     pipes = Pipes(iter(sys.stdin.buffer.readline, b""), answers)

@@ -7,7 +7,7 @@ A grammar is a JSON object with one key that names its kind:
   Otherwise such a schema is refused.
 - regex: a regular expression that matches the whole text.
 - choice: a list of texts. The text is one of them.
-- lark: a grammar in llguidance's form of Lark.
+- lark: a grammar in llguidance's form of Lark. Short ones may be in GBNF, the form of llama.cpp, with the rule `root`.
 - structural_tag: {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}. Free text, in which each trigger
   begins one of the structures. A structure may have its own `strict`. `"required": true` beside it asks for one or more
   structures and nothing else, and `"most": n` allows at most n.

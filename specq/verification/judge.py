@@ -138,8 +138,10 @@ def _fault_of(error: Exception) -> Fault:
 def _fault_of_mask(steps: Placed, row: int) -> Fault | None:
     """Return why the grammar of one step allows no token in a row. None: it allows some, or there is none."""
     masks, (session_id,) = steps.batch.masks, steps.batch.session_ids
-    words = {} if masks is None else masks.of(steps.batch)
-    if masks is None or 0 not in words or words[0][row].any():
+    if masks is None:
+        return None
+    words = masks.of(steps.batch).words
+    if not len(words) or words[row].any():
         return None
     reason = masks.reason(session_id) or "the grammar allows no token there, and no end"
     return Fault(f"{reason}; position {steps[0].row_positions()[row]}")

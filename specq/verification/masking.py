@@ -17,6 +17,7 @@ from specq.protocol import Float32Array, Int32Array, Int64Array
 from specq.runtime import resolve
 from specq.verification import cuda_rows, host_kernels
 from specq.verification.gpu_kernels import KERNELS
+from specq.verification.judgements import places_in_runs
 from specq.verification.packing import Placed
 from specq.verification.transfers import to_device
 
@@ -29,13 +30,11 @@ def mask(steps: Placed, logits: torch.Tensor) -> None:
 
     On a device this starts the work and does not wait.
     """
-    masks = steps.batch.masks
-    found = {} if masks is None else masks.of(steps.batch)
-    if not found:
+    if steps.batch.masks is None:
         return
-    firsts = steps.first_rows.tolist()
-    rows = np.concatenate([firsts[i] + np.arange(len(own), dtype=np.int64) for i, own in found.items()])
-    mask_rows(logits, rows, np.concatenate([*found.values()]))
+    places, counts, words = steps.batch.masks.of(steps.batch)
+    if len(places):
+        mask_rows(logits, steps.first_rows[places].repeat(counts) + places_in_runs(counts), words)
 
 
 def mask_rows(logits: torch.Tensor, rows: Int64Array, words: Int32Array) -> None:
@@ -69,7 +68,7 @@ def _kernel() -> Any:
 
 
 def _mask_on_gpu(logits: torch.Tensor, rows: Int64Array, words: Int32Array) -> None:
-    sent = to_device(np.concatenate((rows.astype(np.int32), words.ravel())), logits.device)
     with torch.cuda.device(logits.device):
-        grid = len(rows), SPLITS
-        _kernel()[grid](logits, logits.stride(0), logits.shape[1], len(rows), words.shape[1], sent, BLOCK=BLOCK)
+        sent = to_device(rows, logits.device), to_device(words, logits.device)
+        shape = logits.stride(0), logits.shape[1], words.shape[1]
+        _kernel()[len(rows), SPLITS](logits, *shape, *sent, BLOCK=BLOCK)

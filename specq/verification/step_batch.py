@@ -59,19 +59,45 @@ def traits_of(params: SamplingParams) -> int:
     return SHAPED * is_shaped + WITH_LOGPROBS * (params.logprobs >= 0) + WITH_GRAMMAR * bool(params.grammar)
 
 
+class MaskedSteps(NamedTuple):
+    """The masks of some steps, one step's rows after the other.
+
+    - `places`: i64[n] of the steps in their batch, ascending.
+    - `counts`: i64[n], the rows of each step: 1 + its nodes.
+    - `words`: i32[rows, words], a bit for each token, the lowest bit first.
+    """
+
+    places: IntpArray
+    counts: IntpArray
+    words: Int32Array
+
+    @staticmethod
+    def of(found: Mapping[int, Int32Array]) -> MaskedSteps:
+        """Return the masks i32[rows, words] of steps by their places, in ascending order."""
+        places, parts = np.array([*found], np.intp), [*found.values()]
+        words = np.concatenate(parts) if parts else np.zeros((0, 0), np.int32)
+        return MaskedSteps(places, np.array([len(part) for part in parts], np.intp), words)
+
+    def each(self) -> Iterator[tuple[int, Int32Array]]:
+        """Yield the place and the masks of each step."""
+        ends = ends_of(self.counts).tolist()
+        for place, first, end in zip(self.places.tolist(), [0, *ends], ends, strict=False):
+            yield place, self.words[first:end]
+
+
 class TokenMasks(ABC):
     """The masks of a step's sessions: which tokens a row of target logits may have. All others become -inf.
 
-    A mask is i32[words] with a bit for each token, the lowest bit first. Sessions without a grammar have none. The
-    judge asks for the masks when it begins, so a device computes the forward pass meanwhile.
+    Sessions without a grammar have none. The judge asks for the masks when it begins, so a device computes the forward
+    pass meanwhile.
     """
 
     @abstractmethod
-    def of(self, judged: StepBatch) -> Mapping[int, Int32Array]:
-        """Return the masks i32[1 + nodes, words] of the judged steps with a grammar, by their place in the batch.
+    def of(self, judged: StepBatch) -> MaskedSteps:
+        """Return the masks of the judged steps with a grammar.
 
         All tokens of the batch must be known. A row that no text of the grammar can reach may have any mask that is not
-        empty. Called again, it returns the same.
+        empty. Called again, also for a part of the steps, it returns the same.
         """
 
     def reason(self, session_id: int) -> str:
@@ -80,19 +106,19 @@ class TokenMasks(ABC):
 
     def ready(self, judged: StepBatch) -> ReadyTokenMasks:
         """Return the masks of the judged steps, which can be sent to another process."""
-        found = {judged.session_ids[i]: own for i, own in self.of(judged).items()}
+        found = {judged.session_ids[place]: own for place, own in self.of(judged).each()}
         return ReadyTokenMasks(found, {own: self.reason(own) for own in found})
 
 
 class ReadyTokenMasks(TokenMasks):
-    """TokenMasks that are known already, by session. They can be sent to another process."""
+    """Masks that are known already, by session. They can be sent to another process."""
 
     def __init__(self, words: Mapping[int, Int32Array], reasons: Mapping[int, str]) -> None:
         self._words, self._reasons = dict(words), dict(reasons)
 
-    def of(self, judged: StepBatch) -> Mapping[int, Int32Array]:
+    def of(self, judged: StepBatch) -> MaskedSteps:
         """See `TokenMasks`."""
-        return {i: self._words[own] for i, own in enumerate(judged.session_ids) if own in self._words}
+        return MaskedSteps.of({i: self._words[own] for i, own in enumerate(judged.session_ids) if own in self._words})
 
     def reason(self, session_id: int) -> str:
         """See `TokenMasks`."""

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.end_to_end import contest, method_serving, serving, table, vllm, workload
-from bench.end_to_end.contest import Part
+from bench.end_to_end.contest import ContestPart
 from bench.end_to_end.listening import ListeningClient
 from bench.end_to_end.streams import Repetitions, Stream, StreamLoad, busy_rate, latencies
 from bench.end_to_end.workload import Workload, check_engine
@@ -321,7 +321,7 @@ def test_a_run_that_is_cut_short_leaves_the_loads_before_and_is_measured_again(t
     out = tmp_path / "report.json"
     report = Report("gpu", out)
     runs = [("plain", "1", lambda: RATES), ("plain", "8", second)]
-    part = Part("own", lambda _work: serving.until_one_fails(runs))
+    part = ContestPart("own", lambda _work: serving.until_one_fails(runs))
     with pytest.raises(type(stop)) as found:
         contest.run(report, WORK, [part])
     assert found.value is stop
@@ -475,7 +475,7 @@ def test_one_that_fails_is_reported_and_the_others_go_on(tmp_path, capsys):
     """Its error stands in the report, and it has no row."""
     report = Report("gpu", tmp_path / "gpu.json")
     good = {"plain": {"1": RATES}}
-    assert contest.run(report, WORK, [Part("own", fail), Part("one", lambda _: good)]) == ["own"]
+    assert contest.run(report, WORK, [ContestPart("own", fail), ContestPart("one", lambda _: good)]) == ["own"]
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert found["results"] == {"own": {"error": "EngineError: out of memory"}, "one": good}
     assert found["figures"] == {"one plain S=1": {"unit": "tokens/s", "median": 8.0, "repeats": [7.0, 9.0]}}
@@ -486,7 +486,9 @@ def test_one_that_fails_is_reported_and_the_others_go_on(tmp_path, capsys):
 
 def test_a_delay_that_fails_is_named(tmp_path):
     found = {"plain 1 ms": {"1": RATES}, "error 20 ms": "EngineError: out of memory"}
-    assert contest.run(Report("gpu", tmp_path / "gpu.json"), WORK, [Part("far", lambda _: found)]) == ["far 20 ms"]
+    assert contest.run(Report("gpu", tmp_path / "gpu.json"), WORK, [ContestPart("far", lambda _: found)]) == [
+        "far 20 ms"
+    ]
 
 
 def test_variants_of_one_contestant_are_put_together_and_what_is_there_is_not_measured_again(tmp_path):
@@ -499,9 +501,9 @@ def test_variants_of_one_contestant_are_put_together_and_what_is_there_is_not_me
             measured.append(name + variant)
             return {variant or "plain": {"1": RATES}}
 
-        return Part(name, measure, variant)
+        return ContestPart(name, measure, variant)
 
-    parts = [Part("own", fail), part("vllm-spec", "K=2"), Part("vllm-spec", fail, "K=3")]
+    parts = [ContestPart("own", fail), part("vllm-spec", "K=2"), ContestPart("vllm-spec", fail, "K=3")]
     assert contest.run(report, WORK, parts) == ["own", "vllm-spec K=3"]
     again = Report("gpu", out)
     again.resume()

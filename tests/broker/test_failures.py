@@ -254,7 +254,11 @@ def test_a_lost_welcome_is_said_again() -> None:
 
 def test_a_refused_grammar_is_the_jobs_mistake() -> None:
     """So its client receives the code of a wrong argument. Other failures at a verifier are the engine's."""
-    codes = {"grammar: (a is no pattern": "invalid", "the grammar is too complex here": "invalid", "a grammar": "engine"}
+    codes = {
+        "grammar: (a is no pattern": "invalid",
+        "the grammar is too complex here": "invalid",
+        "a grammar": "engine",
+    }
     for reason, code in codes.items():
         desk = desk_with(1)
         desk.back(SessionFailed(session_id=1, epoch=desk.job(1).session.epoch, reason=reason))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from specq.broker import Broker
 from specq.broker.jobs import intake
 from specq.broker.jobs.reports import status_report
 from specq.broker.state import table
+from specq.broker.state.rights import REQUESTS_BURST
 from specq.journal import JobTaken, Opening, StoredJob, open_journal
 from specq.journal.threads import _groups
 from specq.protocol import (
@@ -152,6 +154,41 @@ def test_quarantine_frees_only_a_verifier_that_masks() -> None:
     wait(desk, 2)
     assert desk.job(2).session.verifier == b"older"
     assert desk.job(1).session.verifier == b""
+
+
+EVENTS = ("hello", "hello", "leaving", "failed", "draining", "submit", "submit", "submit", "verdict", "tick", "tick")
+ABLE = [(), (OWNERS,), CAPABILITIES, MASKING, MASKING, (*CAPABILITIES, grammar_capability("regex"))]
+
+
+def random_life(seed: int) -> tuple[int, int]:
+    """Let workers of all kinds come and go while jobs run; return how many jobs ran, and how often they were opened.
+
+    The broker checks after each message that each job is where it can be served (`specq.broker.validation`).
+    """
+    random, desk = Random(seed), Desk(capabilities=MASKING, max_sessions=4)
+    for number in range(2, 70):
+        registered = [worker.identity for worker in desk.broker.state.workers.all()]
+        running = [job for job in desk.broker.state.jobs.active.values() if job.session.verifier]
+        what = random.choice(EVENTS)
+        if what == "hello":
+            desk.hello(b"%d" % number, max_sessions=4, capabilities=random.choice(ABLE))
+        elif what == "submit":
+            submit(desk, number, random.choice(["", SCHEMA, REGEX]), cache_salt=random.choice(["", "", "s"]))
+        elif what == "verdict" and running:
+            desk.verdict(random.choice(running).job_id, number, finish=random.choice(["", "", "stop"]))
+        elif what == "tick":
+            wait(desk, 1)
+        elif len(registered) > 1:
+            desk.leave(random.choice(registered), state=what)
+    return desk.broker.state.counts["jobs"], len(opened(desk))
+
+
+def test_no_order_of_events_brings_a_job_where_it_cannot_be_served() -> None:
+    """Jobs do run, and are opened again elsewhere."""
+    lives = [random_life(seed) for seed in range(12)]
+    num_jobs, num_opened = map(sum, zip(*lives, strict=True))
+    assert num_jobs > 100
+    assert num_opened > 1.2 * num_jobs
 
 
 # --- where none can ---------------------------------------------------------------------------------------------------
@@ -318,7 +355,6 @@ def test_grammars_count_as_tokens_of_the_queue(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(table, "KEEP_TOKENS", 20_000)
     long = grammar_text({"regex": "a" * 50_000})
     desk = Desk(capabilities=MASKING)
-    desk.broker.validates = True
     assert [len(submit(desk, job_id, long)) for job_id in (1, 2)] == [0, 0]
     (failed,) = submit(desk, 3, long)
     assert (failed.code, "the queue is full (20000 tokens" in failed.reason) == ("busy", True)
@@ -326,6 +362,23 @@ def test_grammars_count_as_tokens_of_the_queue(monkeypatch: pytest.MonkeyPatch) 
         desk.verdict(job_id, 7, finish="stop")
     assert list(desk.broker.state.jobs.finished) == [2]
     assert (desk.broker.state.jobs.num_tokens, len(submit(desk, 4, long))) == (0, 0)
+
+
+def test_a_grammar_costs_a_client_fewer_requests_than_a_header_of_numbers() -> None:
+    """Reading it takes the broker a fraction of the time. A small one gives no credit."""
+    spent = {}
+    for name, params in {
+        "none": SamplingParams(),
+        "small": SamplingParams(grammar=grammar_text({"regex": "a" * 900})),
+        "schema": SamplingParams(grammar=grammar_text({"regex": "a" * 16_000})),
+        "numbers": SamplingParams(stop_token_ids=(10,) * 5333),
+    }.items():
+        desk = Desk(capabilities=MASKING)
+        desk.front(ANN, Submit(job_id=1, params=params, prompt_ids=IDS))
+        spent[name] = REQUESTS_BURST - desk.broker.state.limits._peers[ANN.hex()]._level
+    assert spent["none"] <= spent["small"] < spent["none"] + 1
+    assert 10 < spent["schema"] < 20
+    assert spent["numbers"] > 50
 
 
 def test_a_grammar_that_leaves_no_room_for_the_messages_that_repeat_it_is_refused() -> None:

@@ -15,6 +15,7 @@ from tests.deploying import group_of, ready
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHOWS = {
     "generate.py": "tokens a round",
+    "valid_json.py": "the schema forced",
     "stream_chat.py": "\n",
     "many_prompts.py": "'2 + 2 =': ",
     "same_text.py": "one text: ",

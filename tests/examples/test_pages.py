@@ -15,7 +15,7 @@ from specq.config import connect_address, free_address
 from tests.deploying import group_of, ready
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / name for name in ("README.md", "docs/reference/python.md", "docs/http-api.md")]
+PAGES = [ROOT / name for name in ("README.md", "docs/reference/python.md", "docs/http-api.md", "docs/guides/json.md")]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CURL = re.compile(r"^    curl http\S+(?:.*\\\n)*.*$", re.MULTILINE)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -76,7 +76,10 @@ EVERYWHERE = [
     ({"structured_outputs": {"regex": "a+", "choice": None}}, {"regex": "a+"}),
     ({"structured_outputs": {"choice": ["a", "b"], "json_object": False}}, {"choice": ["a", "b"]}),
     ({"structured_outputs": {"grammar": 'start: "a"'}}, {"lark": 'start: "a"'}),
-    ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, {"json_object": True}),
+    (
+        {"structured_outputs": {"json_object": True, "disable_any_whitespace": True, "disable_fallback": True}},
+        {"json_object": True},
+    ),
     (
         {"structured_outputs": {"structural_tag": json.dumps(of_type("structural_tag", **TAGS))}},
         {"structural_tag": TAGS},

@@ -21,7 +21,7 @@ from specq.testing.conformance.strategies import CUTS, PLANS, WARM
 from specq.testing.exact import ExactWorld, error, joint_distribution, sampled
 from specq.testing.oracle import RULES
 from specq.testing.random_steps import VOCAB, packed_logits, params_of, sampled_trees, split, steps
-from specq.verification import STRATEGIES, Judgements, ReadyTokenMasks, StepBatch, begun
+from specq.verification import STRATEGIES, Judgements, MaskedSteps, ReadyTokenMasks, StepBatch, begun
 from specq.verification.begun import begin
 from specq.verification.judge import judge_each
 from specq.verifier.sessions.history import Past
@@ -259,11 +259,11 @@ def one_row_unmasked(monkeypatch: pytest.MonkeyPatch, rows: str) -> None:
     """Forget the mask of the first or the last row of each step."""
     of = ReadyTokenMasks.of
 
-    def forgetful(self: ReadyTokenMasks, judged: StepBatch) -> Any:
-        found = {i: own.copy() for i, own in of(self, judged).items()}
+    def forgetful(self: ReadyTokenMasks, judged: StepBatch) -> MaskedSteps:
+        found = {place: own.copy() for place, own in of(self, judged).each()}
         for own in found.values():
             own[0 if rows == "first" else -1] = -1
-        return found
+        return MaskedSteps.of(found)
 
     monkeypatch.setattr(ReadyTokenMasks, "of", forgetful)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specq.protocol import SamplingParams, SessionStep, Tree
-from specq.verification import ReadyTokenMasks, StepBatch, TokenMasks, cuda_rows, masking
+from specq.verification import MaskedSteps, ReadyTokenMasks, StepBatch, TokenMasks, cuda_rows, masking
 from specq.verification.masking import mask, mask_rows
 from specq.verification.packing import place
 from tests.devices import NEEDS_CUDA, NEEDS_INTERPRETER
@@ -81,13 +81,13 @@ def test_logits_of_inference_mode_are_masked() -> None:
 class OfSome(TokenMasks):
     """Masks of each session with an odd number: row r allows the token 10 * session + r."""
 
-    def of(self, judged: StepBatch) -> dict[int, np.ndarray]:
+    def of(self, judged: StepBatch) -> MaskedSteps:
         found = {}
         for i, (session_id, step) in enumerate(zip(judged.session_ids, judged, strict=True)):
             if session_id % 2:
                 bits = np.eye(64, dtype=np.uint8)[[10 * session_id + row for row in range(1 + step.tree.num_nodes)]]
                 found[i] = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
-        return found
+        return MaskedSteps.of(found)
 
 
 def test_each_session_has_its_own_rows() -> None:

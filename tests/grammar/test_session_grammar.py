@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.grammar import SessionGrammar
+from specq.grammar import SessionGrammar, StepMasks
 from specq.grammar.limits import Limits
 from specq.grammar.tokenizer import build_tokenizer
-from specq.protocol import ConfigError, EngineError
+from specq.protocol import ConfigError, EngineError, SamplingParams, SessionStep
 from specq.testing.tokenizer import tokenizer_files
+from specq.verification import StepBatch
 from tests.each import each
 from tests.grammar.naive import (
     EOS,
@@ -28,6 +29,7 @@ from tests.grammar.naive import (
     tiny,
     tokens_of,
 )
+from tests.verification.steps import tree_of
 
 LETTER_A = small().ids("a")[0]
 ENDS: dict[str, tuple[int, ...]] = {
@@ -38,10 +40,16 @@ ENDS: dict[str, tuple[int, ...]] = {
 }
 
 
+def step_of(session_id: int, tokens: list[int], parents: list[int]) -> SessionStep:
+    """Return a session's part in a step, with a tree."""
+    params = SamplingParams(grammar='{"regex":"."}')
+    return SessionStep(session_id, 0, np.zeros(1, np.int32), params, tree_of(tokens, parents))
+
+
 def masks_of(grammar: SessionGrammar, tokens: list[int], parents: list[int]) -> list[set[int]]:
     """Return the tokens that each row of a tree may have, the row before the tree first."""
-    words = np.empty((1 + len(tokens), grammar.num_words), np.int32)
-    grammar.fill(tokens, parents, words)
+    batch = StepBatch.of([step_of(7, tokens, parents)])
+    ((_, words),) = StepMasks({7: grammar}).of(batch).each()
     return [tokens_of(row) for row in words]
 
 

@@ -59,6 +59,7 @@ MAX_PEERS = 4096  # peers with counted requests; beyond it, the longest silent p
 REQUESTS_S, REQUESTS_BURST = 2000.0, 8000.0
 REQUEST_BYTES = 8192  # bytes that count as one request
 HEADER_BYTES = 256  # header bytes beyond SMALL_HEADER that count as one request
+GRAMMAR_BYTES = 1024  # the same where the header has a grammar: text takes less time than lists of numbers
 SMALL_HEADER = 1024
 STATUS_JOBS, LISTED_JOBS = 2000, 500  # jobs in a report that count as one request; the second if it lists sessions
 
@@ -254,6 +255,13 @@ class Limits:
         self._peers.move_to_end(peer)
         cost = 1 + num_bytes / REQUEST_BYTES + max(0, num_header_bytes - SMALL_HEADER) / HEADER_BYTES
         return bucket.take(cost, REQUESTS_S, REQUESTS_BURST, now)
+
+    def refund_grammar(self, peer: str, num_characters: int, num_header_bytes: int) -> None:
+        """Give back what a request with a grammar was charged too much for its header."""
+        bucket = self._peers.get(peer)
+        if bucket is not None:
+            counted = min(num_characters, max(0, num_header_bytes - SMALL_HEADER))
+            bucket.charge(counted / GRAMMAR_BYTES - counted / HEADER_BYTES)
 
     def charge_answer(self, peer: str, num_bytes: int) -> None:
         """Charge a peer for the bytes of its answers."""

@@ -245,7 +245,7 @@ class Session:
         grammar.commit(self.token_ids[self.prompt_len :])
         self.grammar = grammar
         if self.place != NONE:
-            self.trees.awaits_grammar[self.place], self.trees.ends_by_text[self.place] = False, True
+            self.trees.awaits_grammar[self.place] = False
             self.trees.needs_history[self.place] = needs_last or self.params.needs_history
 
     @property
@@ -305,10 +305,6 @@ class Session:
         if self._stop_matcher is not None:
             stopped = self._stop_matcher.push(tokens[:num_kept])
             num_kept = num_kept if stopped is None else stopped + 1
-        if self.grammar is not None:
-            of_grammar = self.grammar.commit(tokens[:num_kept])
-            if self.grammar.has_ended:
-                return of_grammar, "stop"
         if num_kept is not None:
             return num_kept, "stop"
         if len(tokens) < room:

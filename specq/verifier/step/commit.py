@@ -27,7 +27,7 @@ from specq.protocol import (
     UInt8Array,
 )
 from specq.runtime import Faults
-from specq.verification import CORRECTION, Judgements, ends_of, places_in_runs, starts_of
+from specq.verification import CORRECTION, WITH_GRAMMAR, Judgements, ends_of, places_in_runs, starts_of
 from specq.verifier.sessions.session import Session
 from specq.verifier.step.node_choice import Shares
 from specq.verifier.trees import NONE, DraftTrees
@@ -326,7 +326,31 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
             if i in judgements.logprobs:
                 sessions[i].logprobs.add(judgements.logprobs[i], int(kept[i]))
         failed += [i] if faults.found and sessions[i] in faults else []
+    has_grammar = trees.traits[places] & WITH_GRAMMAR
+    if np.count_nonzero(has_grammar):
+        which = [i for i in has_grammar.nonzero()[0].tolist() if i not in failed]
+        finishes |= dict.fromkeys(_follow_grammars(sessions, judgements, kept, which, faults), "stop")
+        failed += [i for i in which if faults.found and sessions[i] in faults]
     return _Kept(kept, [(sessions[i], reason) for i, reason in finishes.items() if reason and i not in failed], failed)
+
+
+def _follow_grammars(
+    sessions: Sequence[Session], judgements: Judgements, kept: IntpArray, which: Sequence[int], faults: Faults
+) -> list[int]:
+    """Let the grammars of some sessions follow the kept tokens; return the places where the texts end with these.
+
+    What lies behind such an end is not kept.
+    """
+    ended, tokens, firsts = [], judgements.token_ids.tolist(), starts_of(judgements.num_tokens).tolist()
+    for i in which:
+        grammar = sessions[i].grammar
+        assert grammar is not None
+        with faults.of(sessions[i], "committed"):
+            count = grammar.commit(tokens[firsts[i] : firsts[i] + int(kept[i])])
+            if grammar.has_ended:
+                kept[i] = count
+                ended.append(i)
+    return ended
 
 
 def _first_ends(judgements: Judgements, end_ids: Int32Array) -> dict[int, int]:

@@ -1,0 +1,101 @@
+"""Serves each schema once, greedy, and checks with the package jsonschema every text that ends by itself."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema.validators import validator_for
+
+from bench.deployments import deployment
+from bench.grammars.debian import suite_schemas
+from bench.grammars.forms import api_schemas
+from specq.client import Client, Result
+from specq.processes.servers import Servers
+from specq.protocol import JobError
+
+IN_FLIGHT = 16
+MOST_WAIT_S = 600.0
+
+
+@dataclass
+class Found:
+    """What became of some schemas."""
+
+    schemas: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)  # of those that were refused
+    finished: Counter[str] = field(default_factory=Counter)  # by finish_reason
+    invalid: list[dict[str, str]] = field(default_factory=list)  # texts that ended by `stop`
+    cut: list[str] = field(default_factory=list)  # schemas whose text ended by `length`
+    tokens: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        refused = sum(self.reasons.values())
+        counts = {"schemas": self.schemas, "taken": self.schemas - refused, "refused": refused}
+        ended = {"stop": self.finished["stop"], "length": self.finished["length"], "invalid": len(self.invalid)}
+        lists = {"reasons": dict(self.reasons.most_common()), "cut": self.cut, "invalid_texts": self.invalid}
+        return counts | ended | {"tokens": self.tokens} | lists
+
+
+def corpora() -> dict[str, list[tuple[str, Any]]]:
+    """Return the schemas by corpus. A schema that is true or false cannot be a job's grammar."""
+    suite = [(one.name, one.schema) for one in suite_schemas() if isinstance(one.schema, dict)]
+    return {"api": list(api_schemas()), "suite": suite}
+
+
+def serve(model: str, schemas: Mapping[str, list[tuple[str, Any]]], max_tokens: int) -> Iterator[tuple[str, Found]]:
+    """Serve each corpus with a broker and a verifier that drafts from the text; yield what became of it."""
+    with Servers(deployment(model)) as servers:
+        servers.wait_ready()
+        for name, corpus in schemas.items():
+            yield name, _served(servers.client, corpus, max_tokens)
+
+
+def _served(client: Client, corpus: Iterable[tuple[str, Any]], max_tokens: int) -> Found:
+    found, jobs = Found(), []
+    for name, schema in corpus:
+        found.schemas += 1
+        prompt = f"Answer with JSON that follows this schema: {json.dumps(schema)[:1000]}\nJSON: "
+        options = {"temperature": 0.0, "max_tokens": max_tokens, "grammar": {"json_schema": schema}}
+        try:
+            jobs.append((name, schema, client.submit(prompt, **options)))
+        except JobError as error:
+            found.reasons[_kind_of(str(error))] += 1
+        if len(jobs) >= IN_FLIGHT:
+            _count(found, *jobs.pop(0))
+    for one in jobs:
+        _count(found, *one)
+    return found
+
+
+def _count(found: Found, name: str, schema: Any, job: Any) -> None:
+    try:
+        result: Result = job.result(MOST_WAIT_S)
+    except JobError as error:
+        found.reasons[_kind_of(str(error))] += 1
+        return
+    found.tokens += len(result.token_ids)
+    found.finished[result.finish_reason] += 1
+    if result.finish_reason == "length":
+        found.cut.append(name)
+    elif reason := why_invalid(schema, result.text):
+        found.invalid.append({"schema": name, "text": result.text, "reason": reason})
+
+
+def why_invalid(schema: Any, text: str) -> str:
+    """Return why a text does not follow a schema, or ""."""
+    kind = validator_for(schema, default=Draft202012Validator)
+    try:
+        errors = sorted(kind(schema, format_checker=FormatChecker()).iter_errors(json.loads(text)), key=str)
+    except ValueError as error:
+        return f"not JSON: {error}"
+    return errors[0].message if errors else ""
+
+
+def _kind_of(reason: str) -> str:
+    """Return a reason without its place and numbers, to count similar ones together."""
+    return reason.split(", at #")[0][:120]
