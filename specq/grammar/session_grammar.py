@@ -64,11 +64,14 @@ class SessionGrammar:
     - `has_ended`: the grammar is complete and allows no further token.
     - `ends`: the tokens that end the text.
     - `is_watched`, `num_slow`: whether its masks are timed, and how many were slow.
+    - `has_end_text`: whether it may have an end token as a part of its texts. Masks then need a look at each row.
     """
 
-    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, end_ids: Sequence[int]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, tokenizer: LLTokenizer, end_ids: Sequence[int], *, has_end_text: bool = False
+    ) -> None:
         """Take a matcher at its start, and the tokens that end this session's text."""
-        self.matcher = matcher
+        self.matcher, self.has_end_text = matcher, has_end_text
         self.num_words = (tokenizer.vocab_size + 31) // 32  # of 32 bits, in a mask
         self._ends = frozenset(end for end in end_ids if end < tokenizer.vocab_size)
         self._closed = self._ends.union(tokenizer.eos_tokens)  # tokens that are no text
@@ -136,6 +139,9 @@ class SessionGrammar:
 
     def _mask(self, row: Int32Array) -> None:
         self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self.has_end_text and not self.matcher.is_accepting():
+            word, bit = self.ends.complete
+            row[word] &= ~bit
 
     def _walk(self, token_ids: Sequence[int], parents: Sequence[int]) -> Iterator[Reached]:
         """Yield for each node what its path is. Where that is OPEN, the matcher is behind the node meanwhile."""

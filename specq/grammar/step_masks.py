@@ -19,7 +19,7 @@ import numpy as np
 
 from specq.grammar.session_grammar import SessionGrammar
 from specq.protocol import NO_TREE, Int32Array, IntpArray
-from specq.verification import MaskedSteps, StepBatch, TokenMasks, ends_of
+from specq.verification import MaskedSteps, StepBatch, TokenMasks, ends_of, starts_of
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -102,7 +102,8 @@ class StepMasks(TokenMasks):
         for place, grammar, (first, end) in zip(places, grammars, spans, strict=True):
             tree = judged[place].tree if end - first > 1 else NO_TREE
             token_ids, parents = tree.token_ids.tolist(), tree.parents.tolist()
-            if grammar.is_watched or parents != list(range(-1, len(parents) - 1)):
+            is_chain = parents == list(range(-1, len(parents) - 1))
+            if grammar.is_watched or grammar.has_end_text or not is_chain:
                 _timed(grammar, token_ids, parents, words[first:end])
             elif chain := grammar.chain(token_ids):
                 chains.append((grammar.matcher, first, chain))
@@ -130,8 +131,12 @@ def _timed(grammar: SessionGrammar, token_ids: Sequence[int], parents: Sequence[
 def close(grammars: Sequence[SessionGrammar], counts: IntpArray, words: Int32Array) -> None:
     """Allow what ends a session's text where llguidance allows its own end token, and nothing else of both.
 
+    A row behind a node with which the text ends allows everything: nothing that is said there belongs to the text.
+
     counts  the number of rows of each session.
     """
+    is_node = np.ones(len(words), np.bool_)
+    is_node[starts_of(counts)] = False
     kinds: dict[object, list[int]] = {}
     for i, grammar in enumerate(grammars):
         kinds.setdefault(grammar.ends, []).append(i)
@@ -141,6 +146,11 @@ def close(grammars: Sequence[SessionGrammar], counts: IntpArray, words: Int32Arr
         is_own[which] = True
         rows = is_own.repeat(counts).nonzero()[0]
         complete_word, complete_bit = ends.complete
-        is_complete = (words[rows, complete_word] & complete_bit) != 0
-        for word, closed, opened in ends.words:
-            words[rows, word] = (words[rows, word] & ~closed) | np.where(is_complete, opened, 0).astype(np.int32)
+        complete = rows[(words[rows, complete_word] & complete_bit) != 0]
+        for word, closed, _ in ends.words:
+            words[rows, word] &= ~closed
+        nodes = complete[is_node[complete]]
+        ended = nodes[~words[nodes].any(1)] if len(nodes) else nodes
+        for word, _, opened in ends.words:
+            words[complete, word] |= opened
+        words[ended] = -1

@@ -62,7 +62,7 @@ def check_tree(grammar: SessionGrammar, naive: Naive, text: list[int], tokens: l
         if is_allowed and not has_ended:
             assert found == expected
         else:
-            assert found, "a row that nothing reaches must have some token"
+            assert len(found) > 9, "a row behind the end must have some token, whatever is banned beside"
     assert masks_of(grammar, [], []) == before
 
 
