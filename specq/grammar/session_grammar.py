@@ -35,19 +35,16 @@ class Reached(Enum):
 class Ends(NamedTuple):
     """The tokens that end a text, as words of masks.
 
-    - `complete`: the word and the bit of llguidance's own end token, which it allows where a grammar is complete.
     - `words`: each word that has one of these tokens; the bits of all of them, and of the session's own.
     """
 
-    complete: tuple[int, np.int32]
     words: tuple[tuple[int, np.int32, np.int32], ...]
 
     @staticmethod
     def of(tokenizer: LLTokenizer, end_ids: Iterable[int]) -> Ends:
         """Return the ends of a session with these tokens."""
         own, all_of_them = _bits(end_ids), _bits([*tokenizer.eos_tokens, *end_ids])
-        (complete,) = _bits([tokenizer.eos_token]).items()
-        return Ends(complete, tuple((word, bits, own.get(word, np.int32(0))) for word, bits in all_of_them.items()))
+        return Ends(tuple((word, bits, own.get(word, np.int32(0))) for word, bits in all_of_them.items()))
 
 
 def _bits(token_ids: Iterable[int]) -> dict[int, np.int32]:
@@ -71,6 +68,7 @@ class SessionGrammar:
         self.matcher = matcher
         self.num_words = (tokenizer.vocab_size + 31) // 32  # of 32 bits, in a mask
         self._ends = frozenset(end for end in end_ids if end < tokenizer.vocab_size)
+        self._closed = self._ends.union(tokenizer.eos_tokens)  # the grammar itself may not have them as text
         self.ends = Ends.of(tokenizer, sorted(self._ends))
         self.has_ended = self.is_watched = False
         self.num_slow = 0
@@ -102,8 +100,8 @@ class SessionGrammar:
         self._failure = f"the grammar is too complex here: {reason}"
 
     def chain(self, token_ids: list[int]) -> list[int]:
-        """Return the part of a chain's tokens before the first that ends the text."""
-        return next((token_ids[:i] for i, token in enumerate(token_ids) if token in self._ends), token_ids)
+        """Return the part of a chain's tokens before the first that ends a text."""
+        return next((token_ids[:i] for i, token in enumerate(token_ids) if token in self._closed), token_ids)
 
     def allowed(self, token_ids: Sequence[int], parents: Sequence[int]) -> BoolArray:
         """Return for each node of a tree whether its path is allowed, bool[nodes].
@@ -113,15 +111,23 @@ class SessionGrammar:
         found = [path is not Reached.FORBIDDEN for path in self._walk(token_ids, parents)]
         return np.array(found, np.bool_)
 
-    def fill(self, token_ids: Sequence[int], parents: Sequence[int], masks: Int32Array) -> None:
-        """Write the mask of each row of a tree, i32[1 + nodes, words]: of the row before the tree, then of the nodes.
+    def fill(
+        self, token_ids: Sequence[int], parents: Sequence[int], masks: Int32Array | None = None
+    ) -> list[bool | None]:
+        """Return for each row of a tree whether the text may end there; None if the grammar does not reach it.
 
-        Masks of rows that the text cannot reach stay as they are. What ends the text is that of llguidance's tokenizer.
+        The first row comes before the tree, the others follow its nodes. masks i32[1 + nodes, words] receives
+        llguidance's mask of each row that is reached.
         """
-        self._mask(masks[0])
+        found = [self._row(masks, 0)]
         for row, path in enumerate(self._walk(token_ids, parents), 1):
-            if path is Reached.OPEN:
-                self._mask(masks[row])
+            found.append(self._row(masks, row) if path is Reached.OPEN else None)
+        return found
+
+    def _row(self, masks: Int32Array | None, row: int) -> bool | None:
+        if masks is not None:
+            self.matcher.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
+        return bool(self.matcher.is_accepting())
 
     def forced(self, token_ids: Sequence[int] = ()) -> list[int]:
         """Return the only tokens that the grammar allows behind a path, at most MAX_FORCED; [] if the path is not."""
@@ -132,9 +138,6 @@ class SessionGrammar:
         if count:
             self.matcher.rollback(count)
         return found
-
-    def _mask(self, row: Int32Array) -> None:
-        self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
     def _walk(self, token_ids: Sequence[int], parents: Sequence[int]) -> Iterator[Reached]:
         """Yield for each node what its path is. Where that is OPEN, the matcher is behind the node meanwhile."""
@@ -151,7 +154,7 @@ class SessionGrammar:
             elif path is Reached.OPEN:
                 self._return_to(parent, followed, depths, token_ids, parents)
                 path = self._step(token)
-                if path is not Reached.FORBIDDEN and token not in self._ends:
+                if path is not Reached.FORBIDDEN and token not in self._closed:
                     followed.append(node)
             paths.append(path)
             yield path
@@ -160,8 +163,9 @@ class SessionGrammar:
 
     def _step(self, token: int) -> Reached:
         """Follow a token if the grammar allows it. A token that ends the text is not followed."""
-        if token in self._ends:
-            return Reached.ENDED if self.matcher.is_accepting() else Reached.FORBIDDEN
+        if token in self._closed:
+            is_end = token in self._ends and self.matcher.is_accepting()
+            return Reached.ENDED if is_end else Reached.FORBIDDEN
         if not self.matcher.try_consume_tokens([token]):
             return Reached.FORBIDDEN
         return Reached.ENDED if self.matcher.is_stopped() else Reached.OPEN

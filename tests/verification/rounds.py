@@ -6,15 +6,19 @@ the target's own distribution: the sum over all outcomes must be the target's di
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from specq.drafting.grammar.source import ForcedTokens
+from specq.grammar import SessionGrammar
 from specq.protocol.draft_checks import pack_distributions
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import DraftDistribution
+from specq.verifier.sessions.grafting import graft_batch
 from specq.verifier.sessions.session import Session
 from specq.verifier.step.plan import plan
 from specq.verifier.trees import DraftTrees
@@ -172,7 +176,7 @@ def _message(lane, tokens, parents, scores, **distributions):
 class Serving:
     """How a verifier is set up, and what else shares its step: `curve`; the most rows of a step; the engine's
     `max_chain`; tokens that the session may still say; what is known of lanes: (lane, score, was accepted); other
-    sessions; how the job is drafted for."""
+    sessions; how the job is drafted for; what makes the session's grammar, whose forced tokens are drafted too."""
 
     curve: object
     max_rows: int = 64
@@ -181,11 +185,13 @@ class Serving:
     seen: tuple = ()
     others: tuple = ()
     speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
+    grammar: Callable[[], SessionGrammar] | None = None
 
 
 def open_session(drafts, serving):
     """A decoding session whose tree the drafts have made."""
-    params = SamplingParams(temperature=1.0, strategy="probabilistic")
+    grammar = {"grammar": '{"regex":"."}'} if serving.grammar else {}  # it is set below
+    params = SamplingParams(temperature=1.0, strategy="probabilistic", **grammar)
     session = Session(Open(
         session_id=1, epoch=1, prompt_len=len(CONTEXT), tokens_left=serving.tokens_left, params=params,
         token_ids=np.array(CONTEXT, np.int32), speculation=serving.speculation,
@@ -196,12 +202,17 @@ def open_session(drafts, serving):
     for lane, score, accepted in serving.seen:
         if lane in lanes:
             lanes[lane].calibration.observe(score, accepted)
+    if serving.grammar:
+        session.follow(serving.grammar(), needs_last=True)
     return session
 
 
 def share_of(session, serving):
     """What the real scheduler gives a session in the next step."""
     session.kv_len = session.length - 1
+    if session.grammar is not None:
+        for drafts in ForcedTokens().collect([session], None, lambda: 0.0):
+            graft_batch(drafts, 0.0)
     limits = {"max_rows": serving.max_rows, "free_slots": 1000, "max_chain": serving.max_chain}
     planned = plan([session, *serving.others], serving.curve, **limits)
     return next(share for share in planned.shares if share.session is session)
@@ -268,6 +279,8 @@ def _play(world, serving, drafts, said, probability, num_rounds, found, known):
     session = open_session(drafts, serving)
     for tokens in said:
         commit(session, tokens, 0)
+        if session.grammar is not None:
+            session.grammar.commit(tokens)
     prefix = tuple(session.token_ids[len(CONTEXT) :])
     tree = share_of(session, serving).step.tree
     drawn_from = () if tree.distributions is None else (tree.distributions.rows, tree.distributions.weights)

@@ -90,8 +90,9 @@ class Drafting:
         return proposer.probability, arrived, proposer.num_drawn
 
     def outcomes(self, world: World, script: tuple[int, ...] = ()) -> list[tuple[float, list[Draft]]]:
-        """Return (probability, drafts) for all that may be drawn."""
+        """Return (probability, drafts) for all that may be drawn. Point masses of another source come last."""
         probability, drafts, num_drawn = self.sent(world, script)
+        drafts = [*drafts, rounds.points_of(world)] if world.num_points else drafts
         if num_drawn <= len(script):
             return [(probability, drafts)]
         return [outcome for token in (0, 1) for outcome in self.outcomes(world, (*script, token))]
@@ -138,10 +139,11 @@ def serving_of(speculation: Speculation, rng: np.random.Generator) -> Serving:
     return Serving(curve, seen=seen, others=others, speculation=speculation)
 
 
-def distance(entropy: int, kind: str, num_rounds: int = 1) -> float:
+def distance(entropy: int, kind: str, num_rounds: int = 1, num_points: int = 0) -> float:
     """The most total variation for one random drafter and several verifiers."""
     rng = np.random.default_rng(entropy)
-    world = World(int(rng.integers(2**31)), vocab=2, score="honest", sharpness=rng.uniform(0.5, 3.5))
+    seed, sharpness = int(rng.integers(2**31)), rng.uniform(0.5, 3.5)
+    world = World(seed, vocab=2, score="honest", sharpness=sharpness, num_points=num_points)
     drafting = drafting_of(kind, rng)
     outcomes = drafting.outcomes(world)
     assert sum(probability for probability, _ in outcomes) == pytest.approx(1.0)
@@ -154,6 +156,23 @@ def distance(entropy: int, kind: str, num_rounds: int = 1) -> float:
 @each(("kind", "entropy"), product(KINDS, range(8)))
 def test_a_tree_that_grew_by_its_own_tokens_is_exact(entropy, kind):
     assert distance(entropy, kind) < EXACT
+
+
+WITH_POINTS = [("run-ahead", 120), ("lost", 100)]  # cases that show it if nodes of others are known
+
+
+@each(("kind", "entropy"), WITH_POINTS)
+def test_so_is_one_that_another_source_drafts_behind(kind, entropy):
+    """A point mass below a sampled node shows whether that one was expanded."""
+    assert distance(entropy, kind, num_points=1) < EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_are_many_more_with_another_source(kind):
+    for entropy, num_points in product(range(100, 150), (1, 2)):
+        assert distance(entropy, kind, num_points=num_points) < EXACT, f"case {entropy}"
 
 
 @pytest.mark.slow
@@ -196,6 +215,12 @@ MUTANTS = {  # each with the kind of drafting, and some cases, that show it: tho
     "loss unseen": (reference_graft, "note", loss_unseen, "lost", (100, 321)),
 }
 SHOWN_FLOOR = 0.02  # of the chances that are considered: the more nodes are not, the more it shows who forgets them
+
+
+@each(("kind", "entropy"), WITH_POINTS)
+def test_a_mutant_that_knows_the_nodes_of_others_is_seen(kind, entropy, monkeypatch):
+    monkeypatch.setattr(choice_order._Order, "let_others_wait", lambda *_: None)
+    assert distance(entropy, kind, num_points=1) > BIAS
 
 
 @each("mutant", MUTANTS)

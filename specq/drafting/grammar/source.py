@@ -17,7 +17,7 @@ from specq.verification import WITH_GRAMMAR
 from specq.verifier.sources import NEXT_IDS, NONE, Budget, DraftBatch, DraftSource, Session, Setup, longest_chain
 
 MOST_DEPTH = 64  # of a draft, with the other drafts that it continues
-MOST_LEAVES = 4  # of a session's tree that are continued
+MOST_LEAVES = 4  # of a session's tree that are continued, if none is sampled
 LEAST_SCORE = math.log(0.05)  # cumulative, of a leaf that is continued
 SCORE = math.log(0.98)  # of a forced token: the model may spell the same text with other tokens
 
@@ -96,7 +96,11 @@ def forced_of(session: Session) -> Trie:
 
 
 def _leaves(session: Session) -> list[tuple[int, ...]]:
-    """Return the tokens on the paths to the likeliest leaves of a session's tree."""
+    """Return the tokens on the paths to the likeliest leaves of a session's tree.
+
+    With sampled nodes all likely ones count: which leaves are the likeliest depends on tokens in other branches, and so
+    would the forced tokens (decision 0008).
+    """
     trees = session.trees
     if not session.num_live:
         return []
@@ -110,7 +114,7 @@ def _leaves(session: Session) -> list[tuple[int, ...]]:
         inner.add(parent)
     leaves = [paths[node] for node in nodes if node not in inner]
     likely = sorted((leaf for leaf in leaves if leaf[0] >= LEAST_SCORE and min(leaf[1]) >= 0), reverse=True)
-    return [tokens for _, tokens in likely[:MOST_LEAVES]]
+    return [tokens for _, tokens in (likely if session.takes_distributions else likely[:MOST_LEAVES])]
 
 
 def make(_setup: Setup) -> ForcedTokens:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.protocol import DraftDistributions, Float32Array, Float64Array, SamplingParams, Tree
+from specq.protocol import DraftDistributions, Float32Array, Float64Array, SamplingParams, SessionStep, Tree
 from specq.testing import oracle
+from specq.verification import ReadyTokenMasks, StepBatch
 
 Tokens = tuple[int, ...]
 Node = tuple[Tokens, bool]  # tokens from the root, and whether the last was drawn
@@ -39,12 +40,16 @@ def point(*children: DrawnChild) -> DrawnChild:
 
 @dataclass
 class ExactWorld:
-    """A toy target and draft model: logits and integer distributions are random functions of the tokens so far."""
+    """A toy target and draft model: logits and integer distributions are random functions of the tokens so far.
+
+    `allows`: the tokens that a grammar allows behind some tokens. None: there is no grammar.
+    """
 
     entropy: int
     vocab: int = 3
     support: int = 3  # tokens in a draft distribution
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=1.0, strategy="probabilistic"))
+    allows: Callable[[Tokens], Collection[int]] | None = None
 
     def logits(self, prefix: Tokens) -> Float32Array:
         """Return f32[vocab], the target's logits after these tokens."""
@@ -52,7 +57,18 @@ class ExactWorld:
 
     def target(self, prefix: Tokens) -> Float64Array:
         """Return f64[vocab], the distribution of the target's next token."""
-        return oracle.distribution(self.logits(prefix), self.params)
+        logits = self.logits(prefix)
+        if self.allows is not None:
+            logits[[token for token in range(self.vocab) if token not in self.allows(prefix)]] = -np.inf
+        return oracle.distribution(logits, self.params)
+
+    def batch(self, steps: Sequence[SessionStep], prefixes: Sequence[Sequence[Tokens]]) -> StepBatch:
+        """Return steps with the masks of the grammar. `prefixes`: the tokens before each row of each session."""
+        found = StepBatch.of(steps)
+        if self.allows is not None:
+            words = [np.array([[sum(1 << t for t in self.allows(row))] for row in own], np.int32) for own in prefixes]
+            found.masks = ReadyTokenMasks(dict(zip(found.session_ids, words, strict=True)), {})
+        return found
 
     def draft(self, prefix: Tokens) -> tuple[list[int], list[int]]:
         """Return a draft distribution as (ids, weights). Some weights are tiny."""

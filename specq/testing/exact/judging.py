@@ -52,7 +52,8 @@ class JudgedBatch:
         trees = [d.tree(world) for d in drafted]
         self.logits = torch.from_numpy(np.concatenate([logits[t] for t in of]))
         params = [SamplingParams(**{**world.params.to_dict(), "seed": s}) for s in range(len(of))]
-        self.steps = [SessionStep(s, 0, np.zeros(1, np.int32), params[s], trees[t]) for s, t in enumerate(of)]
+        steps = [SessionStep(s, 0, np.zeros(1, np.int32), params[s], trees[t]) for s, t in enumerate(of)]
+        self.steps = world.batch(steps, [[drafted[t].base, *(p for p, _ in drafted[t].nodes)] for t in of])
 
     def run(self, accepts: Sequence[Float64Array], residuals: Float64Array) -> Sequence[Judgement]:
         """Judge with these uniforms: those of each session's nodes, and one for each session's residual."""

@@ -14,6 +14,7 @@ def mask_kernel(logits, stride, vocab, num_words, rows, masks, BLOCK: tl.constex
     """Grid (rows, splits). Set the logits of forbidden tokens to -inf.
 
     `rows` i64[rows]: their places in the logits. `masks` i32[rows, num_words]: a bit for each token.
+    Tokens without a bit are forbidden.
     """
     place, split = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + place)
@@ -21,6 +22,6 @@ def mask_kernel(logits, stride, vocab, num_words, rows, masks, BLOCK: tl.constex
     for at in range(split * BLOCK, vocab, tl.num_programs(1) * BLOCK):
         token_ids = at + tl.arange(0, BLOCK)
         is_in = token_ids < vocab
-        word = tl.load(words + (token_ids >> 5), mask=is_in, other=-1)
+        word = tl.load(words + (token_ids >> 5), mask=is_in & ((token_ids >> 5) < num_words), other=0)
         is_forbidden = ((word >> (token_ids & 31)) & 1) == 0
         tl.store(logits + row * stride + token_ids, float("-inf"), mask=is_in & is_forbidden)

@@ -293,7 +293,7 @@ void specq_mask(float *logits, long stride, int vocab, int num, const int64_t *r
         float *row = logits + rows[n] * stride;
         const uint32_t *own = words + n * num_words;
         for (int first = 0; first < vocab; first += 32) {
-            const uint32_t word = own[first >> 5];
+            const uint32_t word = first >> 5 < num_words ? own[first >> 5] : 0;  // what is not named is forbidden
             const int end = vocab - first < 32 ? vocab - first : 32;
             if (word == 0xFFFFFFFFu) continue;
             for (int i = 0; i < end; i++) row[first + i] = word >> i & 1 ? row[first + i] : -INFINITY;

@@ -11,6 +11,9 @@ So the verifier sees the order of the expansions. Two cases hide it:
                           in it depends on each node before it
     a lost message        it may have held any expansion. So everything after it depends on all nodes before it
 
+Other sources draft point masses, which may hang from a sampled node. If it has no sampled child, then its drafter has
+not expanded it, which depends on the same tokens. So such a point mass waits for all nodes that were expanded.
+
 A node may be left out if it is too unlikely, or if the engine does not support trees. Such a node is not verified in
 this step. No other node waits for it.
 """
@@ -24,6 +27,7 @@ from typing import Any
 
 from specq.verifier.sessions.session import Session
 from specq.verifier.trees import NONE
+from specq.verifier.trees.arrays import MAX_TABLE_SIZE
 
 
 def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
@@ -42,8 +46,10 @@ def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
     live = sorted(session.trees.operations.live(session.place), key=lambda node: t.node_id[node])
     for lane in {t.node_lane[node] for node in nodes if t.group[node] != NONE}:
         grown = [node for node in live if t.node_lane[node] == lane]
-        expanded = _expanded_before(t, grown, t.first_after_loss[lane], is_sync=session.speculation.mode == "sync")
+        is_sync, first_after_loss = session.speculation.mode == "sync", t.first_after_loss[lane]
+        expanded = _expanded_before(t, grown, first_after_loss, is_sync=is_sync)
         order.wait_for_growth(grown, expanded)
+        order.let_others_wait(lane, _expanded(t, grown, first_after_loss, is_sync=is_sync))
     return order.likeliest_first()
 
 
@@ -61,6 +67,22 @@ def _expanded_before(t: Any, grown: Sequence[int], first_after_loss: int, *, is_
             yield grown[max(i - 1, 0) : i]
         else:
             yield [t.parent[node]] if t.parent[node] != NONE else []
+
+
+def _expanded(t: Any, grown: Sequence[int], first_after_loss: int, *, is_sync: bool) -> set[int]:
+    """Return the nodes of a lane that were expanded, or may have been."""
+    if is_sync or t.node_id[grown[0]] < first_after_loss:  # a lost message may have held children of any
+        return set(grown)
+    return {t.parent[node] for node in grown} - {NONE}
+
+
+def _lanes_of(t: Any, node: int) -> Iterator[int]:
+    """Yield the lanes that have drafted a node."""
+    ref = t.first_ref[node]
+    while ref != NONE:
+        lane, at = divmod(ref, MAX_TABLE_SIZE)
+        yield lane
+        ref = t.table_next[lane, at]
 
 
 class _Order:
@@ -101,6 +123,28 @@ class _Order:
                     self._wait_for(point, last)
             if point is not None and node in self.index:
                 self._wait_for(self.index[node], point)
+
+    def let_others_wait(self, lane: int, expanded: set[int]) -> None:
+        """Let point masses wait for what a lane has expanded, where it might have expanded their parent and has not."""
+        t, has_sampled = self.t, {self.t.parent[node] for node in self.nodes if self.t.group[node] != NONE}
+        others = [
+            i
+            for i, node in enumerate(self.nodes)
+            if t.group[node] == NONE and t.parent[node] not in has_sampled and self._is_beside(lane, node)
+        ]
+        if others:
+            point = len(self.num_awaited)
+            self.num_awaited.append(0)
+            for one in expanded:
+                if t.group[one] != NONE:
+                    self._wait(point, one)
+            for i in others:
+                self._wait_for(i, point)
+
+    def _is_beside(self, lane: int, node: int) -> bool:
+        """Return whether a lane has drafted the parent of a node, and not the node."""
+        parent = self.t.parent[node]
+        return parent != NONE and lane in _lanes_of(self.t, parent) and lane not in _lanes_of(self.t, node)
 
     def likeliest_first(self) -> list[int]:
         """Return the nodes in order; children come after their parent, also if it waits."""
