@@ -36,6 +36,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "seed": "Random seed; with strategy deterministic, the same seed gives the same text.  [default: random]",
         "n": "Number of completions per prompt, each with a seed derived from --seed.",
         "logprobs": "Report the log-probability of each token and of the N most likely tokens; 0: only of each token.",
+        "prompt_logprobs": "Report the same for each token of the prompt except the first.",
     },
     "Shaping": {
         "presence_penalty": "Subtract from the logit of each generated token, in [-2, 2].",
@@ -63,7 +64,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
 }
 _DEFAULTS = {f.name: f.default for section in (SamplingParams, Speculation) for f in fields(section)} | {"n": 1}
-_NOT_SHOWN = ("seed", "logprobs")  # their defaults have a special meaning
+_NOT_SHOWN = ("seed", "logprobs", "prompt_logprobs")  # their defaults have a special meaning
 
 
 def parameter_options(command: F) -> F:

@@ -29,7 +29,17 @@ from typing import Any
 import numpy as np
 
 from specq.client.parameters import OPTION_NAMES, JobOptions, Parameters, label_of, read_job_options, read_parameters
-from specq.protocol import MAX_SEED, Int32Array, JobError, ModelInfo, SamplingParams, Submit, shown, too_large
+from specq.protocol import (
+    MAX_SEED,
+    Int32Array,
+    JobError,
+    ModelInfo,
+    SamplingParams,
+    Submit,
+    reason_against_prompt_rows,
+    shown,
+    too_large,
+)
 from specq.text import TextCodec
 from specq.verification import derived_seed
 
@@ -130,6 +140,8 @@ def read_request(arguments: dict[str, Any], served: ServedModel) -> Request:
         )
         for index, own_seed in enumerate(_seeds(seed, parameters.n or 1))
     )
+    if reason := reason_against_prompt_rows(len(prompt_ids), sampling):
+        raise JobError(reason, field="prompt_logprobs")
     for submit in submits:
         if error := too_large(submit):
             raise error

@@ -12,10 +12,14 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from specq.client.events import NewTokens, ReceivedTranscript
 from specq.client.request import Request
-from specq.protocol import OWN, RejectedDraft, RenamedCounts, RoundTime, SamplingParams
+from specq.protocol import OWN, RejectedDraft, RenamedCounts, RoundTime, SamplingParams, read_prompt_rows
 from specq.text import Detokenizer, PromptIds, StopMatcher, TextCodec
+
+PromptLogprobs = list[dict[str, Any] | None] | None  # None: not requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Result:
                    KV when the session that gave the first token opened.
     logprobs       if requested, for each token {"token_id", "logprob", "top": [[token id, logprob], ...], "offset"}.
                    `offset` is where the token's part of `text` begins.
+    prompt_logprobs  if requested, the same for each token of the prompt, without "offset". None for the first.
     stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (including the target's
                    own token). tokens_per_second and time_to_first_token_ms, both from the submission. candidates and
                    depth: mean leaves and depth of the verified trees. seed: the seed in use (`seed_used`).
@@ -48,18 +53,20 @@ class Result:
     error: str | None = None
     logprobs: list[dict[str, Any]] | None = None
     index: int | None = None
+    prompt_logprobs: PromptLogprobs = None
     internal: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self, *, verbose: bool = False) -> dict[str, Any]:
         """Return the result as JSON-able values.
 
-        `index` and `logprobs` are there only if set, `internal` only if `verbose`.
+        `index` and log-probabilities are there only if set, `internal` only if `verbose`.
         """
         values = asdict(self)
-        index, logprobs, internal = (values.pop(name) for name in ("index", "logprobs", "internal"))
+        index, internal = values.pop("index"), values.pop("internal")
         head = {"id": values.pop("id")} | ({} if index is None else {"index": index})
-        tail = ({} if logprobs is None else {"logprobs": logprobs}) | ({"internal": internal} if verbose else {})
-        return head | values | tail
+        asked = {name: values.pop(name) for name in ("logprobs", "prompt_logprobs")}
+        tail = {name: value for name, value in asked.items() if value is not None}
+        return head | values | tail | ({"internal": internal} if verbose else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ class Piece:
     token_ids, origins  the new tokens, and the origin of each: a name of `specq.protocol.ORIGINS`.
     texts     the text that each token makes certain.
     logprobs  if requested, of each new token, as in `Result`.
+    prompt_logprobs  if requested, in the first piece, as in `Result`.
     spans     `text` cut by origin: (text, origin).
     rejected  with the option `explain`: drafts that were verified beside these tokens and not accepted.
     rounds    with the option `explain`: the tokens' rounds.
@@ -89,6 +97,7 @@ class Piece:
     logprobs: tuple[dict[str, Any], ...] = ()
     rejected: tuple[RejectedDraft, ...] = ()
     rounds: tuple[RoundTime, ...] = ()
+    prompt_logprobs: PromptLogprobs = None
 
 
 class PieceMaker:
@@ -108,6 +117,7 @@ class PieceMaker:
         before  the prompt.
         """
         self._text_of = codec, params.stop, params.min_tokens, before
+        self._num_top = params.prompt_logprobs  # -1: no log-probabilities of the prompt, or they were in a piece
         self._index, self._place, self._num_known = index, place, num_known
         self._last_origin = OWN  # of the last token
 
@@ -120,6 +130,8 @@ class PieceMaker:
         """Return the text that these tokens make certain."""
         skipped = min(self._num_known, len(new.token_ids))
         self._num_known -= skipped
+        of_prompt = None if skipped else prompt_logprobs(new.prompt_rows, self._text_of[-1], self._num_top)
+        self._num_top = -1 if new.token_ids else self._num_top
         offsets, texts = zip(*map(self._push, new.token_ids), strict=True) if new.token_ids else ((), ())
         texts = texts[skipped:]
         origins = new.origins[skipped:]
@@ -135,6 +147,7 @@ class PieceMaker:
             logprobs=_placed(new.logprobs, offsets)[skipped:],
             rejected=() if skipped else new.rejected,
             rounds=() if skipped else new.rounds,
+            prompt_logprobs=of_prompt,
         )
 
     def _push(self, token_id: int) -> tuple[int, str]:
@@ -150,6 +163,13 @@ class PieceMaker:
         texts = (*piece.texts[:-1], piece.texts[-1] + rest) if piece.texts else ()
         spans = _spans(texts or (rest,), piece.origins or (self._last_origin,))
         return replace(piece, text=piece.text + rest, texts=texts, spans=spans, result=result)
+
+
+def prompt_logprobs(rows: bytes, prompt_ids: PromptIds, num_top: int) -> PromptLogprobs:
+    """Return the log-probabilities of a prompt; None if they are not requested, or not there."""
+    if num_top < 0 or not (rows or len(prompt_ids) == 1):
+        return None
+    return read_prompt_rows(np.frombuffer(rows, np.uint8), np.asarray(prompt_ids, np.int32), num_top)
 
 
 def _spans(texts: Sequence[str], origins: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -201,6 +221,7 @@ def make_result(request: Request, position: int, transcript: ReceivedTranscript,
         stats=speculation_stats(transcript.stats) | _timing(transcript) | {"seed": job.params.seed},
         logprobs=entries if entries is None or not codec else list(_placed(entries, offsets)),
         index=_index(request, position),
+        prompt_logprobs=prompt_logprobs(transcript.prompt_rows, job.prompt_ids, job.params.prompt_logprobs),
         internal=RenamedCounts(internal_counts(transcript.stats)),
     )
 

@@ -161,10 +161,12 @@ from specq.protocol.origins import (
     origin_names,
 )
 from specq.protocol.params import MAX_SEED, SamplingParams, Speculation, Values
+from specq.protocol.prompt_logprobs import num_prompt_bytes, prompt_rows, read_prompt_rows, reason_against_prompt_rows
 from specq.protocol.stats import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US, RenamedCounts, SessionStats
 from specq.protocol.status_report import report_of, status_of
 from specq.protocol.step_output import FINAL, NO_TAP, SessionRows, StepOutput, Tap
 from specq.protocol.types import (
+    NO_SCORED,
     NO_SCRATCH,
     NO_TOKENS,
     NO_TREE,
@@ -176,6 +178,7 @@ from specq.protocol.types import (
     Judgement,
     Logprobs,
     ModelInfo,
+    ScoredRows,
     ScratchRows,
     SessionStep,
     Tree,
@@ -244,6 +247,7 @@ __all__ = [
     "MOST_LEVELS",
     "NAME",
     "NO_ACTIVATIONS",
+    "NO_SCORED",
     "NO_SCRATCH",
     "NO_TAP",
     "NO_TOKENS",
@@ -324,6 +328,7 @@ __all__ = [
     "RenamedCounts",
     "RoundTime",
     "SamplingParams",
+    "ScoredRows",
     "ScratchRows",
     "SessionFailed",
     "SessionRows",
@@ -368,12 +373,16 @@ __all__ = [
     "named_type",
     "newer_fields",
     "num_drafted",
+    "num_prompt_bytes",
     "origin_names",
     "pack_activations",
     "pack_distributions",
     "parse_address",
+    "prompt_rows",
+    "read_prompt_rows",
     "read_rejected",
     "reason_against",
+    "reason_against_prompt_rows",
     "report_of",
     "row_bytes",
     "shown",

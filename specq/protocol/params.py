@@ -155,6 +155,7 @@ class SamplingParams(Values):
       does not end the text.
     - logprobs: -1 gives none. n >= 0 gives the target's log-probability of each token, and of the n likeliest tokens
       there.
+    - prompt_logprobs: the same for each token of the prompt except the first.
     - presence_penalty, frequency_penalty: subtracted from the logit of a generated token, once and per occurrence.
     - repetition_penalty: in [0.01, 100]. It divides a positive logit of a token of prompt or text, and multiplies a
       negative one.
@@ -187,6 +188,7 @@ class SamplingParams(Values):
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: GrammarText = ""
+    prompt_logprobs: int = -1
 
     def __post_init__(self) -> None:
         """Set a greedy temperature to exactly 0, which judges and drafters test for."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import structlog
 
-from specq.engines import Engine, check_works, judges_late, tidy
+from specq.engines import Engine, check_works, judges_late, scores_rows, tidy
 from specq.protocol import (
     CAPABILITIES,
     GRAMMAR_CAPABILITIES,
@@ -118,6 +118,7 @@ class Verifier:
             trust_drafts=trust_drafts,
             tokenizer_files=tokenizer_files or {},
             grammars=self.grammars,
+            scores_prompts=scores_rows(engine),
         )
         self.in_flight = StepsInFlight(engine, self.sources.tap, self.control.awaits)
         self.state = "ready"
@@ -257,6 +258,8 @@ class Verifier:
     def _commit_part(self, collected: CollectedStep, shares: Shares, output: StepOutput) -> Rounds:
         """Commit the engine's results for these shares; return the rounds that could be judged."""
         step, judgements = collected.step, Judgements.of(output.judgements)
+        for place, scores in output.scored.items():
+            shares.sessions[place].take_scores(int(shares.batch.starts[place]), scores)
         rounds = commit(shares, judgements, step.min_accept_prob, collected.faults, is_late=step.is_late)
         self.control.note_commit(rounds, collected.ended)
         return rounds

@@ -256,7 +256,8 @@ class BrokerJob:
     @property
     def has_details(self) -> bool:
         """Return whether its verdicts and tokens carry more than tokens and their origins."""
-        return self.explanation is not None or self.transcript.logprobs.num_top >= 0
+        params = self.request.params
+        return self.explanation is not None or params.logprobs >= 0 or params.prompt_logprobs >= 0
 
     @property
     def requirements(self) -> Requirements:
@@ -303,5 +304,6 @@ class BrokerJob:
             token_ids=np.array(transcript.token_ids[have:end], np.int32),
             origins=np.frombuffer(transcript.origins[have:end], np.uint8),
             **{name: array[: lengths[name]] for name, array in arrays.items()},
+            prompt_rows=np.frombuffer(b"" if have else transcript.prompt_rows, np.uint8),
             **(self.explanation.arrays(have, end) if self.explanation else {}),
         )
