@@ -300,6 +300,7 @@ def _check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:
     """
     named = {
         "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids,
         "logit_bias": [token for token, _ in params.logit_bias],
         "bad_token_ids": [token for sequence in params.bad_token_ids for token in sequence],
     }

@@ -326,6 +326,7 @@ SAMPLING: dict[str, Bound] = {
     "logit_bias": Items(
         PairBound(_TOKEN, Range(-100, 100)), MAX_LISTED, "pairs of a token id and a bias in [-100, 100]"
     ),
+    "allowed_token_ids": _TOKENS,
     "bad_token_ids": Items(
         Items(_TOKEN, MAX_LISTED, "token ids", least=1), MAX_LISTED, "non-empty sequences of token ids"
     ),

@@ -161,6 +161,7 @@ class SamplingParams(Values):
       negative one.
     - logit_bias: pairs (token id, value added to its logit).
     - bad_token_ids: sequences of token ids that are never completed.
+    - allowed_token_ids: the only tokens that are generated, the ends of the text included. Empty: all.
     - grammar: the JSON text of the grammar that the text follows, see `specq.protocol.grammars`. Users may give the
       object.
     """
@@ -189,6 +190,7 @@ class SamplingParams(Values):
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: GrammarText = ""
     prompt_logprobs: int = -1
+    allowed_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Set a greedy temperature to exactly 0, which judges and drafters test for."""
@@ -209,7 +211,8 @@ class SamplingParams(Values):
     def token_ids_named(self) -> set[int]:
         """Return all token ids in the parameters, for a check against a vocabulary."""
         banned = {token for sequence in self.bad_token_ids for token in sequence}
-        return banned | set(self.stop_token_ids) | {token for token, _ in self.logit_bias}
+        named = set(self.stop_token_ids) | set(self.allowed_token_ids)
+        return banned | named | {token for token, _ in self.logit_bias}
 
     def check_agreement(self) -> None:
         """Check that `min_tokens` is not greater than `max_tokens`.

@@ -58,7 +58,7 @@ NO_EXTRA = Extra()
 
 def traits_of(params: SamplingParams) -> int:
     """Return the traits of a session with these parameters."""
-    is_shaped = params.needs_history or bool(params.logit_bias)
+    is_shaped = params.needs_history or bool(params.logit_bias or params.allowed_token_ids)
     return SHAPED * is_shaped + WITH_LOGPROBS * (params.logprobs >= 0) + WITH_GRAMMAR * bool(params.grammar)
 
 
