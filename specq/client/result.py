@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specq.client.events import NewTokens, ReceivedTranscript
 from specq.client.request import Request
+from specq.client.text_options import TextOptions
 from specq.protocol import OWN, RejectedDraft, RenamedCounts, RoundTime, SamplingParams, read_prompt_rows
 from specq.text import Detokenizer, PromptIds, StopMatcher, TextCodec
 
@@ -34,6 +35,7 @@ class Result:
                    KV when the session that gave the first token opened.
     logprobs       if requested, for each token {"token_id", "logprob", "top": [[token id, logprob], ...], "offset"}.
                    `offset` is where the token's part of `text` begins.
+    stop_reason    the stop string or the id of the stop token that ended the text; None for all other ends.
     prompt_logprobs  if requested, the same for each token of the prompt, without "offset". None for the first.
     stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (including the target's
                    own token). tokens_per_second and time_to_first_token_ms, both from the submission. candidates and
@@ -54,17 +56,18 @@ class Result:
     logprobs: list[dict[str, Any]] | None = None
     index: int | None = None
     prompt_logprobs: PromptLogprobs = None
+    stop_reason: int | str | None = None
     internal: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self, *, verbose: bool = False) -> dict[str, Any]:
         """Return the result as JSON-able values.
 
-        `index` and log-probabilities are there only if set, `internal` only if `verbose`.
+        `index`, `stop_reason` and log-probabilities are there only if set, `internal` only if `verbose`.
         """
         values = asdict(self)
         index, internal = values.pop("index"), values.pop("internal")
         head = {"id": values.pop("id")} | ({} if index is None else {"index": index})
-        asked = {name: values.pop(name) for name in ("logprobs", "prompt_logprobs")}
+        asked = {name: values.pop(name) for name in ("stop_reason", "logprobs", "prompt_logprobs")}
         tail = {name: value for name, value in asked.items() if value is not None}
         return head | values | tail | ({"internal": internal} if verbose else {})
 
@@ -111,12 +114,13 @@ class PieceMaker:
         place: int = 0,
         num_known: int = 0,
         before: PromptIds = (),
+        options: TextOptions = TextOptions(),  # noqa: B008 - frozen
     ) -> None:
         """Take the codec, the parameters and the completion's place.
 
         before  the prompt.
         """
-        self._text_of = codec, params.stop, params.min_tokens, before
+        self._text_of, self._options = (codec, params.stop, params.min_tokens, before), options
         self._num_top = params.prompt_logprobs  # -1: no log-probabilities of the prompt, or they were in a piece
         self._index, self._place, self._num_known = index, place, num_known
         self._last_origin = OWN  # of the last token
@@ -124,7 +128,7 @@ class PieceMaker:
     @cached_property
     def _matcher(self) -> StopMatcher:
         """The matcher of stop strings, created for the first piece: most callers of `generate` request none."""
-        return StopMatcher(*self._text_of)
+        return _matcher(self._options, *self._text_of)
 
     def piece(self, new: NewTokens) -> Piece:
         """Return the text that these tokens make certain."""
@@ -184,23 +188,42 @@ def _placed(entries: Sequence[dict[str, Any]], offsets: Sequence[int]) -> tuple[
     return tuple({**entry, "offset": offset} for entry, offset in zip(entries, offsets, strict=False))
 
 
-def completion_text(
-    codec: TextCodec, token_ids: list[int], params: SamplingParams, before: PromptIds = ()
-) -> tuple[str, list[int]]:
-    """Return text up to the first possible stop string, and each token's offset in it.
+def _matcher(options: TextOptions, *text_of: Any) -> StopMatcher:
+    """Return the matcher of stop strings of a completion."""
+    special, keeps = not options.skip_special_tokens, options.include_stop_str_in_output
+    return StopMatcher(*text_of, with_special=special, keeps_stop=keeps)
 
-    before  the prompt.
+
+class CompletionText(NamedTuple):
+    """Text up to the first possible stop string, each token's offset in it, and that stop string or "".
 
     The offsets are there only if log-probabilities are requested.
     """
+
+    text: str
+    offsets: list[int]
+    stop: str = ""
+
+
+def completion_text(
+    codec: TextCodec,
+    token_ids: list[int],
+    params: SamplingParams,
+    before: PromptIds = (),
+    options: TextOptions = TextOptions(),  # noqa: B008 - frozen
+) -> CompletionText:
+    """Return the text of tokens.
+
+    before  the prompt.
+    """
     if not params.stop and params.logprobs < 0:
-        detokenizer = Detokenizer(codec, before)
-        return detokenizer.push_all(token_ids) + detokenizer.flush(), []
-    matcher, offsets = StopMatcher(codec, params.stop, params.min_tokens, before), list[int]()
+        detokenizer = Detokenizer(codec, before, with_special=not options.skip_special_tokens)
+        return CompletionText(detokenizer.push_all(token_ids) + detokenizer.flush(), [])
+    matcher, offsets = _matcher(options, codec, params.stop, params.min_tokens, before), list[int]()
     for token_id in token_ids:
         offsets.append(matcher.offset)
         matcher.push((token_id,))
-    return matcher.finish(), offsets
+    return CompletionText(matcher.finish(), offsets, matcher.found)
 
 
 def make_result(request: Request, position: int, transcript: ReceivedTranscript, codec: TextCodec | None) -> Result:
@@ -209,7 +232,9 @@ def make_result(request: Request, position: int, transcript: ReceivedTranscript,
     Without a codec the result has no text.
     """
     job = request.submits[position]
-    text, offsets = completion_text(codec, transcript.token_ids, job.params, job.prompt_ids) if codec else ("", [])
+    text, offsets, stop = CompletionText("", [])
+    if codec:
+        text, offsets, stop = completion_text(codec, transcript.token_ids, job.params, job.prompt_ids, request.text)
     entries = transcript.logprobs.to_list(transcript.token_ids) if job.params.logprobs >= 0 else None
     return Result(
         id=request.id,
@@ -221,9 +246,18 @@ def make_result(request: Request, position: int, transcript: ReceivedTranscript,
         stats=speculation_stats(transcript.stats) | _timing(transcript) | {"seed": job.params.seed},
         logprobs=entries if entries is None or not codec else list(_placed(entries, offsets)),
         index=_index(request, position),
+        stop_reason=_stop_reason(transcript, job.params, stop),
         prompt_logprobs=prompt_logprobs(transcript.prompt_rows, job.prompt_ids, job.params.prompt_logprobs),
         internal=RenamedCounts(internal_counts(transcript.stats)),
     )
+
+
+def _stop_reason(transcript: ReceivedTranscript, params: SamplingParams, stop: str) -> int | str | None:
+    """Return the stop string that ended a text, or else the stop token. A token that ends all texts is no reason."""
+    if transcript.finish != "stop":
+        return None
+    last = transcript.token_ids[-1] if transcript.token_ids else None
+    return stop or (last if last in params.stop_token_ids else None)
 
 
 def _usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, int]:

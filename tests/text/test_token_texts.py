@@ -124,9 +124,9 @@ def test_pieces_offsets_and_texts_are_those_of_the_tokenizer_s_own_decoding():
         for _ in range(40):
             prompt, answer = make(0, 1, 2, 4, 9), make(0, 3, 6, 12)
             expected = continuation(tokenizer, prompt, answer)
-            text, offsets = completion_text(CODECS[name], answer, SamplingParams(logprobs=0), prompt)
+            text, offsets, _ = completion_text(CODECS[name], answer, SamplingParams(logprobs=0), prompt)
             at_once = completion_text(CODECS[name], answer, SamplingParams(), prompt)
-            assert (name, prompt, answer, at_once) == (name, prompt, answer, (expected, []))
+            assert (name, prompt, answer, at_once) == (name, prompt, answer, (expected, [], ""))
             streamed = [list[dict[str, Any]](), ""]
             for known in {0, len(answer) // 2}:
                 maker = PieceMaker(CODECS[name], SamplingParams(), num_known=known, before=prompt)
