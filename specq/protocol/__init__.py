@@ -184,12 +184,14 @@ from specq.protocol.types import (
     Tree,
 )
 from specq.protocol.versions import (
+    ALLOWED_TOKENS,
     BROKER_CAPABILITIES,
     CAPABILITIES,
     GRAMMAR_CAPABILITIES,
     GRAMMAR_TEXTS,
     OLDEST_VERSION,
     OWNERS,
+    PROMPT_LOGPROBS,
     version_spoken,
 )
 from specq.protocol.wire import (
@@ -207,6 +209,7 @@ from specq.protocol.wire import (
 )
 
 __all__ = [
+    "ALLOWED_TOKENS",
     "BF16",
     "BROKER_CAPABILITIES",
     "BROKER_GONE",
@@ -262,6 +265,7 @@ __all__ = [
     "PHASES",
     "PLAIN",
     "PRIORITY",
+    "PROMPT_LOGPROBS",
     "REMOTE",
     "ROW_LIMITS",
     "SHOWN",

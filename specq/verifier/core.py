@@ -22,6 +22,7 @@ from specq.engines import Engine, check_works, judges_late, scores_rows, tidy
 from specq.protocol import (
     CAPABILITIES,
     GRAMMAR_CAPABILITIES,
+    PROMPT_LOGPROBS,
     Heartbeat,
     Message,
     StepOutput,
@@ -133,7 +134,8 @@ class Verifier:
     @property
     def capabilities(self) -> tuple[str, ...]:
         """What it can do, for `Hello`. It names the kinds of grammars only if it serves grammars."""
-        return (*CAPABILITIES, *GRAMMAR_CAPABILITIES) if self.grammars.are_served else CAPABILITIES
+        of_engine = (PROMPT_LOGPROBS,) if scores_rows(self.engine) else ()
+        return (*CAPABILITIES, *of_engine, *(GRAMMAR_CAPABILITIES if self.grammars.are_served else ()))
 
     def handle(self, message: Message, now: float) -> list[Message]:
         """Handle one message from the broker; return the answers. Raises ProtocolError if it is not for a verifier."""

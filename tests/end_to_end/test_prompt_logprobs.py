@@ -19,6 +19,7 @@ from specq.testing.fake_journal import FakeJournal
 from specq.testing.toy import ToyEngine, toy_info, toy_scores, toy_text
 from specq.testing.toy_drafters import ToyProposer
 from specq.testing.world import ReceivedText, World
+from specq.verifier.sessions.open_sessions import reason_to_refuse
 from specq.verifier.sessions.session import Session
 from tests.end_to_end.pipeline import finished, started
 
@@ -147,13 +148,37 @@ def test_a_step_has_a_limit_of_scored_rows(monkeypatch) -> None:
         check(job, [i, *PROMPT], 20)
 
 
-def test_an_engine_without_them_refuses_the_job() -> None:
+def test_only_verifiers_whose_engine_returns_them_receive_the_job() -> None:
     engine = ToyEngine()
     engine.scores_rows = False
     world = started(engine=engine)
     job = submit(world, 1)
-    world.run_until(lambda: job.failed is not None)
-    assert "prompt_logprobs is not supported by the toy engine" in job.failed.reason
+    assert job.failed is None
+    world.run(0.1)
+    assert job.failed is not None
+    reason = "no verifier of toy here supports prompt_logprobs: its engine, toy, does not return them"
+    assert job.failed.reason == reason
+    world.add_verifier(b"v1")
+    world.run(0.1)
+    jobs = {i: submit(world, i, [i, *PROMPT]) for i in range(2, 8)}
+    world.run_until(lambda: finished(world, *jobs))
+    for i, job in jobs.items():
+        check(job, [i, *PROMPT], 20)
+    assert not engine.num_rows
+
+
+def test_an_engine_that_cannot_refuses_the_session() -> None:
+    opened = Open(
+        session_id=1,
+        epoch=1,
+        prompt_len=3,
+        tokens_left=5,
+        params=SamplingParams(prompt_logprobs=0),
+        token_ids=np.arange(3, dtype=np.int32),
+    )
+    assert reason_to_refuse(opened, toy_info(), has_codec=True) == ""
+    reason = reason_to_refuse(opened, toy_info(), has_codec=True, scores_prompts=False)
+    assert reason == "prompt_logprobs is not supported by the toy engine, which serves toy"
 
 
 @pytest.mark.parametrize("logprobs", [-1, 1])

@@ -89,9 +89,8 @@ class VerdictHandler:
             job = self._job_of(verifier, commit)
             if job is None:
                 continue
-            params = job.request.params
-            lacks_rows = params.prompt_logprobs >= 0 and not job.transcript.num_tokens
-            is_misfit = (params.logprobs >= 0 or lacks_rows) and commit.token_ids
+            lacks_rows = job.request.params.prompt_logprobs >= 0 and not job.transcript.num_tokens
+            is_misfit = (job.transcript.logprobs.num_top >= 0 or lacks_rows) and commit.token_ids
             known = self._commit(verifier, job, commit, is_misfit=bool(is_misfit))
             if known >= 0:
                 relayed.add(place, job, commit)

@@ -43,11 +43,10 @@ from specq.protocol import (
 )
 from specq.runtime import processor
 from specq.verification import Judgements, StepBatch, starts_of
-from specq.verification.begun import Judging, begin
+from specq.verification.begun import Judging, ScoredLogprobs, begin
 from specq.verification.devices import check_alive, warm_up
 from specq.verification.explain import log_decisions
 from specq.verification.judge import judge_each
-from specq.verification.scored import ScoredLogprobs
 
 
 class TorchEngine:

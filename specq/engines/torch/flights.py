@@ -13,8 +13,7 @@ from specq.engines.native.rows import PackedRows
 from specq.engines.torch.forward import FedLines, Feed
 from specq.protocol import BoolArray, Int32Array, IntpArray, StepOutput
 from specq.verification import Judgements, StepBatch, is_handle, known_tokens, places_of
-from specq.verification.begun import Judging, begin, says_own
-from specq.verification.scored import ScoredLogprobs
+from specq.verification.begun import Judging, ScoredLogprobs, begin, says_own
 
 
 @dataclass(frozen=True, slots=True)
