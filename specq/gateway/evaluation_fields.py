@@ -59,8 +59,6 @@ def read_evaluation(fields: Mapping[str, Any], num_top: int = -1) -> Evaluation:
     most = max(num_prompt_top, num_top if flags["echo"] else -1)
     if most >= 0:
         arguments["prompt_logprobs"] = most
-    if fields.get("allowed_token_ids") == []:
-        raise ApiError("allowed_token_ids is empty, but must have at least one token", param="allowed_token_ids")
     is_empty = type(fields.get("max_tokens")) is int and fields["max_tokens"] == 0
     if is_empty:
         arguments["max_tokens"] = 1
