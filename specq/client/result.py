@@ -253,7 +253,7 @@ def make_result(request: Request, position: int, transcript: ReceivedTranscript,
 
 
 def _stop_reason(transcript: ReceivedTranscript, params: SamplingParams, stop: str) -> int | str | None:
-    """Return the stop string that ended a text, or else the stop token. A token that ends all texts is no reason."""
+    """Return the stop string that ended a text, or else the stop token. None for the model's own end."""
     if transcript.finish != "stop":
         return None
     last = transcript.token_ids[-1] if transcript.token_ids else None

@@ -159,7 +159,7 @@ class ToyEngine:
 
 
 def toy_scores(start: int, scored: ScoredRows) -> Logprobs:
-    """Return values for scored rows from a position on: they tell position, token and rank."""
+    """Return values for scored rows from a position on. They follow from position, token and rank."""
     positions, ranks = start + np.arange(scored.num_rows), np.arange(scored.num_top)
     own = -(positions + scored.token_ids / 100)
     top_ids = (scored.token_ids[:, None] + ranks) % VOCAB

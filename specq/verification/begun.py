@@ -120,18 +120,18 @@ class ScoredLogprobs:
         """
         self._parts: dict[int, BegunLogprobs] = {}
         first = 0
-        for place, rows in scored.items():
+        for at, rows in scored.items():
             token_ids = to_device(rows.token_ids.astype(np.int64), logits.device)
             own = logits[first : first + rows.num_rows]
-            self._parts[place] = BegunLogprobs(own, token_ids, rows.num_top)
+            self._parts[at] = BegunLogprobs(own, token_ids, rows.num_top)
             first += rows.num_rows
 
     def wait(self) -> dict[int, Logprobs]:
         """Return them by the places of the steps."""
         found = {}
-        for place, begun in self._parts.items():
+        for at, begun in self._parts.items():
             values, top_ids = begun.wait()
-            found[place] = Logprobs(values[:, 0].copy(), top_ids.copy(), values[:, 1:].copy())
+            found[at] = Logprobs(values[:, 0].copy(), top_ids.copy(), values[:, 1:].copy())
         return found
 
 

@@ -38,8 +38,9 @@ def scoring(message):
             if params.prompt_logprobs >= 0 and not reply.base_len:
                 rows = prompt_rows(values_of(message.prompt_ids.tolist(), params.prompt_logprobs))
                 fields["prompt_rows"] = rows.reshape(-1).view(np.uint8)
-            reply = replace(reply, **fields)
-        yield reply
+            yield replace(reply, **fields)
+        else:
+            yield reply
 
 
 @pytest.fixture
@@ -199,7 +200,7 @@ def test_the_last_message_is_continued(post, broker):
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
     post("/v1/chat/completions", messages=messages, continue_final_message=True, add_generation_prompt=False)
     text = CODEC.decode(submitted(broker).prompt_ids, skip_special=False)
-    assert text.endswith("Well, ") or text.endswith("Well,")
+    assert text.rstrip().endswith("Well,")
     post("/v1/chat/completions", messages=messages)
     assert not CODEC.decode(submitted(broker).prompt_ids, skip_special=False).rstrip().endswith("Well,")
     for wrong in ({"add_generation_prompt": True}, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}):
