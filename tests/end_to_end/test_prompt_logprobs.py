@@ -16,6 +16,7 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.prompt_logprobs import MAX_PROMPT_ROWS, prompt_rows, reason_against_prompt_rows
 from specq.protocol.types import Logprobs, ScoredRows
 from specq.testing.fake_journal import FakeJournal
+from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, toy_info, toy_scores, toy_text
 from specq.testing.toy_drafters import ToyProposer
 from specq.testing.world import ReceivedText, World
@@ -50,10 +51,14 @@ def submit(world: World, job_id: int, prompt: Sequence[int] = PROMPT, num_top: i
 
 @pytest.mark.parametrize("num_top", [0, 2])
 @pytest.mark.parametrize("max_step_rows", [8, 512])
-def test_the_client_receives_them_with_the_first_tokens(num_top: int, max_step_rows: int) -> None:
-    """Beside drafts, with chunks of prompts, for prompts of one token and more; other jobs receive none."""
+@pytest.mark.parametrize("engine", [ToyEngine, LateEngine])
+def test_the_client_receives_them_with_the_first_tokens(num_top: int, max_step_rows: int, engine) -> None:
+    """Beside drafts, with chunks of prompts, for prompts of one token and more; other jobs receive none.
+
+    Also where steps overlap.
+    """
     world = World()
-    world.add_verifier(max_step_rows=max_step_rows)
+    world.add_verifier(engine=engine(), max_step_rows=max_step_rows)
     world.add_drafter(b"d0", ToyProposer())
     world.run(0.1)
     jobs = [submit(world, 1, num_top=num_top), submit(world, 2, PROMPT[:1], num_top), submit(world, 3, PROMPT[:2], 1)]

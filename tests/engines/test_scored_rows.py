@@ -15,15 +15,25 @@ from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, ScoredRows, ScratchRows, SessionStep, Tree
 from specq.testing.checkpoints import load_reference, make_checkpoint
 from specq.testing.toy import ToyEngine
+from tests.devices import NEEDS_CUDA
 
 GREEDY = SamplingParams()
 NUM_TOP = 3
 
 
-@pytest.fixture(params=[("qwen2", False), ("llama", True), ("opt", False)], scope="module")
-def place(request, tmp_path_factory) -> tuple[Path, bool]:
-    kind, eager = request.param
-    return make_checkpoint(kind, tmp_path_factory.mktemp(f"scored-{kind}")), eager
+KINDS = [
+    ("qwen2", False, "cpu"),
+    ("llama", True, "cpu"),
+    ("opt", False, "cpu"),
+    pytest.param(("qwen2", False, "cuda"), marks=NEEDS_CUDA),
+    pytest.param(("llama", True, "cuda"), marks=NEEDS_CUDA),
+]
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def place(request, tmp_path_factory) -> tuple[Path, bool, str]:
+    kind, eager, device = request.param
+    return make_checkpoint(kind, tmp_path_factory.mktemp(f"scored-{kind}")), eager, device
 
 
 def scored(token_ids: np.ndarray, start: int, end: int, num_top: int = NUM_TOP) -> ScoredRows:
@@ -31,8 +41,8 @@ def scored(token_ids: np.ndarray, start: int, end: int, num_top: int = NUM_TOP) 
 
 
 def test_rows_have_the_references_log_probabilities(place) -> None:
-    path, eager = place
-    engine = TorchEngine(str(path), device="cpu", kv_slots=256, eager=eager)
+    path, eager, device = place
+    engine = TorchEngine(str(path), device=device, dtype="float32", kv_slots=256, eager=eager)
     rng = np.random.default_rng(3)
     prompt, other = (rng.integers(engine.info.vocab_size, size=n, dtype=np.int32) for n in (21, 9))
     nodes = Tree(other[:3], np.array([-1, 0, -1], np.int32), np.zeros(3, np.float32))
@@ -64,7 +74,7 @@ def test_rows_have_the_references_log_probabilities(place) -> None:
     start = engine.open(2, other)
     alone = engine.step([replace(plain, start=start, token_ids=other[start:])])
     assert alone.judgements[0].token_ids.tolist() == beside.token_ids.tolist()
-    torch.testing.assert_close(alone.scratch_logits.of(0), rows.of(0))
+    torch.testing.assert_close(alone.scratch_logits.of(0), rows.of(0), atol=1e-4, rtol=1e-4)
     engine.shutdown()
 
 
