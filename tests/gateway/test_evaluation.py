@@ -145,7 +145,8 @@ def test_a_stream_may_not_ask_for_prompt_logprobs(http):
 @each("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_stream_has_all_token_ids(post, broker, path):
     asked = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
-    chunks = post(path, **asked, return_token_ids=True, stream=True, max_tokens=50)
+    held = {"stop": [ANSWER[:200] + "!"]}  # all text is held back, and tokens are not
+    chunks = post(path, **asked, **held, return_token_ids=True, stream=True, max_tokens=50)
     choices = [chunk["choices"][0] for chunk in chunks]
     assert [token for choice in choices for token in choice.get("token_ids", ())] == ANSWER_IDS
     told = [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk]
