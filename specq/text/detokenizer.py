@@ -90,9 +90,8 @@ class _Pieces:
         return ended + self._add([token.spelling], token.piece)
 
     def push_special(self, token: Token) -> str:
-        ended = self._end_run() + self.owed
-        self._head, self.owed, self._last = None, "", ""
-        return ended + token.spelling
+        ended = self._end_run()
+        return ended + self._add([token.spelling])
 
     def _push_byte(self, token: Token) -> str:
         self._run.append(token.spelling)
