@@ -135,7 +135,7 @@ def test_the_last_message_is_left_open_as_transformers_leaves_it():
 def test_a_message_that_cannot_be_continued_is_refused():
     codec = codec_of(TEMPLATES["chatml"])
     for messages in ([], [USER, {"role": "assistant", "tool_calls": [{}]}], "Hi", [USER, 5]):
-        with pytest.raises(JobError, match="continue_final_message|messages"):
+        with pytest.raises(JobError, match=r"continue_final_message|messages"):
             codec.render_open_chat(messages)  # type: ignore[arg-type]
     with pytest.raises(JobError, match="cannot both be true"):
         codec.render_open_chat([USER], add_generation_prompt=True)
