@@ -71,7 +71,7 @@ def _workers(state: BrokerState) -> Iterator[str]:
 def _counts(state: BrokerState) -> Iterator[str]:
     """Check the sums over the active jobs."""
     jobs = state.jobs
-    if jobs.num_tokens != sum(job.request.max_length + job.request.grammar_size for job in jobs.active.values()):
+    if jobs.num_tokens != sum(job.request.max_length + job.request.attached_size for job in jobs.active.values()):
         yield f"{jobs.num_tokens} tokens are counted of the active jobs"
     if jobs.held != Counter(job.request.bucket for job in jobs.active.values()):
         yield f"jobs by bucket are counted as {dict(jobs.held)}"

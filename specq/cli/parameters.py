@@ -36,12 +36,14 @@ GROUPS: dict[str, dict[str, str]] = {
         "seed": "Random seed; with strategy deterministic, the same seed gives the same text.  [default: random]",
         "n": "Number of completions per prompt, each with a seed derived from --seed.",
         "logprobs": "Report the log-probability of each token and of the N most likely tokens; 0: only of each token.",
+        "prompt_logprobs": "Report the same for each token of the prompt except the first.",
     },
     "Shaping": {
         "presence_penalty": "Subtract from the logit of each generated token, in [-2, 2].",
         "frequency_penalty": "Subtract from a token's logit once per generated occurrence, in [-2, 2].",
         "repetition_penalty": "Penalty factor for tokens of the prompt or the text; above 1 discourages repetition.",
         "logit_bias": "Bias to add to a token's logit, e.g. 42=-1.5. Repeatable.",
+        "allowed_token_ids": "The only token ids to generate, e.g. 5,17; include the end of the text.",
         "bad_words": "Forbidden text, alone or after a space. Repeatable.",
         "bad_token_ids": "Forbidden sequence of token ids, e.g. 5,17. Repeatable.",
         "grammar": f"Grammar that the text follows, as JSON or a file of it. Kinds: {', '.join(GRAMMAR_KINDS)}.",
@@ -63,7 +65,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
 }
 _DEFAULTS = {f.name: f.default for section in (SamplingParams, Speculation) for f in fields(section)} | {"n": 1}
-_NOT_SHOWN = ("seed", "logprobs")  # their defaults have a special meaning
+_NOT_SHOWN = ("seed", "logprobs", "prompt_logprobs")  # their defaults have a special meaning
 
 
 def parameter_options(command: F) -> F:
@@ -94,6 +96,7 @@ def _kind(name: str) -> dict[str, Any]:
         "bad_words": {"multiple": True},
         "ignore_eos": {"is_flag": True, "default": None},
         "stop_token_ids": {"type": _integers, "metavar": "LIST"},
+        "allowed_token_ids": {"type": _integers, "metavar": "LIST"},
         "fan_out_hit": {"type": _integers, "metavar": "LIST"},
         "fan_out_miss": {"type": _integers, "metavar": "LIST"},
         "bad_token_ids": {"type": _integers, "metavar": "LIST", "multiple": True},

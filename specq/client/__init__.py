@@ -22,7 +22,7 @@ from specq.client.events import Event, FoundJob, NewTokens
 from specq.client.parameters import id_of
 from specq.client.prompt_files import PromptLine, detach_lines, read_lines, result_line, run_lines
 from specq.client.request import Request, ServedModel, check_values
-from specq.client.result import Piece, Result, failed_result, make_result
+from specq.client.result import Piece, PromptLogprobs, Result, failed_result, make_result
 from specq.client.results_file import ResultsFile
 from specq.client.sync import Client, Job
 
@@ -39,6 +39,7 @@ __all__ = [
     "PieceStream",
     "PreparedClient",
     "PromptLine",
+    "PromptLogprobs",
     "Request",
     "Result",
     "ResultsFile",

@@ -41,7 +41,7 @@ class Completions:
         known = [*num_known, *(0,) * len(request.submits)]
         self._positions: dict[int | str, int] = {job.job_id: i for i, job in enumerate(request.submits)}
         self._makers = [
-            PieceMaker(served.codec, job.params, i, place, known[i], job.prompt_ids)
+            PieceMaker(served.codec, job.params, i, place, known[i], job.prompt_ids, request.text)
             for i, job in enumerate(request.submits)
         ]
         self._ends: dict[int, JobDone | RequestFailed] = {}

@@ -17,6 +17,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -64,7 +65,7 @@ from specq.protocol import (
 RETRY_S = 1.0  # first pause before a request is sent again, in seconds
 RETRY_MAX_S = 4.0
 GAP_RETRY_S = 0.1  # shortest time between two requests for missing tokens, in seconds
-UNKNOWN_GRAMMAR = "unknown sampling parameter 'grammar'"  # in the reason of a broker that knows no grammars
+UNKNOWN = re.compile(r"unknown sampling parameter '(\w+)'")  # in the reason of a broker that is older
 VERIFIER_WAIT_S = 60.0  # wait for a verifier to register, if the caller gives no other limit
 
 # keys of requests that do not belong to a job
@@ -282,8 +283,8 @@ class ClientCore:
     def _explained(self, asked: Message, reason: str) -> str:
         """Return the broker's reason. A broker that is too old to know the request reports only versions."""
         newer = newer_fields(asked) if version_spoken(reason) else []
-        if isinstance(asked, Submit) and asked.params.grammar and UNKNOWN_GRAMMAR in reason:
-            newer = ["grammar"]
+        if isinstance(asked, Submit) and (found := UNKNOWN.search(reason)):
+            newer = [found[1]]
         return f"the broker at {self.address} is older than {' and '.join(newer)}: {reason}" if newer else reason
 
     def _job_tokens(self, message: JobTokens, now: float) -> list[Event]:

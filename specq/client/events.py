@@ -33,6 +33,7 @@ class ReceivedTranscript:
     token_ids: list[int] = field(default_factory=list)
     origins: bytearray = field(default_factory=bytearray)
     logprobs: LogprobRecord = field(default_factory=lambda: LogprobRecord(-1))
+    prompt_rows: bytes = b""  # see `specq.protocol.prompt_logprobs`
     finish: str = ""
     stats: dict[str, Any] = field(default_factory=dict)
     first_token: float | None = None
@@ -51,6 +52,7 @@ class ReceivedTranscript:
         self.token_ids.extend(new)
         self.origins += origins
         self.logprobs.extend(message, num_known)
+        self.prompt_rows = self.prompt_rows or message.prompt_rows.tobytes()
         self.first_token = self.first_token or now
         rejected, rounds = read_rejected(message)
         fresh = tuple(one for one in rejected if one.place >= start), tuple(one for one in rounds if one.place >= start)
@@ -64,7 +66,8 @@ class ReceivedTranscript:
         self, start: int, key: int, rejected: tuple[RejectedDraft, ...] = (), rounds: tuple[RoundTime, ...] = ()
     ) -> NewTokens:
         new, origins = tuple(self.token_ids[start:]), origin_names(self.origins[start:])
-        return NewTokens(key, new, origins, tuple(self.logprobs.to_list(new, start)), rejected, rounds)
+        prompt_rows = b"" if start else self.prompt_rows
+        return NewTokens(key, new, origins, tuple(self.logprobs.to_list(new, start)), rejected, rounds, prompt_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class NewTokens:
     origins   the origin of each: names of `specq.protocol.ORIGINS`.
     logprobs  as in `Result`; empty if not requested.
     rejected, rounds  present if the job has the option `explain`.
+    prompt_rows  with the first tokens: the prompt's log-probabilities, as in `ReceivedTranscript`.
     ends      whether the job's end follows at once.
     """
 
@@ -83,6 +87,7 @@ class NewTokens:
     logprobs: tuple[dict[str, Any], ...] = ()
     rejected: tuple[RejectedDraft, ...] = ()
     rounds: tuple[RoundTime, ...] = ()
+    prompt_rows: bytes = b""
     ends: bool = field(default=False, compare=False)
 
 

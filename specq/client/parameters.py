@@ -209,6 +209,8 @@ def _check_honoured(params: SamplingParams, speculation: Speculation, given: dic
             if name in given and name not in own:
                 reason = f"{name} is given with strategy {params.strategy}; only strategy {owner} has one"
                 raise JobError(reason, field=name)
+    if "allowed_token_ids" in given and not params.allowed_token_ids:
+        raise JobError("allowed_token_ids is empty, but must have at least one token id", field="allowed_token_ids")
     idle = [name for name in speculation.to_dict() if name != "mode"]
     if speculation.mode == "plain" and idle:
         raise JobError(f"{idle[0]} is given with mode plain, which has no drafts; remove one of them", field=idle[0])

@@ -29,7 +29,18 @@ from typing import Any
 import numpy as np
 
 from specq.client.parameters import OPTION_NAMES, JobOptions, Parameters, label_of, read_job_options, read_parameters
-from specq.protocol import MAX_SEED, Int32Array, JobError, ModelInfo, SamplingParams, Submit, shown, too_large
+from specq.client.text_options import TEXT_OPTIONS, TextOptions, read_text_options
+from specq.protocol import (
+    MAX_SEED,
+    Int32Array,
+    JobError,
+    ModelInfo,
+    SamplingParams,
+    Submit,
+    reason_against_prompt_rows,
+    shown,
+    too_large,
+)
 from specq.text import TextCodec
 from specq.verification import derived_seed
 
@@ -88,6 +99,7 @@ class Request:
     listed    whether `n` was given, so that the answer is a list.
     in_batch  whether it is part of a list of prompts.
     keep_running  whether the jobs keep running when no caller waits for them.
+    text      the options of the answer's text.
     """
 
     id: Any
@@ -96,6 +108,7 @@ class Request:
     listed: bool = False
     in_batch: bool = False
     keep_running: bool = False
+    text: TextOptions = TextOptions()  # noqa: RUF009 - frozen
 
 
 def read_request(arguments: dict[str, Any], served: ServedModel) -> Request:
@@ -105,9 +118,9 @@ def read_request(arguments: dict[str, Any], served: ServedModel) -> Request:
     """
     given = _given(arguments)
     options, parameters = _read_values(given)
-    source = _source(given)
+    text, source = read_text_options(given), _source(given)
     with _blaming(source):
-        prompt, prompt_ids = _read_source(source, given, served)
+        prompt, prompt_ids = _read_source(source, given, served, text)
         room = _room(prompt_ids, served)
     sampling = _fitted(parameters, room, served)
     if "messages" in given:
@@ -130,11 +143,13 @@ def read_request(arguments: dict[str, Any], served: ServedModel) -> Request:
         )
         for index, own_seed in enumerate(_seeds(seed, parameters.n or 1))
     )
+    if reason := reason_against_prompt_rows(len(prompt_ids), sampling):
+        raise JobError(reason, field="prompt_logprobs")
     for submit in submits:
         if error := too_large(submit):
             raise error
     given_id, listed = given.get("id", submits[0].job_id), parameters.n is not None
-    return Request(given_id, prompt, submits, listed=listed, keep_running=options.keep_running)
+    return Request(given_id, prompt, submits, listed=listed, keep_running=options.keep_running, text=text)
 
 
 def check_values(arguments: dict[str, Any]) -> None:
@@ -155,7 +170,8 @@ def _given(arguments: dict[str, Any]) -> dict[str, Any]:
 def _read_values(given: dict[str, Any]) -> tuple[JobOptions, Parameters]:
     """Return the job options and the parameters, with all checks that need no model."""
     options = read_job_options(given)
-    others = (*SOURCES, CHAT_VARIABLES, "id", *OPTION_NAMES)
+    read_text_options(given)
+    others = (*SOURCES, CHAT_VARIABLES, "id", *OPTION_NAMES, *TEXT_OPTIONS)
     return options, read_parameters({name: value for name, value in given.items() if name not in others})
 
 
@@ -186,17 +202,24 @@ def _blaming(field: str) -> Iterator[None]:
         raise
 
 
-def _read_source(source: str, given: dict[str, Any], served: ServedModel) -> tuple[str, Int32Array]:
+def _read_source(
+    source: str, given: dict[str, Any], served: ServedModel, options: TextOptions
+) -> tuple[str, Int32Array]:
     """Return the prompt as text and as token ids i32[n], n >= 1."""
-    variables = given.get(CHAT_VARIABLES, {})
+    variables, is_open = given.get(CHAT_VARIABLES, {}), options.continue_final_message
+    if is_open and source != "messages":
+        raise JobError("continue_final_message is given without messages", field="continue_final_message")
     readers: dict[str, Reader] = {
         "prompt": _from_text,
-        "messages": partial(_from_messages, variables),
+        "messages": partial(_from_messages, variables, is_open=is_open),
         "token_ids": _from_ids,
     }
-    text, token_ids = readers[source](given[source], served)
+    text, all_ids = readers[source](given[source], served)
+    token_ids = options.truncated(all_ids, served.context_length)
     if not len(token_ids):
         raise JobError("the prompt is empty")
+    if len(token_ids) < len(all_ids):
+        text = served.codec.decode(token_ids, skip_special=False)
     return text, np.asarray(token_ids, np.int32)
 
 
@@ -224,13 +247,16 @@ def _from_text(prompt: Any, served: ServedModel) -> tuple[str, Sequence[int]]:
     return prompt, token_ids
 
 
-def _from_messages(variables: Any, messages: Any, served: ServedModel) -> tuple[str, Sequence[int]]:
+def _from_messages(
+    variables: Any, messages: Any, served: ServedModel, *, is_open: bool = False
+) -> tuple[str, Sequence[int]]:
     if not isinstance(variables, dict) or not all(isinstance(name, str) for name in variables):
         reason = f"{CHAT_VARIABLES} is a {type(variables).__name__}, but must be an object of the template's variables"
         raise JobError(reason, field=CHAT_VARIABLES)
     if "messages" in variables:
         raise JobError(f"{CHAT_VARIABLES} has messages; give them as messages", field=CHAT_VARIABLES)
-    text = served.codec.render_chat(messages, **variables)
+    render = served.codec.render_open_chat if is_open else served.codec.render_chat
+    text = render(messages, **variables)
     token_ids = served.codec.encode_part(text)
     _check_known(token_ids, served)
     return text, token_ids
@@ -288,6 +314,7 @@ def _check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:
     """
     named = {
         "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids,
         "logit_bias": [token for token, _ in params.logit_bias],
         "bad_token_ids": [token for sequence in params.bad_token_ids for token in sequence],
     }

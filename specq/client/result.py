@@ -10,12 +10,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from specq.client.events import NewTokens, ReceivedTranscript
 from specq.client.request import Request
-from specq.protocol import OWN, RejectedDraft, RenamedCounts, RoundTime, SamplingParams
+from specq.client.text_options import TextOptions
+from specq.protocol import OWN, RejectedDraft, RenamedCounts, RoundTime, SamplingParams, read_prompt_rows
 from specq.text import Detokenizer, PromptIds, StopMatcher, TextCodec
+
+PromptLogprobs = list[dict[str, Any] | None] | None  # None: not requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class Result:
                    KV when the session that gave the first token opened.
     logprobs       if requested, for each token {"token_id", "logprob", "top": [[token id, logprob], ...], "offset"}.
                    `offset` is where the token's part of `text` begins.
+    stop_reason    the stop string or the id of the stop token that ended the text; None for all other ends.
+    prompt_logprobs  if requested, the same for each token of the prompt, without "offset". None for the first.
     stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (including the target's
                    own token). tokens_per_second and time_to_first_token_ms, both from the submission. candidates and
                    depth: mean leaves and depth of the verified trees. seed: the seed in use (`seed_used`).
@@ -48,18 +55,21 @@ class Result:
     error: str | None = None
     logprobs: list[dict[str, Any]] | None = None
     index: int | None = None
+    prompt_logprobs: PromptLogprobs = None
+    stop_reason: int | str | None = None
     internal: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self, *, verbose: bool = False) -> dict[str, Any]:
         """Return the result as JSON-able values.
 
-        `index` and `logprobs` are there only if set, `internal` only if `verbose`.
+        `index`, `stop_reason` and log-probabilities are there only if set, `internal` only if `verbose`.
         """
         values = asdict(self)
-        index, logprobs, internal = (values.pop(name) for name in ("index", "logprobs", "internal"))
+        index, internal = values.pop("index"), values.pop("internal")
         head = {"id": values.pop("id")} | ({} if index is None else {"index": index})
-        tail = ({} if logprobs is None else {"logprobs": logprobs}) | ({"internal": internal} if verbose else {})
-        return head | values | tail
+        asked = {name: values.pop(name) for name in ("stop_reason", "logprobs", "prompt_logprobs")}
+        tail = {name: value for name, value in asked.items() if value is not None}
+        return head | values | tail | ({"internal": internal} if verbose else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,7 @@ class Piece:
     token_ids, origins  the new tokens, and the origin of each: a name of `specq.protocol.ORIGINS`.
     texts     the text that each token makes certain.
     logprobs  if requested, of each new token, as in `Result`.
+    prompt_logprobs  if requested, in the first piece, as in `Result`.
     spans     `text` cut by origin: (text, origin).
     rejected  with the option `explain`: drafts that were verified beside these tokens and not accepted.
     rounds    with the option `explain`: the tokens' rounds.
@@ -89,6 +100,7 @@ class Piece:
     logprobs: tuple[dict[str, Any], ...] = ()
     rejected: tuple[RejectedDraft, ...] = ()
     rounds: tuple[RoundTime, ...] = ()
+    prompt_logprobs: PromptLogprobs = None
 
 
 class PieceMaker:
@@ -102,24 +114,28 @@ class PieceMaker:
         place: int = 0,
         num_known: int = 0,
         before: PromptIds = (),
+        options: TextOptions = TextOptions(),  # noqa: B008 - frozen
     ) -> None:
         """Take the codec, the parameters and the completion's place.
 
         before  the prompt.
         """
-        self._text_of = codec, params.stop, params.min_tokens, before
+        self._text_of, self._options = (codec, params.stop, params.min_tokens, before), options
+        self._num_top = params.prompt_logprobs  # -1: no log-probabilities of the prompt, or they were in a piece
         self._index, self._place, self._num_known = index, place, num_known
         self._last_origin = OWN  # of the last token
 
     @cached_property
     def _matcher(self) -> StopMatcher:
         """The matcher of stop strings, created for the first piece: most callers of `generate` request none."""
-        return StopMatcher(*self._text_of)
+        return _matcher(self._options, *self._text_of)
 
     def piece(self, new: NewTokens) -> Piece:
         """Return the text that these tokens make certain."""
         skipped = min(self._num_known, len(new.token_ids))
         self._num_known -= skipped
+        of_prompt = None if skipped else prompt_logprobs(new.prompt_rows, self._text_of[-1], self._num_top)
+        self._num_top = -1 if new.token_ids else self._num_top
         offsets, texts = zip(*map(self._push, new.token_ids), strict=True) if new.token_ids else ((), ())
         texts = texts[skipped:]
         origins = new.origins[skipped:]
@@ -135,6 +151,7 @@ class PieceMaker:
             logprobs=_placed(new.logprobs, offsets)[skipped:],
             rejected=() if skipped else new.rejected,
             rounds=() if skipped else new.rounds,
+            prompt_logprobs=of_prompt,
         )
 
     def _push(self, token_id: int) -> tuple[int, str]:
@@ -152,6 +169,13 @@ class PieceMaker:
         return replace(piece, text=piece.text + rest, texts=texts, spans=spans, result=result)
 
 
+def prompt_logprobs(rows: bytes, prompt_ids: PromptIds, num_top: int) -> PromptLogprobs:
+    """Return the log-probabilities of a prompt; None if they are not requested, or not there."""
+    if num_top < 0 or not (rows or len(prompt_ids) == 1):
+        return None
+    return read_prompt_rows(np.frombuffer(rows, np.uint8), np.asarray(prompt_ids, np.int32), num_top)
+
+
 def _spans(texts: Sequence[str], origins: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the text of tokens, cut where its origin changes."""
     shown = [part for part in zip(texts, origins, strict=True) if part[0]]
@@ -164,23 +188,42 @@ def _placed(entries: Sequence[dict[str, Any]], offsets: Sequence[int]) -> tuple[
     return tuple({**entry, "offset": offset} for entry, offset in zip(entries, offsets, strict=False))
 
 
-def completion_text(
-    codec: TextCodec, token_ids: list[int], params: SamplingParams, before: PromptIds = ()
-) -> tuple[str, list[int]]:
-    """Return text up to the first possible stop string, and each token's offset in it.
+def _matcher(options: TextOptions, *text_of: Any) -> StopMatcher:
+    """Return the matcher of stop strings of a completion."""
+    special, keeps = not options.skip_special_tokens, options.include_stop_str_in_output
+    return StopMatcher(*text_of, with_special=special, keeps_stop=keeps)
 
-    before  the prompt.
+
+class CompletionText(NamedTuple):
+    """Text up to the first possible stop string, each token's offset in it, and that stop string or "".
 
     The offsets are there only if log-probabilities are requested.
     """
+
+    text: str
+    offsets: list[int]
+    stop: str = ""
+
+
+def completion_text(
+    codec: TextCodec,
+    token_ids: list[int],
+    params: SamplingParams,
+    before: PromptIds = (),
+    options: TextOptions = TextOptions(),  # noqa: B008 - frozen
+) -> CompletionText:
+    """Return the text of tokens.
+
+    before  the prompt.
+    """
     if not params.stop and params.logprobs < 0:
-        detokenizer = Detokenizer(codec, before)
-        return detokenizer.push_all(token_ids) + detokenizer.flush(), []
-    matcher, offsets = StopMatcher(codec, params.stop, params.min_tokens, before), list[int]()
+        detokenizer = Detokenizer(codec, before, with_special=not options.skip_special_tokens)
+        return CompletionText(detokenizer.push_all(token_ids) + detokenizer.flush(), [])
+    matcher, offsets = _matcher(options, codec, params.stop, params.min_tokens, before), list[int]()
     for token_id in token_ids:
         offsets.append(matcher.offset)
         matcher.push((token_id,))
-    return matcher.finish(), offsets
+    return CompletionText(matcher.finish(), offsets, matcher.found)
 
 
 def make_result(request: Request, position: int, transcript: ReceivedTranscript, codec: TextCodec | None) -> Result:
@@ -189,7 +232,9 @@ def make_result(request: Request, position: int, transcript: ReceivedTranscript,
     Without a codec the result has no text.
     """
     job = request.submits[position]
-    text, offsets = completion_text(codec, transcript.token_ids, job.params, job.prompt_ids) if codec else ("", [])
+    text, offsets, stop = CompletionText("", [])
+    if codec:
+        text, offsets, stop = completion_text(codec, transcript.token_ids, job.params, job.prompt_ids, request.text)
     entries = transcript.logprobs.to_list(transcript.token_ids) if job.params.logprobs >= 0 else None
     return Result(
         id=request.id,
@@ -201,8 +246,18 @@ def make_result(request: Request, position: int, transcript: ReceivedTranscript,
         stats=speculation_stats(transcript.stats) | _timing(transcript) | {"seed": job.params.seed},
         logprobs=entries if entries is None or not codec else list(_placed(entries, offsets)),
         index=_index(request, position),
+        stop_reason=_stop_reason(transcript, job.params, stop),
+        prompt_logprobs=prompt_logprobs(transcript.prompt_rows, job.prompt_ids, job.params.prompt_logprobs),
         internal=RenamedCounts(internal_counts(transcript.stats)),
     )
+
+
+def _stop_reason(transcript: ReceivedTranscript, params: SamplingParams, stop: str) -> int | str | None:
+    """Return the stop string that ended a text, or else the stop token. None for the model's own end."""
+    if transcript.finish != "stop":
+        return None
+    last = transcript.token_ids[-1] if transcript.token_ids else None
+    return stop or (last if last in params.stop_token_ids else None)
 
 
 def _usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, int]:

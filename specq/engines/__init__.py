@@ -18,7 +18,7 @@ from specq.engines.checkpoint import (
     resolve_directory,
     tokenizer_files,
 )
-from specq.engines.checks import check_asked, check_works
+from specq.engines.checks import check_asked, check_works, reason_against_scored
 from specq.engines.interface import (
     Computed,
     Engine,
@@ -29,6 +29,7 @@ from specq.engines.interface import (
     is_apart,
     judges_late,
     launch,
+    scores_rows,
     takes_unread,
     tidy,
 )
@@ -64,8 +65,10 @@ __all__ = [
     "local_checkpoint",
     "prefill",
     "read_info",
+    "reason_against_scored",
     "resolve_checkpoint",
     "resolve_directory",
+    "scores_rows",
     "takes_unread",
     "tidy",
     "tokenizer_files",

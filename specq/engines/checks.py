@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.engines.interface import Engine
+from specq.engines.interface import Engine, scores_rows
 from specq.protocol import (
     FINAL,
     EngineError,
@@ -48,6 +48,8 @@ def check_step(step: SessionStep, kv_len: int, info: ModelInfo) -> None:
             raise misfit(step, f"{longest} tokens; {info.name} takes {info.max_length}")
     if step.scratch.num_rows:
         _check_scratch(step, info)
+    if step.scored.num_rows > num_tokens:
+        raise misfit(step, f"{step.scored.num_rows} scored rows in a step of {num_tokens} tokens")
 
 
 def _check_scratch(step: SessionStep, info: ModelInfo) -> None:
@@ -62,7 +64,7 @@ def _check_scratch(step: SessionStep, info: ModelInfo) -> None:
 
 
 def check_asked(engine: Engine, steps: Sequence[SessionStep], tap: Tap) -> None:
-    """Raise EngineError if the engine does not support the requested hidden states or scratch rows."""
+    """Raise EngineError if the engine does not support the requested hidden states, scratch or scored rows."""
     if tap.layers:
         num_layers = engine.num_tap_layers
         if not num_layers:
@@ -76,6 +78,13 @@ def check_asked(engine: Engine, steps: Sequence[SessionStep], tap: Tap) -> None:
         for step in steps:
             if step.scratch.num_rows:
                 raise misfit(step, f"the {engine.info.engine} engine takes no scratch rows")
+    if not scores_rows(engine) and (scored := StepBatch.of(steps).scored):
+        raise misfit(steps[min(scored)], reason_against_scored(engine.info))
+
+
+def reason_against_scored(info: ModelInfo) -> str:
+    """Return why an engine that does not score rows refuses a job with `prompt_logprobs`."""
+    return f"prompt_logprobs is not supported by the {info.engine} engine, which serves {info.name}"
 
 
 def check_tokens(token_ids: Int32Array, steps: Sequence[SessionStep], info: ModelInfo) -> None:

@@ -207,6 +207,11 @@ def even_chains(engine: Engine) -> Mapping[int, int]:
     return found
 
 
+def scores_rows(engine: Engine) -> bool:
+    """Return whether the engine returns log-probabilities of prompt tokens (`SessionStep.scored`)."""
+    return bool(getattr(engine, "scores_rows", False))
+
+
 def tidy(engine: Engine) -> None:
     """Let an engine do the work that it deferred when it collected a step.
 

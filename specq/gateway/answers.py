@@ -122,9 +122,13 @@ class Events:
         ended, place = piece.result is not None, self.position.choices[index].num_tokens
         self.position = self.position.moved(index, len(piece.token_ids), ended=ended)
         details = self._details.of(place, piece) if self._details else None
-        if not (ended or piece.text or piece.logprobs or details):
+        if not (ended or details or self._shows(piece)):
             return b""
         return self._event(self._shape.chunk(index, piece), index, details)
+
+    def _shows(self, piece: Piece) -> bool:
+        """Return whether a piece has anything to send."""
+        return bool(piece.text or piece.logprobs)
 
     def closing(self) -> bytes:
         """Return the events after the last text."""
@@ -147,12 +151,15 @@ class Events:
         return sse.event(error.body)
 
     def _event(self, choice: Json, index: int, details: Json | None = None) -> bytes:
-        data = self._head.around(self._shape.chunk_kind, (choice,))
+        data = self._around(choice)
         if details:
             data["specq"] = details
         if self._call.include_usage:
             data["usage"] = self._usage_so_far(index) if self._call.continuous_usage else None
         return sse.event(data, self._id)
+
+    def _around(self, choice: Json) -> Json:
+        return self._head.around(self._shape.chunk_kind, (choice,))
 
     def _usage_so_far(self, index: int) -> Json:
         """Return the numbers of tokens of one choice up to this chunk, as vLLM does."""

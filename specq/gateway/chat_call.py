@@ -15,6 +15,7 @@ from specq.gateway.completion_call import (
     read_top,
 )
 from specq.gateway.errors import ApiError
+from specq.gateway.evaluation_fields import COMMON, read_evaluation
 from specq.gateway.fields import (
     IGNORED,
     ONLY,
@@ -37,12 +38,12 @@ MAX_LENGTH = 2**31 - 1
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of a message, as in OpenAI's API
 _TEMPLATE = ("tools", "documents", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort")
 _OWN = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "explain")
-KNOWN = (*_OWN, "top_logprobs", "tool_choice", *COMPLETIONS, *_TEMPLATE, *SAMPLING, *SPECULATION)
+_ANSWER = ("top_logprobs", "tool_choice", "continue_final_message")
+KNOWN = (*_OWN, *_ANSWER, *COMPLETIONS, *_TEMPLATE, *COMMON, *SAMPLING, *SPECULATION)
 _ONLY = {
     **ONLY,
     "echo": (False,),
     "best_of": (1,),
-    "continue_final_message": (False,),
     "verbosity": ("medium",),
     "add_special_tokens": (False,),
     "modalities": (["text"],),
@@ -75,7 +76,14 @@ def read(body: Any) -> Call:
     explain = arguments["explain"] = read_explain(fields)
     if num_top >= 0:
         arguments["logprobs"] = num_top
-    return Call(arguments, read_model(fields), *streaming, num_top, 1, n, explain, names=chosen.names)
+    evaluation = read_evaluation(fields)
+    arguments |= evaluation.arguments
+    if check("continue_final_message", fields.get("continue_final_message", False), is_flag):
+        arguments["continue_final_message"] = True
+        if "add_generation_prompt" not in fields:
+            arguments["chat_template_kwargs"]["add_generation_prompt"] = False
+    common = arguments, read_model(fields), *streaming, num_top, 1, n, explain
+    return Call(*common, names=chosen.names, evaluation=evaluation)
 
 
 def _read_limit(fields: dict[str, Any]) -> int:

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from specq.client import Request
 from specq.gateway.errors import ApiError
+from specq.gateway.evaluation_fields import COMMON, NO_EVALUATION, Evaluation, read_evaluation
 from specq.gateway.fields import (
     IGNORED,
     ONLY,
@@ -44,6 +46,8 @@ class Call:
     n              completions of each prompt.
     explain        whether chunks have the origins of tokens and the rejected drafts (`specq.gateway.shapes`).
     repeated       the part of the request that the answer repeats.
+    evaluation     what else the answer holds (`specq.gateway.evaluation_fields`).
+    prompts        the requests of the client, one for each prompt, once they are read.
     names          the endpoint's names for arguments of the client, if they differ.
     """
 
@@ -58,6 +62,8 @@ class Call:
     explain: bool = False
     repeated: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    evaluation: Evaluation = NO_EVALUATION
+    prompts: tuple[Request, ...] = ()
 
 
 def job_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,13 +143,15 @@ KNOWN = (
     "logprobs",
     "best_of",
     "explain",
+    "echo",
     *COMPLETIONS,
+    *COMMON,
     *SAMPLING,
     *SPECULATION,
 )
 _NAMES = {"token_ids": "prompt"}
 _EMPTY: tuple[Any, ...] = ("", [])  # prompts without content
-_ONLY = {**ONLY, "echo": (False,), "suffix": ("",)}
+_ONLY = {**ONLY, "suffix": ("",)}
 _REFUSED = {**REFUSED, "prompt_embeds": "send a prompt"}
 
 
@@ -163,8 +171,10 @@ def read(body: Any) -> Call:
     explain = arguments["explain"] = read_explain(fields)
     if num_top >= 0:
         arguments["logprobs"] = num_top
-    names = _NAMES | chosen.names
-    return Call(arguments, read_model(fields), *streaming, num_top, num_prompts, n, explain, names=names)
+    evaluation = read_evaluation(fields, num_top)
+    arguments |= evaluation.arguments
+    common = arguments, read_model(fields), *streaming, num_top, num_prompts, n, explain
+    return Call(*common, names=_NAMES | chosen.names, evaluation=evaluation)
 
 
 def _read_prompt(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:

@@ -63,7 +63,7 @@ _NAMES: dict[Check, str] = {
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "n"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words", "bad_token_ids"),
-    "grammar",
+    *("grammar", "allowed_token_ids"),
 )
 SPECULATION = (
     *("strategy", "threshold", "typical_eps", "typical_delta", "mode", "num_candidates", "candidate_temp"),
@@ -91,27 +91,19 @@ IGNORED: dict[str, Check] = {
 }
 ONLY: dict[str, tuple[Any, ...]] = {
     "store": (False,),
-    "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
     "use_beam_search": (False,),
     "detokenize": (True,),
-    "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
     "add_special_tokens": (),
 }
 _CODES = {UnsupportedPartError: "unsupported_parameter", MissingContentError: "missing_parameter"}
 REFUSED: dict[str, str] = {
-    "prompt_logprobs": "specq computes no log-probabilities of the prompt",
-    "allowed_token_ids": "use logit_bias or bad_token_ids",
     "logits_processors": "requests bring no code",
-    "truncate_prompt_tokens": "shorten the prompt",
     **dict.fromkeys(
         ("mm_processor_kwargs", "media_io_kwargs", "mm_payload", "return_mm_kwargs"), "specq reads text only"
     ),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params"), "sessions move by themselves"),
-    "truncation_side": "shorten the prompt",
     "logprob_token_ids": "logprobs lists the likeliest",
     "repetition_detection": "use repetition_penalty or frequency_penalty",
     "routed_experts_prompt_start": "specq reports no experts",

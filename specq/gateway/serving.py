@@ -176,6 +176,7 @@ async def prepare(
     at_once = size < THREAD_CHARACTERS and "messages" not in arguments
     read = read_requests(arguments, served) if at_once else await _in_thread(arguments, served)
     requests = tuple(replace(request, listed=False, in_batch=False) for request in read)  # a failure ends all
+    call = replace(call, prompts=requests)
     answering = make_answering(served.codec, call)
     head = _head(requests, served, answering.prefix)
     return Prepared(call, client, served, requests, answering, head, repeatable)

@@ -136,15 +136,16 @@ class CompletionShape:
         return None
 
     def chunk(self, index: int, piece: Piece) -> Json:
-        logprobs = self._logprobs(piece.logprobs) if piece.logprobs else None
+        logprobs = self.logprobs(piece.logprobs) if piece.logprobs else None
         finish = piece.result.finish_reason if piece.result else None
         return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": finish}
 
     def whole(self, index: int, result: Result) -> Json:
-        logprobs = self._logprobs(result.logprobs or ()) if self._num_top >= 0 else None
+        logprobs = self.logprobs(result.logprobs or ()) if self._num_top >= 0 else None
         return {"index": index, "text": result.text, "logprobs": logprobs, "finish_reason": result.finish_reason}
 
-    def _logprobs(self, entries: Logprobs) -> Json:
+    def logprobs(self, entries: Logprobs) -> Json:
+        """Return the log-probabilities of tokens."""
         return {
             "tokens": [self._codec.tokens[entry["token_id"]].text for entry in entries],
             "token_logprobs": [max(entry["logprob"], LEAST_LOGPROB) for entry in entries],

@@ -35,19 +35,16 @@ class Reached(Enum):
 class Ends(NamedTuple):
     """The tokens that end a text, as words of masks.
 
-    - `complete`: the word and the bit of llguidance's own end token, which it allows where a grammar is complete.
     - `words`: each word that has one of these tokens; the bits of all of them, and of the session's own.
     """
 
-    complete: tuple[int, np.int32]
     words: tuple[tuple[int, np.int32, np.int32], ...]
 
     @staticmethod
     def of(tokenizer: LLTokenizer, end_ids: Iterable[int]) -> Ends:
         """Return the ends of a session with these tokens."""
         own, all_of_them = _bits(end_ids), _bits([*tokenizer.eos_tokens, *end_ids])
-        (complete,) = _bits([tokenizer.eos_token]).items()
-        return Ends(complete, tuple((word, bits, own.get(word, np.int32(0))) for word, bits in all_of_them.items()))
+        return Ends(tuple((word, bits, own.get(word, np.int32(0))) for word, bits in all_of_them.items()))
 
 
 def _bits(token_ids: Iterable[int]) -> dict[int, np.int32]:
@@ -64,17 +61,14 @@ class SessionGrammar:
     - `has_ended`: the grammar is complete and allows no further token.
     - `ends`: the tokens that end the text.
     - `is_watched`, `num_slow`: whether its masks are timed, and how many were slow.
-    - `has_end_text`: whether it may have an end token as a part of its texts. Masks then need a look at each row.
     """
 
-    def __init__(
-        self, matcher: LLMatcher, tokenizer: LLTokenizer, end_ids: Sequence[int], *, has_end_text: bool = False
-    ) -> None:
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, end_ids: Sequence[int]) -> None:
         """Take a matcher at its start, and the tokens that end this session's text."""
-        self.matcher, self.has_end_text = matcher, has_end_text
+        self.matcher = matcher
         self.num_words = (tokenizer.vocab_size + 31) // 32  # of 32 bits, in a mask
         self._ends = frozenset(end for end in end_ids if end < tokenizer.vocab_size)
-        self._closed = self._ends.union(tokenizer.eos_tokens)  # tokens that are no text
+        self._closed = self._ends.union(tokenizer.eos_tokens)  # the grammar itself may not have them as text
         self.ends = Ends.of(tokenizer, sorted(self._ends))
         self.has_ended = self.is_watched = False
         self.num_slow = 0
@@ -106,7 +100,7 @@ class SessionGrammar:
         self._failure = f"the grammar is too complex here: {reason}"
 
     def chain(self, token_ids: list[int]) -> list[int]:
-        """Return the part of a chain's tokens before the first that is no text."""
+        """Return the part of a chain's tokens before the first that ends a text."""
         return next((token_ids[:i] for i, token in enumerate(token_ids) if token in self._closed), token_ids)
 
     def allowed(self, token_ids: Sequence[int], parents: Sequence[int]) -> BoolArray:
@@ -117,15 +111,23 @@ class SessionGrammar:
         found = [path is not Reached.FORBIDDEN for path in self._walk(token_ids, parents)]
         return np.array(found, np.bool_)
 
-    def fill(self, token_ids: Sequence[int], parents: Sequence[int], masks: Int32Array) -> None:
-        """Write the mask of each row of a tree, i32[1 + nodes, words]: of the row before the tree, then of the nodes.
+    def fill(
+        self, token_ids: Sequence[int], parents: Sequence[int], masks: Int32Array | None = None
+    ) -> list[bool | None]:
+        """Return for each row of a tree whether the text may end there; None if the grammar does not reach it.
 
-        Masks of rows that the text cannot reach stay as they are. What ends the text is that of llguidance's tokenizer.
+        The first row comes before the tree, the others follow its nodes. masks i32[1 + nodes, words] receives
+        llguidance's mask of each row that is reached.
         """
-        self._mask(masks[0])
+        found = [self._row(masks, 0)]
         for row, path in enumerate(self._walk(token_ids, parents), 1):
-            if path is Reached.OPEN:
-                self._mask(masks[row])
+            found.append(self._row(masks, row) if path is Reached.OPEN else None)
+        return found
+
+    def _row(self, masks: Int32Array | None, row: int) -> bool | None:
+        if masks is not None:
+            self.matcher.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
+        return bool(self.matcher.is_accepting())
 
     def forced(self, token_ids: Sequence[int] = ()) -> list[int]:
         """Return the only tokens that the grammar allows behind a path, at most MAX_FORCED; [] if the path is not."""
@@ -136,12 +138,6 @@ class SessionGrammar:
         if count:
             self.matcher.rollback(count)
         return found
-
-    def _mask(self, row: Int32Array) -> None:
-        self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if self.has_end_text and not self.matcher.is_accepting():
-            word, bit = self.ends.complete
-            row[word] &= ~bit
 
     def _walk(self, token_ids: Sequence[int], parents: Sequence[int]) -> Iterator[Reached]:
         """Yield for each node what its path is. Where that is OPEN, the matcher is behind the node meanwhile."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specq.grammar.session_grammar import SessionGrammar
+from specq.grammar.session_grammar import Ends, SessionGrammar
 from specq.protocol import NO_TREE, Int32Array, IntpArray
-from specq.verification import MaskedSteps, StepBatch, TokenMasks, ends_of, starts_of
+from specq.verification import MaskedSteps, StepBatch, TokenMasks, ends_of
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -76,11 +76,11 @@ class StepMasks(TokenMasks):
         ends = ends_of(counts).tolist()
         spans = list(zip([0, *ends], ends, strict=False))
         started = time.perf_counter()
-        self._fill(judged, places.tolist(), grammars, spans, words)
+        are_complete = self._fill(judged, places.tolist(), grammars, spans, words)
         if time.perf_counter() - started > SLOW_STEP_S:
             for grammar in grammars:
                 grammar.is_watched = True
-        close(grammars, counts, words)
+        close([grammar.ends for grammar in grammars], counts, are_complete, words)
         for session_id, grammar, (first, end) in zip(ids, grammars, spans, strict=True):
             if reason := grammar.reason():
                 self._reasons[session_id] = reason
@@ -95,17 +95,19 @@ class StepMasks(TokenMasks):
         grammars: Sequence[SessionGrammar],
         spans: Sequence[tuple[int, int]],
         words: Int32Array,
-    ) -> None:
-        """Write the masks of all sessions, without what ends their texts."""
+    ) -> list[bool | None]:
+        """Write the masks of all sessions, without what ends their texts. Return what `SessionGrammar.fill` returns."""
+        found: list[bool | None] = []
         plain: list[tuple[LLMatcher, int]] = []
         chains: list[tuple[LLMatcher, int, list[int]]] = []
         for place, grammar, (first, end) in zip(places, grammars, spans, strict=True):
             tree = judged[place].tree if end - first > 1 else NO_TREE
             token_ids, parents = tree.token_ids.tolist(), tree.parents.tolist()
-            is_chain = parents == list(range(-1, len(parents) - 1))
-            if grammar.is_watched or grammar.has_end_text or not is_chain:
-                _timed(grammar, token_ids, parents, words[first:end])
-            elif chain := grammar.chain(token_ids):
+            if grammar.is_watched or parents != list(range(-1, len(parents) - 1)):
+                found += _timed(grammar, token_ids, parents, words[first:end])
+                continue
+            found += grammar.fill(token_ids, parents)
+            if chain := grammar.chain(token_ids):
                 chains.append((grammar.matcher, first, chain))
             else:
                 plain.append((grammar.matcher, first))
@@ -114,43 +116,41 @@ class StepMasks(TokenMasks):
             executor().unsafe_compute_mask_ptr(plain, *target)
         if chains:
             executor().unsafe_compute_mask_ptr_with_draft_token(chains, *target)
+        return found
 
 
-def _timed(grammar: SessionGrammar, token_ids: Sequence[int], parents: Sequence[int], words: Int32Array) -> None:
+def _timed(
+    grammar: SessionGrammar, token_ids: Sequence[int], parents: Sequence[int], words: Int32Array
+) -> list[bool | None]:
     """Write the masks of one session, and note whether they took long."""
     started = time.thread_time()
-    grammar.fill(token_ids, parents, words)
+    found = grammar.fill(token_ids, parents, words)
     if time.thread_time() - started > SLOW_MASK_S:
         grammar.num_slow += 1
     else:
         grammar.is_watched = False
     if grammar.num_slow > MOST_SLOW:
         grammar.fail(f"its masks take longer than {SLOW_MASK_S * 1e3:.0f} ms")
+    return found
 
 
-def close(grammars: Sequence[SessionGrammar], counts: IntpArray, words: Int32Array) -> None:
-    """Allow what ends a session's text where llguidance allows its own end token, and nothing else of both.
+def close(ends: Sequence[Ends], counts: IntpArray, are_complete: Sequence[bool | None], words: Int32Array) -> None:
+    """Allow what ends a session's text in the rows that are complete, and no end elsewhere.
 
-    A row behind a node with which the text ends allows everything: nothing that is said there belongs to the text.
+    Rows that a grammar does not reach allow everything, so that other parameters leave something too.
 
-    counts  the number of rows of each session.
+    ends, counts  of each session: what ends its text, and the number of its rows.
+    are_complete  of each row; None: not reached.
     """
-    is_node = np.ones(len(words), np.bool_)
-    is_node[starts_of(counts)] = False
-    kinds: dict[object, list[int]] = {}
-    for i, grammar in enumerate(grammars):
-        kinds.setdefault(grammar.ends, []).append(i)
-    for which in kinds.values():
-        ends = grammars[which[0]].ends
-        is_own = np.zeros(len(grammars), np.bool_)
+    is_reached = np.array([one is not None for one in are_complete])
+    is_complete = np.array([bool(one) for one in are_complete])
+    words[~is_reached] = -1
+    kinds: dict[Ends, list[int]] = {}
+    for i, own in enumerate(ends):
+        kinds.setdefault(own, []).append(i)
+    for own, which in kinds.items():
+        is_own = np.zeros(len(ends), np.bool_)
         is_own[which] = True
-        rows = is_own.repeat(counts).nonzero()[0]
-        complete_word, complete_bit = ends.complete
-        complete = rows[(words[rows, complete_word] & complete_bit) != 0]
-        for word, closed, _ in ends.words:
-            words[rows, word] &= ~closed
-        nodes = complete[is_node[complete]]
-        ended = nodes[~words[nodes].any(1)] if len(nodes) else nodes
-        for word, _, opened in ends.words:
-            words[complete, word] |= opened
-        words[ended] = -1
+        rows = (is_own.repeat(counts) & is_reached).nonzero()[0]
+        for word, closed, opened in own.words:
+            words[rows, word] = (words[rows, word] & ~closed) | np.where(is_complete[rows], opened, 0).astype(np.int32)

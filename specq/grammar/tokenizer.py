@@ -25,12 +25,6 @@ class GrammarTokenizer:
         """Return the tokens of a text, in which special tokens may stand."""
         return self.inner.tokenize_str(text, parse_special=True)
 
-    def has_end_text(self, grammar: str) -> bool:
-        """Return whether a grammar (JSON text) may have an end token as a part of its texts."""
-        ends = {one: text for text, one in self.special.items() if one in self.inner.eos_tokens}
-        has_plain = len(ends) < len(self.inner.eos_tokens)  # an end token that is a plain text
-        return has_plain or "<[" in grammar or any(text in grammar for text in ends.values())
-
 
 def build_tokenizer(files: dict[str, str], vocab_size: int, end_ids: tuple[int, ...]) -> GrammarTokenizer:
     """Return the tokenizer of {name: text} of a checkpoint. It holds the GIL: 0.2 s for 49,152 tokens.

@@ -96,7 +96,7 @@ class TokensAdded(NamedTuple):
 
     - `token_ids`: i32[m].
     - `origins`: u8[m] (`specq.protocol.origins`).
-    - `logprobs`: rows of `specq.journal.records`, or empty.
+    - `logprobs`: rows of `specq.journal.records`, or empty. Those of the prompt come first, with the first tokens.
     - `num_nodes`: number of draft nodes that the round verified.
     - `cached_tokens`: with the first tokens, as in `JobStats`.
     """

@@ -161,10 +161,12 @@ from specq.protocol.origins import (
     origin_names,
 )
 from specq.protocol.params import MAX_SEED, SamplingParams, Speculation, Values
+from specq.protocol.prompt_logprobs import num_prompt_bytes, prompt_rows, read_prompt_rows, reason_against_prompt_rows
 from specq.protocol.stats import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US, RenamedCounts, SessionStats
 from specq.protocol.status_report import report_of, status_of
 from specq.protocol.step_output import FINAL, NO_TAP, SessionRows, StepOutput, Tap
 from specq.protocol.types import (
+    NO_SCORED,
     NO_SCRATCH,
     NO_TOKENS,
     NO_TREE,
@@ -176,17 +178,20 @@ from specq.protocol.types import (
     Judgement,
     Logprobs,
     ModelInfo,
+    ScoredRows,
     ScratchRows,
     SessionStep,
     Tree,
 )
 from specq.protocol.versions import (
+    ALLOWED_TOKENS,
     BROKER_CAPABILITIES,
     CAPABILITIES,
     GRAMMAR_CAPABILITIES,
     GRAMMAR_TEXTS,
     OLDEST_VERSION,
     OWNERS,
+    PROMPT_LOGPROBS,
     version_spoken,
 )
 from specq.protocol.wire import (
@@ -204,6 +209,7 @@ from specq.protocol.wire import (
 )
 
 __all__ = [
+    "ALLOWED_TOKENS",
     "BF16",
     "BROKER_CAPABILITIES",
     "BROKER_GONE",
@@ -244,6 +250,7 @@ __all__ = [
     "MOST_LEVELS",
     "NAME",
     "NO_ACTIVATIONS",
+    "NO_SCORED",
     "NO_SCRATCH",
     "NO_TAP",
     "NO_TOKENS",
@@ -258,6 +265,7 @@ __all__ = [
     "PHASES",
     "PLAIN",
     "PRIORITY",
+    "PROMPT_LOGPROBS",
     "REMOTE",
     "ROW_LIMITS",
     "SHOWN",
@@ -324,6 +332,7 @@ __all__ = [
     "RenamedCounts",
     "RoundTime",
     "SamplingParams",
+    "ScoredRows",
     "ScratchRows",
     "SessionFailed",
     "SessionRows",
@@ -368,12 +377,16 @@ __all__ = [
     "named_type",
     "newer_fields",
     "num_drafted",
+    "num_prompt_bytes",
     "origin_names",
     "pack_activations",
     "pack_distributions",
     "parse_address",
+    "prompt_rows",
+    "read_prompt_rows",
     "read_rejected",
     "reason_against",
+    "reason_against_prompt_rows",
     "report_of",
     "row_bytes",
     "shown",

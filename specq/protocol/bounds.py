@@ -230,6 +230,10 @@ NODE_TOKENS = Elements("token ids of the vocabulary", most=MAX_NODES)
 NODE_PARENTS = Elements("ids of nodes before the child's, or -1", most=MAX_NODES)
 NODE_SCORES = Elements("log-probabilities: 0 or less, and no NaN", most=MAX_NODES)
 
+# Log-probabilities of a prompt (`specq.protocol.prompt_logprobs`), with room for the other bytes of a journal's row.
+MAX_PROMPT_ROWS = 8 * 1024 * 1024
+PROMPT_ROWS = replace(BYTES, most=MAX_PROMPT_ROWS)
+
 # Hidden states for a drafter: bytes of at most one MiB, see `specq.protocol.activations`.
 ACTIVATIONS = replace(BYTES, most=MOST_ACTIVATION_BYTES)
 SCALES = Elements(
@@ -315,12 +319,14 @@ SAMPLING: dict[str, Bound] = {
     "typical_delta": _SHARE,
     "min_tokens": Range(0, MAX_INT32, "in [0, max_tokens]"),
     "logprobs": Range(-1, MAX_LOGPROBS, f"in [-1, {MAX_LOGPROBS}]"),
+    "prompt_logprobs": Range(-1, MAX_LOGPROBS, f"in [-1, {MAX_LOGPROBS}]"),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
     "repetition_penalty": Range(0.01, 100, "in [0.01, 100]"),
     "logit_bias": Items(
         PairBound(_TOKEN, Range(-100, 100)), MAX_LISTED, "pairs of a token id and a bias in [-100, 100]"
     ),
+    "allowed_token_ids": _TOKENS,
     "bad_token_ids": Items(
         Items(_TOKEN, MAX_LISTED, "token ids", least=1), MAX_LISTED, "non-empty sequences of token ids"
     ),

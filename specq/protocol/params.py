@@ -155,11 +155,13 @@ class SamplingParams(Values):
       does not end the text.
     - logprobs: -1 gives none. n >= 0 gives the target's log-probability of each token, and of the n likeliest tokens
       there.
+    - prompt_logprobs: the same for each token of the prompt except the first.
     - presence_penalty, frequency_penalty: subtracted from the logit of a generated token, once and per occurrence.
     - repetition_penalty: in [0.01, 100]. It divides a positive logit of a token of prompt or text, and multiplies a
       negative one.
     - logit_bias: pairs (token id, value added to its logit).
     - bad_token_ids: sequences of token ids that are never completed.
+    - allowed_token_ids: the only tokens that are generated, the ends of the text included. Empty: all.
     - grammar: the JSON text of the grammar that the text follows, see `specq.protocol.grammars`. Users may give the
       object.
     """
@@ -187,6 +189,8 @@ class SamplingParams(Values):
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: GrammarText = ""
+    prompt_logprobs: int = -1
+    allowed_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Set a greedy temperature to exactly 0, which judges and drafters test for."""
@@ -207,7 +211,8 @@ class SamplingParams(Values):
     def token_ids_named(self) -> set[int]:
         """Return all token ids in the parameters, for a check against a vocabulary."""
         banned = {token for sequence in self.bad_token_ids for token in sequence}
-        return banned | set(self.stop_token_ids) | {token for token, _ in self.logit_bias}
+        named = set(self.stop_token_ids) | set(self.allowed_token_ids)
+        return banned | named | {token for token, _ in self.logit_bias}
 
     def check_agreement(self) -> None:
         """Check that `min_tokens` is not greater than `max_tokens`.

@@ -5,12 +5,12 @@ Hidden states and logits stay on the engine's device. This module never copies t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from specq.protocol.arrays import Int32Array
-from specq.protocol.types import Judgement, SessionStep
+from specq.protocol.types import Judgement, Logprobs, SessionStep
 
 FINAL = -1  # as a layer: the output of the last layer after the final norm, the input of the head
 
@@ -71,9 +71,11 @@ class StepOutput:
     - `hidden`: the tap's rows of each step, with the layers side by side as columns. None without a tap.
     - `scratch_logits`: [scratch rows, vocab] of each step. None without scratch rows.
     - `judge_s`: seconds of the call that judging took. 0 if that cannot be measured, as on a GPU.
+    - `scored`: the log-probabilities of scored rows, by the place of their step.
     """
 
     judgements: Sequence[Judgement]
     hidden: SessionRows | None = None
     scratch_logits: SessionRows | None = None
     judge_s: float = 0.0
+    scored: Mapping[int, Logprobs] = field(default_factory=dict)

@@ -156,6 +156,25 @@ NO_SCRATCH = ScratchRows(NO_TOKENS, NO_TOKENS, NO_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ScoredRows:
+    """The first rows of a step's tokens, whose log-probabilities are returned: those of a prompt.
+
+    - `token_ids` i32[k]: the token that follows each of these rows in the context. k is at most the number of tokens.
+    - `num_top`: number of likeliest tokens for each row.
+    """
+
+    token_ids: Int32Array
+    num_top: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+
+NO_SCORED = ScoredRows(NO_TOKENS, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Bans:
     """`bad_token_ids`, prepared for a lookup at each row.
 
@@ -202,6 +221,7 @@ class SessionStep:
     - `judged`: False for a prefill chunk that does not reach the end of the context. It needs no logits.
     - `history`: present if `params.needs_history`.
     - `scratch`: rows behind the tree's, in a judged step.
+    - `scored`: rows whose log-probabilities are returned, in any step.
     """
 
     session_id: int
@@ -212,6 +232,7 @@ class SessionStep:
     judged: bool = True
     history: History | None = None
     scratch: ScratchRows = NO_SCRATCH
+    scored: ScoredRows = NO_SCORED
 
     @property
     def num_rows(self) -> int:
@@ -229,9 +250,9 @@ class SessionStep:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The target's log-probabilities at emitted tokens, from its logits before temperature, bias and penalties.
+    """The target's log-probabilities of tokens, from its logits before temperature, bias and penalties.
 
-    - `tokens` f32[m]: of the emitted token.
+    - `tokens` f32[m]: of the emitted token, or of the prompt's.
     - `top_ids` i32[m, n], `top` f32[m, n]: of the n likeliest tokens, descending.
     """
 

@@ -17,9 +17,11 @@ OLDEST_VERSION = PROTOCOL_VERSION - 1
 
 OWNERS = "owners"  # keeps sessions of different owners apart, and knows the fields for that
 GRAMMAR_TEXTS = "grammar texts"  # takes part in jobs with a grammar, and knows the origin of their forced tokens
-CAPABILITIES = (OWNERS, GRAMMAR_TEXTS)  # of every worker
+ALLOWED_TOKENS = "allowed_token_ids"  # knows this parameter
+CAPABILITIES = (OWNERS, GRAMMAR_TEXTS, ALLOWED_TOKENS)  # of every worker
+PROMPT_LOGPROBS = "prompt_logprobs"  # of verifiers whose engine returns log-probabilities of prompts
 GRAMMAR_CAPABILITIES = tuple(map(grammar_capability, GRAMMAR_KINDS))  # of verifiers that build these grammars
-BROKER_CAPABILITIES = (*CAPABILITIES, *GRAMMAR_CAPABILITIES)  # a broker passes on grammars of these kinds
+BROKER_CAPABILITIES = (*CAPABILITIES, PROMPT_LOGPROBS, *GRAMMAR_CAPABILITIES)  # a broker passes these on
 
 _SPOKEN = re.compile(r"protocol version .*; this side speaks (?:\d+ and )?(\d+)")
 

@@ -124,7 +124,8 @@ class LateEngine(ToyEngine):
         nothing = np.array([POISON], np.int32)
         judgements = [found.get(i) or Judgement(i, (), nothing) for i in judged]
         late.tokens = np.array([one.token_ids[0] for one in judgements], np.int32)
-        return StepOutput(judgements, output.hidden if is_open.all() else None)
+        scored = {int(is_open.nonzero()[0][i]): values for i, values in output.scored.items()}
+        return StepOutput(judgements, output.hidden if is_open.all() else None, scored=scored)
 
     def _fed(self, late: LateStep) -> StepBatch:
         batch, after = late.batch, late.after

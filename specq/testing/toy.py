@@ -18,7 +18,9 @@ from specq.protocol import (
     Float32Array,
     Int32Array,
     Judgement,
+    Logprobs,
     ModelInfo,
+    ScoredRows,
     SessionRows,
     SessionStep,
     StepOutput,
@@ -63,7 +65,7 @@ class ToyEngine:
     """An engine that computes `next_token`, and checks that its caller follows the protocol.
 
     The hidden state of a row in any layer is (layer, position, token id). The logits of a scratch row are 1 at its next
-    token, else 0.
+    token, else 0. Scored rows have the values of `toy_scores`.
     """
 
     num_tap_layers = 2
@@ -71,6 +73,7 @@ class ToyEngine:
     overlaps = False
     jumps: tuple[int, ...] = ()
     takes_scratch = True
+    scores_rows = True
 
     def __init__(self, info: ModelInfo | None = None, *, max_chain: int = 0) -> None:
         self.info = info or toy_info()
@@ -103,7 +106,8 @@ class ToyEngine:
         asked = any(step.scratch.num_rows for step in steps)
         scratch = _session_rows([self._scratch_logits(step) for step in steps]) if asked else None
         judgements = [judgement for step in steps if (judgement := self._run(step)) is not None]
-        return StepOutput(judgements, hidden, scratch)
+        scored = {i: toy_scores(step.start, step.scored) for i, step in enumerate(steps) if step.scored.num_rows}
+        return StepOutput(judgements, hidden, scratch, scored=scored)
 
     def _scratch_logits(self, step: SessionStep) -> Float32Array:
         logits = np.zeros((step.scratch.num_rows, VOCAB), np.float32)
@@ -152,6 +156,14 @@ class ToyEngine:
 
     def shutdown(self) -> None:
         pass
+
+
+def toy_scores(start: int, scored: ScoredRows) -> Logprobs:
+    """Return values for scored rows from a position on. They follow from position, token and rank."""
+    positions, ranks = start + np.arange(scored.num_rows), np.arange(scored.num_top)
+    own = -(positions + scored.token_ids / 100)
+    top_ids = (scored.token_ids[:, None] + ranks) % VOCAB
+    return Logprobs(own.astype(np.float32), top_ids.astype(np.int32), (own[:, None] - ranks).astype(np.float32))
 
 
 def _hidden(step: SessionStep, tap: Tap) -> Float32Array:

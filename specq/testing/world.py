@@ -52,6 +52,7 @@ class ReceivedText:
     finish: str = ""
     failed: Failed | None = None
     stats: dict[str, object] = field(default_factory=dict)
+    prompt_rows: bytes = b""
 
 
 class TimedToy:
@@ -180,6 +181,7 @@ class World:
             assert known >= 0, "a gap in what the client hears"
             received.token_ids += message.token_ids.tolist()[known:]
             received.finish, received.stats = message.finish, message.stats
+            received.prompt_rows = received.prompt_rows or message.prompt_rows.tobytes()
         elif isinstance(message, Failed) and message.job_id:
             self.received[message.job_id].failed = message
         elif not isinstance(message, Accepted):

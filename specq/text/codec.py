@@ -147,6 +147,15 @@ class TextCodec:
             raise JobError(f"the model has no chat template{self._other_templates()}; send a plain prompt")
         return render(template, messages, {**self.special_tokens, "add_generation_prompt": True, **variables})
 
+    def render_open_chat(self, messages: Sequence[dict[str, Any]], /, **variables: Any) -> str:
+        """Return the conversation like `render_chat`, up to the end of the last message, which the model continues."""
+        from specq.text.messages import continued
+
+        values = {"add_generation_prompt": False, **variables}
+        if values["add_generation_prompt"]:
+            raise JobError("continue_final_message and add_generation_prompt cannot both be true")
+        return continued(messages, lambda changed: self.render_chat(changed, **values))
+
     def _other_templates(self) -> str:
         return f" called 'default', only {', '.join(map(repr, self._templates))}" if self._templates else ""
 

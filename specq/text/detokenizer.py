@@ -36,6 +36,10 @@ class _Text(Protocol):
         """Add one token; return the text that is certain now."""
         ...
 
+    def push_special(self, token: Token) -> str:
+        """Add a special token as its spelling; return the text that is certain now."""
+        ...
+
     def rest(self) -> str:
         """Return the text that would follow the certain text if it ended here."""
         ...
@@ -55,6 +59,8 @@ class _ByteLevel:
 
     def push(self, token: Token) -> str:
         return self._utf8.decode(token.data)
+
+    push_special = push
 
     def rest(self) -> str:
         return self._utf8.getstate()[0].decode("utf-8", "replace")
@@ -82,6 +88,10 @@ class _Pieces:
             return self._push_byte(token)
         ended = self._end_run()
         return ended + self._add([token.spelling], token.piece)
+
+    def push_special(self, token: Token) -> str:
+        ended = self._end_run()
+        return ended + self._add([token.spelling])
 
     def _push_byte(self, token: Token) -> str:
         self._run.append(token.spelling)
@@ -138,13 +148,15 @@ class _Pieces:
 
 
 class Detokenizer:
-    """Token ids in, text out. The joined pieces are the text of all ids after `before`, except special ones.
+    """Token ids in, text out. The joined pieces are the text of all ids after `before`.
 
-    A character that begins in the prompt and ends in the answer belongs to the answer.
+    A character that begins in the prompt and ends in the answer belongs to the answer. Special tokens are left out,
+    unless `with_special` is set.
     """
 
-    def __init__(self, codec: TextCodec, before: PromptIds = ()) -> None:
+    def __init__(self, codec: TextCodec, before: PromptIds = (), *, with_special: bool = False) -> None:
         self._texts, self._num_certain = codec.tokens, 0
+        self._with_special = with_special
         start = self._start(before)
         self._text: _Text = _ByteLevel() if self._texts.is_byte_level else _Pieces(self._texts, is_first=start == 0)
         self._known: tuple[str, ...] = ()  # candidates for the prompt's part of the text to come
@@ -176,16 +188,16 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """Add one token. Return the text that is certain now: often the token's own, sometimes empty."""
         token = self._texts[token_id]
-        if token.is_special or not token.spelling:
+        if not token.spelling or (token.is_special and not self._with_special):
             return ""
-        return self._added(self._text.push(token))
+        return self._added(self._text.push_special(token) if token.is_special else self._text.push(token))
 
     def push_all(self, token_ids: Iterable[int]) -> str:
         """Add tokens; return the joined results of `push`. Byte-level tokens are decoded at once."""
         if not self._texts.is_byte_level:
             return "".join(map(self.push, token_ids))
         tokens = map(self._texts.__getitem__, token_ids)
-        data = b"".join([token.data for token in tokens if not token.is_special])
+        data = b"".join([token.data for token in tokens if self._with_special or not token.is_special])
         return self._added(self._text.push(Token(data=data)))
 
     def _added(self, piece: str) -> str:
@@ -215,15 +227,27 @@ class StopMatcher:
 
     The first stop string is the string that is complete first. If several end together, it is the longest. Later tokens
     are ignored. A stop string that is complete within the first `min_tokens` tokens is plain text, also later. One that
-    only begins there counts (as in vLLM). Special tokens are not part of the text. But stop strings may name special
-    tokens. These strings are searched in the text together with these tokens.
+    only begins there counts (as in vLLM). Special tokens are not part of the text, unless `with_special` is set. But
+    stop strings may name special tokens. These strings are searched in the text together with these tokens.
+
+    - `found`: the stop string that ended the text, or "".
+    - `keeps_stop`: whether the text includes it.
     """
 
     def __init__(
-        self, codec: TextCodec, stop: tuple[str, ...] = (), min_tokens: int = 0, before: PromptIds = ()
+        self,
+        codec: TextCodec,
+        stop: tuple[str, ...] = (),
+        min_tokens: int = 0,
+        before: PromptIds = (),
+        *,
+        with_special: bool = False,
+        keeps_stop: bool = False,
     ) -> None:
-        self._detokenizer, self._texts = Detokenizer(codec, before), codec.tokens
-        self._special = {text for text in codec.tokens.special if any(text in string for string in stop)}
+        self._detokenizer, self._texts = Detokenizer(codec, before, with_special=with_special), codec.tokens
+        self._keeps_stop, self.found = keeps_stop, ""
+        special = () if with_special else codec.tokens.special  # they are plain text then
+        self._special = {text for text in special if any(text in string for string in stop)}
         naming = [string for string in stop if any(text in string for text in self._special)]
         self._naming = StopSearch(naming)
         self._searches = [search for search in (StopSearch(set(stop) - set(naming)), self._naming) if search]
@@ -295,7 +319,7 @@ class StopMatcher:
             self._hidden += character
             ended = [search for search in self._searches if search.push(character)]
             if ended and self._left < 0:
-                self._end(max(search.num_ended for search in ended))
+                self._end(max(ended, key=lambda search: search.num_ended))
                 return
 
     def _hear_special(self, spelling: str) -> None:
@@ -306,9 +330,11 @@ class StopMatcher:
         is_ended = [self._naming.push(character, is_text=False) for character in spelling]
         if any(is_ended) and self._left < 0:
             self._hidden = self._hidden.removesuffix(unsure) + rest
-            self._end(self._naming.num_ended)
+            self._end(self._naming)
 
-    def _end(self, num_characters: int) -> None:
-        """End the text before its last `num_characters` characters."""
-        self._ready += self._hidden[: len(self._hidden) - num_characters]
+    def _end(self, search: StopSearch) -> None:
+        """End the text before the stop string that a search has found, or with it."""
+        self.found = search.ended
+        end = len(self._hidden) if self._keeps_stop else len(self._hidden) - search.num_ended
+        self._ready += self._hidden[:end]
         self._hidden, self.matched = "", True

@@ -24,7 +24,7 @@ rendered, since importing jinja2 is slow.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -187,6 +187,27 @@ def render(template: str, messages: Sequence[dict[str, Any]], variables: dict[st
             return _compile(template).render({**given, "messages": plain})
     except Exception as error:  # noqa: BLE001 - a template may raise any error
         raise JobError(f"the chat template refuses the messages: {str(error) or type(error).__name__}") from None
+
+
+_OPEN = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+def continued(messages: Sequence[dict[str, Any]], rendered: Callable[[Sequence[dict[str, Any]]], str]) -> str:
+    """Return a conversation whose last message is left open, so that the model continues it.
+
+    The text is cut behind that message, as in transformers. `rendered` returns messages as text. Raises JobError if the
+    message has no text, or the template does not show it.
+    """
+    plain_messages = plain_json("messages", list(messages) if isinstance(messages, (list, tuple)) else messages)
+    last = plain_messages[-1] if isinstance(plain_messages, list) and plain_messages else None
+    if not isinstance(last, dict) or not isinstance(last.get("content"), (str, list)):
+        raise JobError("continue_final_message is given, but the last message has no content to continue")
+    text = read_content(f"messages[{len(plain_messages) - 1}]", last)
+    found = rendered([*messages[:-1], {**messages[-1], "content": text + _OPEN}])
+    before, tag, after = found.rpartition(_OPEN.strip())
+    if not tag or text.strip() not in before:
+        raise JobError("continue_final_message is given, but the chat template does not show the last message as it is")
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def now() -> datetime:

@@ -43,10 +43,14 @@ class StopSearch:
         return self._kinds.count(_TEXT)
 
     @property
+    def ended(self) -> str:
+        """The longest stop string that ends with the text, or ""."""
+        return max((string for string in self._ordered if self._begun.endswith(string)), key=len, default="")
+
+    @property
     def num_ended(self) -> int:
-        """How many characters of the text belong to the longest stop string that ends with it. 0 if there is none."""
-        length = max((len(string) for string in self._ordered if self._begun.endswith(string)), default=0)
-        return self._kinds.count(_TEXT, len(self._kinds) - length)
+        """How many characters of the text belong to `ended`."""
+        return self._kinds.count(_TEXT, len(self._kinds) - len(self.ended))
 
     def save(self) -> None:
         """Save the position in the text to which `restore` returns."""

@@ -28,6 +28,7 @@ from specq.verification.interface import Strategy
 from specq.verification.judgements import CORRECTION, Judgements, ends_of, places_in_runs, starts_of
 from specq.verification.seeds import derived_seed
 from specq.verification.step_batch import (
+    NO_EXTRA,
     NO_SCORES,
     WITH_GRAMMAR,
     WITH_LOGPROBS,
@@ -73,6 +74,7 @@ def reason_against(name: str) -> str:
 
 __all__ = [
     "CORRECTION",
+    "NO_EXTRA",
     "NO_SCORES",
     "NO_TOKEN",
     "NUM_BINS",

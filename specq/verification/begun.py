@@ -8,14 +8,14 @@ host prepares to follow them. All other steps are judged in `finish`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
 import numpy as np
 import torch
 
-from specq.protocol import EngineError, Float32Array, Int32Array, Logprobs, SessionStep
+from specq.protocol import EngineError, Float32Array, Int32Array, Logprobs, ScoredRows, SessionStep
 from specq.verification import strategy
 from specq.verification.devices import target_rows
 from specq.verification.host_kernels import Rows
@@ -107,6 +107,31 @@ class AskedLogprobs:
             values, top_ids = begun.wait()
             for i, at in enumerate(places):
                 found[at] = Logprobs(values[i, :1].copy(), top_ids[i : i + 1].copy(), values[i : i + 1, 1:].copy())
+        return found
+
+
+class ScoredLogprobs:
+    """The log-probabilities of scored rows (`ScoredRows`), on their way to the host."""
+
+    def __init__(self, scored: Mapping[int, ScoredRows], logits: torch.Tensor) -> None:
+        """Start to compute them.
+
+        `scored`: by the places of the steps. `logits` [rows, vocab] are the plain ones, in that order.
+        """
+        self._parts: dict[int, BegunLogprobs] = {}
+        first = 0
+        for at, rows in scored.items():
+            token_ids = to_device(rows.token_ids.astype(np.int64), logits.device)
+            own = logits[first : first + rows.num_rows]
+            self._parts[at] = BegunLogprobs(own, token_ids, rows.num_top)
+            first += rows.num_rows
+
+    def wait(self) -> dict[int, Logprobs]:
+        """Return them by the places of the steps."""
+        found = {}
+        for at, begun in self._parts.items():
+            values, top_ids = begun.wait()
+            found[at] = Logprobs(values[:, 0].copy(), top_ids.copy(), values[:, 1:].copy())
         return found
 
 

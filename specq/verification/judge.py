@@ -153,7 +153,7 @@ def _fault_of_row(judged: JudgedStep, logits: torch.Tensor, row: int, highest: f
     if not bool(logits[row].amax().isfinite()):
         return Fault(f"the target's logits are not finite numbers at position {position}", retry=True)
     if highest == -torch.inf:
-        causes = "bad_token_ids, min_tokens, logit_bias and grammar"
+        causes = "allowed_token_ids, bad_token_ids, min_tokens, logit_bias and grammar"
         return Fault(f"every token is banned at position {position}: {causes} leave none")
     causes = "repetition_penalty, presence_penalty, frequency_penalty and logit_bias"
     return Fault(f"the logits overflow at position {position}: {causes} are too extreme together")

@@ -1,8 +1,11 @@
-"""Shapes a target's logits before temperature: bad tokens, min_tokens, logit_bias, penalties, in vLLM's order.
+"""Shapes a target's logits before temperature: allowed and bad tokens, min_tokens, logit_bias, penalties.
+
+The order is vLLM's.
 
 Penalties count the tokens before a row's token, in the committed context and the drafted path. So each node is judged
 as if its path had been committed. Speculation does not change the text. Steps without such parameters cost no time. For
-the others, only the few changed logits are read and written. They are restored when the step is judged.
+the others, only the few changed logits are read and written. They are restored when the step is judged. Only with
+`allowed_token_ids` are whole rows written.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ class _Edited:
         self.stride, self.vocab = self.logits.stride(0), vocab
         self._flat = self.logits.as_strided(((num_rows - 1) * self.stride + vocab,), (1,))
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._rows: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def put(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         """Return an array as a tensor on the logits' device."""
@@ -72,10 +76,23 @@ class _Edited:
         self._flat.scatter_(0, index, how(before))
 
     @torch.inference_mode()
+    def keep(self, judged: JudgedStep, token_ids: Sequence[int]) -> None:
+        """Forbid all tokens except these in all rows of a step. Call it before `change`."""
+        rows = slice(judged.first_row, judged.first_row + judged.step.num_judged_rows)
+        before = self.logits[rows].clone()
+        kept = self.put(np.array([token for token in token_ids if token < self.vocab], np.int64))
+        self._rows.append((self.logits[rows], before))
+        self.logits[rows] = -torch.inf
+        self.logits[rows].index_copy_(1, kept, before.index_select(1, kept))
+
+    @torch.inference_mode()
     def restore(self) -> None:
         """Undo all changes."""
         while self._before:
             self._flat.scatter_(0, *self._before.pop())
+        while self._rows:
+            rows, before = self._rows.pop()
+            rows.copy_(before)
 
     def places(self, judged: JudgedStep, token_ids: npt.NDArray[np.integer]) -> Places:
         """Return the places [rows * tokens] of some tokens in all rows of a step."""
@@ -85,6 +102,9 @@ class _Edited:
 
 def _shape(edited: _Edited, steps: Sequence[JudgedStep]) -> None:
     """Make the changes, each kind for all steps at once."""
+    for judged in steps:
+        if judged.step.params.allowed_token_ids:
+            edited.keep(judged, judged.step.params.allowed_token_ids)
     banned = [places for judged in steps for places in _banned(edited, judged)]
     if banned:
         edited.change(np.concatenate(banned), lambda values: torch.full_like(values, -torch.inf))

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.protocol import (
+    NO_SCORED,
     NO_SCRATCH,
     NO_TOKENS,
     NO_TREE,
@@ -27,6 +28,7 @@ from specq.protocol import (
     Int32Array,
     IntpArray,
     SamplingParams,
+    ScoredRows,
     ScratchRows,
     SessionStep,
     Tree,
@@ -48,6 +50,7 @@ class Extra(NamedTuple):
     history: History | None = None
     scratch: ScratchRows = NO_SCRATCH
     distributions: DraftDistributions | None = None
+    scored: ScoredRows = NO_SCORED
 
 
 NO_EXTRA = Extra()
@@ -55,7 +58,7 @@ NO_EXTRA = Extra()
 
 def traits_of(params: SamplingParams) -> int:
     """Return the traits of a session with these parameters."""
-    is_shaped = params.needs_history or bool(params.logit_bias)
+    is_shaped = params.needs_history or bool(params.logit_bias or params.allowed_token_ids)
     return SHAPED * is_shaped + WITH_LOGPROBS * (params.logprobs >= 0) + WITH_GRAMMAR * bool(params.grammar)
 
 
@@ -183,9 +186,10 @@ class StepBatch(Sequence[SessionStep]):
             return steps
         params = [step.params for step in steps]
         extras = {
-            i: Extra(step.history, step.scratch, step.tree.distributions)
+            i: Extra(step.history, step.scratch, step.tree.distributions, step.scored)
             for i, step in enumerate(steps)
             if not (step.history is None and step.scratch is NO_SCRATCH and step.tree.distributions is None)
+            or step.scored is not NO_SCORED
         }
         batch = StepBatch(
             session_ids=[step.session_id for step in steps],
@@ -268,6 +272,11 @@ class StepBatch(Sequence[SessionStep]):
             drafted=self.drafted,
             masks=self.masks,
         )
+
+    @property
+    def scored(self) -> dict[int, ScoredRows]:
+        """Return the scored rows, by the place of their step."""
+        return {i: extra.scored for i, extra in self.extras.items() if extra.scored is not NO_SCORED}
 
     @property
     def first_rows(self) -> IntpArray:
@@ -365,7 +374,7 @@ class StepBatch(Sequence[SessionStep]):
             if nodes.start < nodes.stop:
                 own = self.token_ids[tokens.stop : ends[i]]
                 tree = Tree(own, self.parents[nodes], self.scores[nodes], extra.distributions)
-            step = self.token_ids[tokens], params, tree, is_judged[i], extra.history, extra.scratch
+            step = self.token_ids[tokens], params, tree, is_judged[i], extra.history, extra.scratch, extra.scored
             found.append(SessionStep(session_id, starts[i], *step))
         return found
 

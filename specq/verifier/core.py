@@ -18,10 +18,11 @@ from typing import NamedTuple
 
 import structlog
 
-from specq.engines import Engine, check_works, judges_late, tidy
+from specq.engines import Engine, check_works, judges_late, scores_rows, tidy
 from specq.protocol import (
     CAPABILITIES,
     GRAMMAR_CAPABILITIES,
+    PROMPT_LOGPROBS,
     Heartbeat,
     Message,
     StepOutput,
@@ -118,6 +119,7 @@ class Verifier:
             trust_drafts=trust_drafts,
             tokenizer_files=tokenizer_files or {},
             grammars=self.grammars,
+            scores_prompts=scores_rows(engine),
         )
         self.in_flight = StepsInFlight(engine, self.sources.tap, self.control.awaits)
         self.state = "ready"
@@ -132,7 +134,8 @@ class Verifier:
     @property
     def capabilities(self) -> tuple[str, ...]:
         """What it can do, for `Hello`. It names the kinds of grammars only if it serves grammars."""
-        return (*CAPABILITIES, *GRAMMAR_CAPABILITIES) if self.grammars.are_served else CAPABILITIES
+        of_engine = (PROMPT_LOGPROBS,) if scores_rows(self.engine) else ()
+        return (*CAPABILITIES, *of_engine, *(GRAMMAR_CAPABILITIES if self.grammars.are_served else ()))
 
     def handle(self, message: Message, now: float) -> list[Message]:
         """Handle one message from the broker; return the answers. Raises ProtocolError if it is not for a verifier."""
@@ -256,6 +259,8 @@ class Verifier:
     def _commit_part(self, collected: CollectedStep, shares: Shares, output: StepOutput) -> Rounds:
         """Commit the engine's results for these shares; return the rounds that could be judged."""
         step, judgements = collected.step, Judgements.of(output.judgements)
+        for place, scores in output.scored.items():
+            shares.sessions[place].take_scores(int(shares.batch.starts[place]), scores)
         rounds = commit(shares, judgements, step.min_accept_prob, collected.faults, is_late=step.is_late)
         self.control.note_commit(rounds, collected.ended)
         return rounds

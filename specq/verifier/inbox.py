@@ -53,14 +53,17 @@ class VerifierInbox:
         trust_drafts: bool,
         tokenizer_files: dict[str, str],
         grammars: SessionGrammars,
+        scores_prompts: bool = False,
     ) -> None:
         """Take the parts of the verifier.
 
         forget  removes a session, if it exists.
+        scores_prompts  whether the engine returns log-probabilities of prompts.
         """
         self._model, self.sessions, self._sources = model, sessions, sources
         self._control, self._planner, self._tracer, self._forget = control, planner, tracer, forget
         self._trusts_drafts, self.tokenizer_files, self._grammars = trust_drafts, tokenizer_files, grammars
+        self._scores_prompts = scores_prompts
         self.codec = TextCodec(tokenizer_files) if "tokenizer.json" in tokenizer_files else None
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
@@ -102,7 +105,8 @@ class VerifierInbox:
         known = self.sessions.get(message.session_id)
         if known is not None and known.epoch >= message.epoch:
             return []
-        reason = reason_to_refuse(message, self._model, has_codec=self.codec is not None)
+        has_codec, scores = self.codec is not None, self._scores_prompts
+        reason = reason_to_refuse(message, self._model, has_codec=has_codec, scores_prompts=scores)
         if message.params.grammar and not self._grammars.are_served:
             reason = reason or f"{self._model.name} is served here without grammars"
         if reason:

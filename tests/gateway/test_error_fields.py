@@ -55,11 +55,15 @@ BEYOND = {  # of the right type, and still wrong: beyond the bounds, the model, 
     "structured_outputs": [{}, {"json": {}, "regex": "a"}],
     "guided_choice": [[]],
     "stream_options": [{"include_usage": True}],  # without stream
+    "allowed_token_ids": [[], [-1], [NO_SUCH]],
+    "prompt_logprobs": [-1, 21],
+    "truncate_prompt_tokens": [0, -2, 2**20],
+    "truncation_side": ["up"],
 }
 OWN = {
     "/v1/completions": {
-        "prompt": ["", [], [NO_SUCH], ["a", ""], [[5], [NO_SUCH]], "a" * 1000], "max_tokens": [0, 2**31],
-        "logprobs": [21], "n": [0, 129], "best_of": [2], "echo": [True], "explain": [True],
+        "prompt": ["", [], [NO_SUCH], ["a", ""], [[5], [NO_SUCH]], "a" * 1000], "max_tokens": [-1, 2**31],
+        "logprobs": [21], "n": [0, 129], "best_of": [2], "explain": [True],
     },
     "/v1/chat/completions": {
         "messages": [[], [{"role": "wizard", "content": "a"}], [{"role": "user", "content": "a" * 1000}]],

@@ -106,7 +106,11 @@ def test_specqs_own_options_are_taken():
     """All that a job may be asked for is a field, but for what the endpoint names otherwise."""
     from specq.client.parameters import NAMES
 
-    assert set(NAMES) - {"max_tokens", "logprobs"} == {*SAMPLING, *SPECULATION} - {"priority", "deadline", "cache_salt"}
+    assert set(NAMES) - {"max_tokens", "logprobs", "prompt_logprobs"} == {*SAMPLING, *SPECULATION} - {
+        "priority",
+        "deadline",
+        "cache_salt",
+    }
 
 
 @each(

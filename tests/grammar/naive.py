@@ -76,10 +76,7 @@ def session_grammar(
     tokenizer: GrammarTokenizer, grammar: dict[str, Any], end_ids: Sequence[int] = (EOS,), limits: Limits | None = None
 ) -> SessionGrammar:
     """Return the grammar of a session at its start."""
-    has_end_text = tokenizer.has_end_text(json.dumps(grammar))
-    return SessionGrammar(
-        matcher_of(tokenizer, grammar, limits), tokenizer.inner, end_ids, has_end_text=has_end_text
-    )
+    return SessionGrammar(matcher_of(tokenizer, grammar, limits), tokenizer.inner, end_ids)
 
 
 def tokens_of(words: Int32Array) -> set[int]:

@@ -24,6 +24,7 @@ from specq.protocol import (
     SamplingParams,
     Submit,
     TokenizerChunk,
+    Tokens,
     Verdict,
     Welcome,
     decode,
@@ -79,6 +80,24 @@ NEW: list[tuple[Message, dict[str, Any]]] = [
 ]
 
 
+NEW_ARRAYS: list[tuple[Message, dict[str, Any]]] = [
+    (message, {"prompt_rows": np.arange(4, dtype=np.uint8)})
+    for message in (
+        Verdict(**KEY, base_len=1, token_ids=IDS),
+        Tokens(job_id=1, base_len=0, token_ids=IDS, origins=np.zeros(1, np.uint8)),
+    )
+]
+
+
+@each(("message", "new"), NEW_ARRAYS)
+def test_a_new_array_is_written_in_the_new_version_only(message: Message, new: dict[str, Any]) -> None:
+    frames = encode(replace(message, **new))
+    assert (version_of(encode(message)), version_of(frames)) == (OLDEST_VERSION, PROTOCOL_VERSION)
+    assert decode(frames) == replace(message, **new)
+    with pytest.raises(ProtocolError, match=f"{message.TYPE} has .* arrays, not"):
+        decode(written_as(OLDEST_VERSION, frames))
+
+
 @each(("message", "new"), NEW)
 def test_what_is_new_is_written_in_the_new_version_only(message: Message, new: dict[str, Any]) -> None:
     """The old version may not contain it."""
@@ -96,7 +115,7 @@ def test_each_message_was_recorded_and_all_that_is_new_is_among_these() -> None:
     assert {type_of(frames) for frames in RECORDED} == set(MESSAGES.values())
     kinds = [*MESSAGES.values(), ModelInfo]
     marked = {(kind, f.name) for kind in kinds for f in fields(kind) if since_of(f) > OLDEST_VERSION}
-    told = {(type(message), name) for message, new in NEW for name in new if name != "model"}
+    told = {(type(message), name) for message, new in NEW + NEW_ARRAYS for name in new if name != "model"}
     assert marked == told | {(ModelInfo, "added_eos_ids")}
 
 

@@ -113,6 +113,36 @@ def test_every_conversation_is_rendered_as_transformers_renders_it():
     assert all((name, "one question") in rendered for name in TEMPLATES)
 
 
+def test_the_last_message_is_left_open_as_transformers_leaves_it():
+    """In all templates that show it, with spaces at its end, after a question and alone."""
+    num_open, refused = 0, set()
+    for name, template in TEMPLATES.items():
+        codec, theirs = codec_of(template), theirs_of(template)
+        for said in ("Well", "Well, ", " Well,\n", "It is:\n\n1. "):
+            messages = [USER, {"role": "assistant", "content": said}]
+            try:
+                wanted = theirs.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+            except Exception:  # noqa: BLE001 - a template may raise any error
+                refused.add(name)
+                continue
+            assert codec.render_open_chat(messages) == wanted, (name, said)
+            assert wanted.rstrip().endswith(said.strip()), (name, said)
+            num_open += 1
+    assert num_open > 60
+    assert len(refused) < 5, "templates that show no such message, or only parts"
+
+
+def test_a_message_that_cannot_be_continued_is_refused():
+    codec = codec_of(TEMPLATES["chatml"])
+    for messages in ([], [USER, {"role": "assistant", "tool_calls": [{}]}], "Hi", [USER, 5]):
+        with pytest.raises(JobError, match=r"continue_final_message|messages"):
+            codec.render_open_chat(messages)  # type: ignore[arg-type]
+    with pytest.raises(JobError, match="cannot both be true"):
+        codec.render_open_chat([USER], add_generation_prompt=True)
+    with pytest.raises(JobError, match="does not show the last message"):
+        codec_of("{{ messages[0].content }}").render_open_chat([USER, {"role": "assistant", "content": "Well"}])
+
+
 def test_arguments_that_are_added_to_a_text_are_the_text_that_was_sent():
     codec = codec_of(TEMPLATES["deepseek_r1"])
     given = '{"city" : "K"}'

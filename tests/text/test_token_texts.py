@@ -117,6 +117,21 @@ def num_common(first: str, second: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
+def test_special_tokens_may_be_part_of_a_text():
+    """As in the tokenizer's own decoding with them, in one call and token by token."""
+    for name, tokenizer in TOKENIZERS.items():
+        special = [token for token in range(tokenizer.get_vocab_size()) if CODECS[name].tokens[token].is_special]
+        make, random = Sequences(tokenizer, seed=2), Random(2)
+        for _ in range(40 if special else 0):
+            answer = make(1, 5, 9)
+            answer.insert(random.randrange(len(answer) + 1), random.choice(special))
+            wanted = tokenizer.decode(answer, skip_special_tokens=False)
+            whole, single = (Detokenizer(CODECS[name], with_special=True) for _ in range(2))
+            assert (name, answer, whole.push_all(answer) + whole.flush()) == (name, answer, wanted)
+            pieces = [single.push(token) for token in answer]
+            assert (name, answer, "".join(pieces) + single.flush()) == (name, answer, wanted)
+
+
 def test_pieces_offsets_and_texts_are_those_of_the_tokenizer_s_own_decoding():
     """Of random tokens after random prompts: at once, as a stream, and taken up again, with the same offsets."""
     for name, tokenizer in TOKENIZERS.items():
@@ -124,9 +139,9 @@ def test_pieces_offsets_and_texts_are_those_of_the_tokenizer_s_own_decoding():
         for _ in range(40):
             prompt, answer = make(0, 1, 2, 4, 9), make(0, 3, 6, 12)
             expected = continuation(tokenizer, prompt, answer)
-            text, offsets = completion_text(CODECS[name], answer, SamplingParams(logprobs=0), prompt)
+            text, offsets, _ = completion_text(CODECS[name], answer, SamplingParams(logprobs=0), prompt)
             at_once = completion_text(CODECS[name], answer, SamplingParams(), prompt)
-            assert (name, prompt, answer, at_once) == (name, prompt, answer, (expected, []))
+            assert (name, prompt, answer, at_once) == (name, prompt, answer, (expected, [], ""))
             streamed = [list[dict[str, Any]](), ""]
             for known in {0, len(answer) // 2}:
                 maker = PieceMaker(CODECS[name], SamplingParams(), num_known=known, before=prompt)

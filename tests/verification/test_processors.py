@@ -34,6 +34,7 @@ def shaping_params(draw):
         frequency_penalty=draw(PENALTIES),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.4, 0.8])),
         logit_bias=tuple(draw(st.lists(st.tuples(st.integers(0, VOCAB + 3), st.floats(-5, 5)), max_size=3))),
+        allowed_token_ids=tuple(draw(st.sampled_from([(), (), (*range(0, VOCAB + 3, 2), 5)]))),
         bad_token_ids=tuple(draw(st.lists(st.lists(TOKENS, min_size=1, max_size=3).map(tuple), max_size=3))),
         logprobs=draw(st.sampled_from([-1, 0, 3])),
     )
@@ -74,6 +75,8 @@ def cases(draw):
 def naive(row, params, context, prompt_len):
     """The logits f32[vocab] of the token that follows `context`, one token at a time."""
     row, text = row.copy(), context[prompt_len:]
+    if params.allowed_token_ids:
+        row[[token for token in range(len(row)) if token not in params.allowed_token_ids]] = -np.inf
     for *first, last in params.bad_token_ids:
         if context[len(context) - len(first) :] == first and len(context) >= len(first):
             row[last] = -np.inf
@@ -120,7 +123,9 @@ def test_logits_of_any_kind_are_shaped_and_left_as_they_were(kind):
         "inference": torch.inference_mode()(lambda: torch.randn(2, VOCAB)),
     }
     logits = made[kind]()
-    params = SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, bad_token_ids=((3,), (2, 4)))
+    params = SamplingParams(
+        repetition_penalty=1.3, presence_penalty=0.5, bad_token_ids=((3,), (2, 4)), allowed_token_ids=(1, 2, 3, 9)
+    )
     context, history = [1, 2, 2], Past(params, 1).history([1, 2, 2])
     step = SessionStep(1, 2, np.array([2], np.int32), params, tree_of([2]), history=history)
     before = logits.clone()

@@ -25,7 +25,16 @@ from specq.broker.state.registry import Worker, incapable
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.tokenizers import no_verifier
 from specq.journal import JobDropped, StoredJob
-from specq.protocol import Cancel, Failed, Follow, JournalBusyError, ModelInfo, Submit, too_large
+from specq.protocol import (
+    Cancel,
+    Failed,
+    Follow,
+    JournalBusyError,
+    ModelInfo,
+    Submit,
+    reason_against_prompt_rows,
+    too_large,
+)
 from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
@@ -96,7 +105,8 @@ class Intake:
         if reason := overload(self.state, self._bucket(client, message.tenant)):
             return "busy", reason
         refused = self.state.roles.refused_priority(client, message.priority)
-        return "invalid", str(too_large(message) or "") or misfit(message, verifiers[0].model) or refused
+        sizes = str(too_large(message) or "") or reason_against_prompt_rows(len(message.prompt_ids), message.params)
+        return "invalid", sizes or misfit(message, verifiers[0].model) or refused
 
     def _unserved(self, message: Submit, verifiers: list[Worker]) -> str:
         """Return why no verifier of its model can take a job, or ""."""

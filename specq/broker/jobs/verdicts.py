@@ -45,6 +45,7 @@ from specq.protocol import (
     decode_scalars,
     encode,
     ends_of_parts,
+    num_prompt_bytes,
 )
 
 _TOKENS = array_frame(Verdict, "token_ids")
@@ -56,6 +57,7 @@ _are_origins = cast("Callable[[bytes], object]", ORIGIN_BYTES.is_plain)
 _PLAIN = bytes([ORIGIN_CODES[PLAIN]])
 _PER_SESSION, _PER_TOKEN, _PER_NODE, _PER_SEEN = 36, 5, 6, 4  # bytes in a step's arrays for each
 _NO_STATS: dict[str, Any] = {}
+NO_ROWS = np.zeros(0, np.uint8)
 BUSY = 850  # thousandths: hardly any node reaches this `min_accept_prob`
 SILENT = 1000  # above it, no node is likely enough
 MOST_HELD = 32  # verdicts that go as one
@@ -87,7 +89,8 @@ class VerdictHandler:
             job = self._job_of(verifier, commit)
             if job is None:
                 continue
-            is_misfit = job.transcript.logprobs.num_top >= 0 and commit.token_ids
+            lacks_rows = job.request.params.prompt_logprobs >= 0 and not job.transcript.num_tokens
+            is_misfit = (job.transcript.logprobs.num_top >= 0 or lacks_rows) and commit.token_ids
             known = self._commit(verifier, job, commit, is_misfit=bool(is_misfit))
             if known >= 0:
                 relayed.add(place, job, commit)
@@ -105,9 +108,12 @@ class VerdictHandler:
             return
         transcript = job.transcript
         verdict = cast("Verdict", decode(frames)) if job.has_details else None
-        if commit.cached_tokens:  # only the broker reads that, and older drafters would refuse it
-            frames = encode(replace(cast("Verdict", decode(frames)), cached_tokens=0))
-        is_misfit = verdict is not None and not fits_logprobs(verdict, transcript.logprobs.num_top)
+        has_rows = verdict is not None and len(verdict.prompt_rows) > 0
+        if commit.cached_tokens or has_rows:  # only the broker reads that, and older drafters would refuse it
+            frames = encode(replace(cast("Verdict", decode(frames)), cached_tokens=0, prompt_rows=NO_ROWS))
+        is_misfit = verdict is not None and not (
+            fits_logprobs(verdict, transcript.logprobs.num_top) and fits_prompt(verdict, job)
+        )
         known = self._commit(verifier, job, commit, is_misfit=is_misfit)
         if known < 0:
             return
@@ -116,6 +122,7 @@ class VerdictHandler:
         is_new = known < len(commit.token_ids)
         if verdict is not None and is_new:
             transcript.logprobs.extend(verdict, known)
+            transcript.prompt_rows = transcript.prompt_rows or verdict.prompt_rows.tobytes()
             if job.explanation and not known:
                 job.explanation.add(verdict, commit.base_len - transcript.prompt_len)
         if transcript.finish:
@@ -229,6 +236,13 @@ def fits_logprobs(verdict: Verdict, num_top: int) -> bool:
     count = len(verdict.token_ids)
     top = {len(verdict.top_ids), len(verdict.top_logprobs)}
     return num_top < 0 or (len(verdict.logprobs) == count and top == {num_top * count})
+
+
+def fits_prompt(verdict: Verdict, job: BrokerJob) -> bool:
+    """Return whether a verdict has the prompt's log-probabilities, if it is the first and the job asked for them."""
+    wanted = num_prompt_bytes(job.request.prompt_len, job.request.params)
+    has_none = not len(verdict.token_ids) or job.transcript.num_tokens > 0
+    return len(verdict.prompt_rows) == wanted or (has_none and not len(verdict.prompt_rows))
 
 
 def relay(job: BrokerJob, commit: Commit, frames: Sequence[bytes]) -> list[Send]:

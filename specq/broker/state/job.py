@@ -32,7 +32,9 @@ from specq.broker.state.traces import JobTrace
 from specq.broker.state.transcript import JobStats, Transcript
 from specq.journal import NO_CRASHES, Crashes
 from specq.protocol import (
+    ALLOWED_TOKENS,
     OWNERS,
+    PROMPT_LOGPROBS,
     Explanation,
     Int32Array,
     JobInfo,
@@ -42,12 +44,13 @@ from specq.protocol import (
     Tokens,
     grammar_capability,
     grammar_kind,
+    num_prompt_bytes,
 )
 
 PREFIX_LENGTHS = (16, 64, 256, 1024)  # numbers of prompt tokens at which prompts are compared
 QUARANTINE_CRASHES = 2  # a job runs alone after this number of crashes of verifiers that held it
 CLEARED_AFTER = 16  # new tokens since the last crash, after which the job runs alone no more
-GRAMMAR_CHARACTERS = 4  # of a grammar take as much memory as a token
+GRAMMAR_CHARACTERS = BYTES_OF_A_TOKEN = 4  # of a grammar, or of log-probabilities, take as much memory as a token
 NO_CAPABILITIES: frozenset[str] = frozenset()
 
 
@@ -175,14 +178,19 @@ class JobRequest:
         return self.prompt_len + self.params.max_tokens
 
     @property
-    def grammar_size(self) -> int:
-        """Return the memory of the grammar, in tokens."""
-        return len(self.params.grammar) // GRAMMAR_CHARACTERS
+    def attached_size(self) -> int:
+        """Return the memory of the grammar and of the prompt's log-probabilities, in tokens."""
+        of_prompt = num_prompt_bytes(self.prompt_len, self.params) // BYTES_OF_A_TOKEN
+        return len(self.params.grammar) // GRAMMAR_CHARACTERS + of_prompt
 
     @cached_property
     def capabilities(self) -> frozenset[str]:
-        """Return what a verifier must be able to do: keep owners apart, build grammars of the job's kind."""
+        """Return what a verifier must be able to do: keep owners apart, build grammars of the job's kind, and so on."""
         grammar, needed = self.params.grammar, NO_CAPABILITIES
+        if self.params.prompt_logprobs >= 0:
+            needed |= {PROMPT_LOGPROBS}
+        if self.params.allowed_token_ids:
+            needed |= {ALLOWED_TOKENS}
         if grammar:
             needed |= {grammar_capability(grammar_kind(grammar))}
         if self.submit.cache_salt:
@@ -256,7 +264,8 @@ class BrokerJob:
     @property
     def has_details(self) -> bool:
         """Return whether its verdicts and tokens carry more than tokens and their origins."""
-        return self.explanation is not None or self.transcript.logprobs.num_top >= 0
+        has_logprobs = self.transcript.logprobs.num_top >= 0 or self.request.params.prompt_logprobs >= 0
+        return self.explanation is not None or has_logprobs
 
     @property
     def requirements(self) -> Requirements:
@@ -303,5 +312,6 @@ class BrokerJob:
             token_ids=np.array(transcript.token_ids[have:end], np.int32),
             origins=np.frombuffer(transcript.origins[have:end], np.uint8),
             **{name: array[: lengths[name]] for name, array in arrays.items()},
+            prompt_rows=np.frombuffer(b"" if have else transcript.prompt_rows, np.uint8),
             **(self.explanation.arrays(have, end) if self.explanation else {}),
         )

@@ -14,7 +14,7 @@ import numpy as np
 from specq.broker.state.job import BrokerJob, JobRequest
 from specq.broker.state.transcript import Commit
 from specq.journal import JobBound, JobCrashed, JobEnded, JobTaken, StoredJob, TokensAdded, pack, unpack
-from specq.protocol import Failed, num_drafted
+from specq.protocol import Failed, num_drafted, num_prompt_bytes
 
 
 class Ledger:
@@ -76,6 +76,8 @@ def added_record(job: BrokerJob, commit: Commit, known: int) -> TokensAdded:
     transcript = job.transcript
     base_len = commit.base_len - transcript.prompt_len + known
     logprobs = pack(transcript.logprobs, base_len) if transcript.logprobs.num_top >= 0 else b""
+    if not base_len:
+        logprobs = transcript.prompt_rows + logprobs
     raw, origins = commit.raw[4 * known :], commit.origins[known:]
     cached = 0 if base_len else job.stats.cached_tokens
     return TokensAdded(job.job_id, base_len, raw, origins, logprobs, commit.num_nodes, cached)
@@ -93,7 +95,7 @@ def ended_record(job: BrokerJob) -> JobEnded:
         transcript.ended_at,
         np.array(transcript.token_ids, "<i4").tobytes(),
         bytes(transcript.origins),
-        pack(transcript.logprobs, 0),
+        transcript.prompt_rows + pack(transcript.logprobs, 0),
     )
 
 
@@ -115,7 +117,10 @@ def _restore_text(job: BrokerJob, stored: StoredJob) -> None:
     transcript = job.transcript
     transcript.token_ids = np.frombuffer(stored.token_ids, "<i4").tolist()
     transcript.origins = bytearray(stored.origins)
-    transcript.logprobs = unpack(stored.logprobs, job.request.params.logprobs)
+    params = job.request.params
+    size = num_prompt_bytes(job.request.prompt_len, params)
+    transcript.prompt_rows = stored.logprobs[:size]
+    transcript.logprobs = unpack(stored.logprobs[size:], params.logprobs)
     transcript.finish, transcript.ended_at = stored.finish, stored.ended
     if stored.code:
         transcript.failure = Failed(job_id=job.job_id, code=stored.code, reason=stored.reason)

@@ -14,7 +14,7 @@ from typing import Any
 
 from specq.broker.state.job import Requirements
 from specq.broker.state.rights import NOBODY, Shown
-from specq.protocol import GRAMMAR_TEXTS, OWNERS, Heartbeat, Hello, ModelInfo, fits
+from specq.protocol import ALLOWED_TOKENS, GRAMMAR_TEXTS, OWNERS, PROMPT_LOGPROBS, Heartbeat, Hello, ModelInfo, fits
 
 HANGING_BEATS = 3
 MOST_STEP = 9.0  # a long step may extend the allowed silence by at most this many times, for any reported step time
@@ -136,8 +136,13 @@ class Worker:
 
 def ability(capability: str) -> str:
     """Return a capability of verifiers in a user's words."""
-    if capability == OWNERS:
-        return "supports cache_salt"
+    known = {
+        OWNERS: "supports cache_salt",
+        PROMPT_LOGPROBS: "supports prompt_logprobs",
+        ALLOWED_TOKENS: "supports allowed_token_ids",
+    }
+    if capability in known:
+        return known[capability]
     return f"builds grammars of the kind {capability.rpartition('/')[2]}"
 
 
@@ -147,8 +152,11 @@ def incapable(verifiers: Sequence[Worker], needed: frozenset[str]) -> str:
         return ""
     common = frozenset.intersection(*[worker.capabilities for worker in verifiers])
     missing = sorted(needed - common)
-    why = "all have an older version"
-    if OWNERS not in missing and any(worker.knows_grammars for worker in verifiers):
+    why, are_new = "all have an older version", any(worker.knows_grammars for worker in verifiers)
+    if are_new and missing == [PROMPT_LOGPROBS]:
+        engines = sorted({worker.model.engine for worker in verifiers})
+        why = f"its engine, {' or '.join(engines)}, does not return them"
+    elif are_new and not {OWNERS, PROMPT_LOGPROBS, ALLOWED_TOKENS} & set(missing):
         why = "the package llguidance is not installed there, or the model has no tokenizer.json"
     return f"no verifier of {verifiers[0].model.name} here {' and '.join(map(ability, missing))}: {why}"
 

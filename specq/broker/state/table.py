@@ -182,7 +182,7 @@ class Jobs:
         """Take a job. It `waits` to be placed now, or later."""
         self.active[job.job_id] = job
         self.held[job.request.bucket] += 1
-        self.num_tokens += job.request.max_length + job.request.grammar_size
+        self.num_tokens += job.request.max_length + job.request.attached_size
         if waits:
             self.wait(job)
         else:
@@ -227,7 +227,7 @@ class Jobs:
         if self.active.pop(job.job_id, None) is None:
             return
         bucket = job.request.bucket
-        self.num_tokens -= job.request.max_length + job.request.grammar_size
+        self.num_tokens -= job.request.max_length + job.request.attached_size
         self.held[bucket] -= 1
         if not self.held[bucket]:
             del self.held[bucket]
@@ -236,10 +236,10 @@ class Jobs:
     def keep(self, job: BrokerJob) -> None:
         """Keep an ended job in memory."""
         self.finished[job.job_id] = job
-        self._num_kept += job.transcript.length + job.request.grammar_size
+        self._num_kept += job.transcript.length + job.request.attached_size
         while len(self.finished) > KEEP_FINISHED or self._num_kept > KEEP_TOKENS:
             oldest = next(iter(self.finished.values()))
             if oldest is job or not oldest.durable.has_ended:  # the journal must hold its end first
                 return
             del self.finished[oldest.job_id]
-            self._num_kept -= oldest.transcript.length + oldest.request.grammar_size
+            self._num_kept -= oldest.transcript.length + oldest.request.attached_size

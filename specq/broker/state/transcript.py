@@ -41,6 +41,7 @@ class Transcript:
 
     - `origins`: the code of each token's origin (`specq.protocol.origins`).
     - `finish`: "" until the job ends.
+    - `prompt_rows`: log-probabilities of the prompt (`specq.protocol.prompt_logprobs`), from the first verdict.
     - `failure`: the message that the client receives for a failed job.
     - `ended_at`: by the journal's time. 0.0: it has not ended.
     """
@@ -54,6 +55,7 @@ class Transcript:
         "origins",
         "prompt_ids",
         "prompt_len",
+        "prompt_rows",
         "token_ids",
     )
 
@@ -63,6 +65,7 @@ class Transcript:
         self.token_ids: list[int] = []
         self.origins = bytearray()
         self.logprobs = LogprobRecord(params.logprobs)
+        self.prompt_rows = b""
         self.finish = ""
         self.failure: Failed | None = None
         self.ended_at = 0.0

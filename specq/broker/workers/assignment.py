@@ -185,10 +185,13 @@ def drafting_params(params: SamplingParams, capabilities: frozenset[str]) -> Sam
     """Return the parameters for a drafter with these capabilities.
 
     The seed is left out if it determines the draws that judge its drafts. The grammar is left out unless the drafter
-    can mask: the verifier judges each draft by the grammar.
+    can mask: the verifier judges each draft by the grammar. No drafter
+    knows `prompt_logprobs` and `allowed_token_ids`.
     """
     if params.grammar and grammar_capability(grammar_kind(params.grammar)) not in capabilities:
         params = replace(params, grammar="")
+    if params.prompt_logprobs >= 0 or params.allowed_token_ids:
+        params = replace(params, prompt_logprobs=-1, allowed_token_ids=())
     return replace(params, seed=0) if strategy(params.strategy).takes_distributions else params
 
 

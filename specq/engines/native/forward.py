@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specq.engines.native.rows import PackedRows, RowTap, address, table_addresses
+from specq.engines.native.rows import COLUMNS, PackedRows, RowTap, address, table_addresses
 from specq.engines.native.sharing import Sharing
 from specq.engines.native.weights import LINE, PANEL, Arena, DecoderLayer, Linear, NativeWeights, pack, pack_bias
 from specq.protocol import ConfigError, Float32Array
@@ -67,14 +67,10 @@ class _Model(ctypes.Structure):
     )
 
 
-# In the order of `PackedRows.block`.
-_ROW_ARRAYS = ("token_ids", "positions", "slots", "ctx_lens", "extra_starts", "extras", "row_starts", "logit_rows")
-
-
 class _Batch(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("num_rows", "num_sessions", "num_logit_rows", "max_slots")),
-        *((name, _Pointer) for name in (*_ROW_ARRAYS, "tables")),
+        *((name, _Pointer) for name in (*COLUMNS, "tables")),
     )
 
 
@@ -269,7 +265,7 @@ def _describe_batch(rows: PackedRows) -> tuple[_Batch, Any]:
     tables = table_addresses(rows.tables)
     spans = rows.ctx_lens + rows.extra_starts[1:] - rows.extra_starts[:-1]
     sizes = rows.num_rows, rows.num_sessions, len(rows.logit_rows), int(spans.max())
-    lengths = (len(getattr(rows, name)) * rows.block.itemsize for name in _ROW_ARRAYS[:-1])
+    lengths = (len(getattr(rows, name)) * rows.block.itemsize for name in COLUMNS[:-1])
     addresses = accumulate(lengths, initial=address(rows.block))
     return _Batch(*sizes, *addresses, address(tables)), tables
 

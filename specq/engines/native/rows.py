@@ -24,6 +24,10 @@ from specq.verification import StepBatch, ends_of, places_in_runs
 ROW_NUMBERS: Int32Array = np.arange(1025, dtype=np.int32)
 
 
+# The arrays of `PackedRows.block`, in order.
+COLUMNS = ("token_ids", "positions", "slots", "ctx_lens", "extra_starts", "extras", "row_starts", "logit_rows")
+
+
 @dataclass(frozen=True, slots=True)
 class PackedRows:
     """Rows for one forward pass: R rows of S sessions. J of the rows give logits.
@@ -215,14 +219,26 @@ def _packed(tables: Sequence[Int32Array], *columns: npt.NDArray[Any]) -> PackedR
 def pack_steps(steps: Sequence[SessionStep], slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:
     """Pack a step's rows: each session's chain, its nodes and its scratch rows.
 
-    `slots`, i32[rows], are in that order. There is one table per session. Scratch rows come last in `logit_rows`.
+    `slots`, i32[rows], are in that order. There is one table per session. In `logit_rows`, scratch rows come behind the
+    judged ones, and scored rows last.
     """
     batch = StepBatch.of(steps)
     if batch.has_scratch:
         rows = _pack(StepBatch.of([_grown(step) for step in batch]), slots, tables)
         _set_scratch_apart(batch, rows)
+    else:
+        rows = _pack_plain(batch, slots, tables) if batch.is_plain else _pack(batch, slots, tables)
+    return _with_scored(batch, rows) if batch.extras else rows
+
+
+def _with_scored(batch: StepBatch, rows: PackedRows) -> PackedRows:
+    """Return the rows with logits of the scored ones, too."""
+    if not (scored := batch.scored):
         return rows
-    return _pack_plain(batch, slots, tables) if batch.is_plain else _pack(batch, slots, tables)
+    firsts = batch.first_rows
+    more = [firsts[place] + np.arange(own.num_rows) for place, own in scored.items()]
+    columns = (getattr(rows, name) for name in COLUMNS[:-1])
+    return _packed(rows.tables, *columns, np.concatenate([rows.logit_rows, *more]))
 
 
 def _pack_plain(batch: StepBatch, slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:

@@ -43,7 +43,7 @@ from specq.protocol import (
 )
 from specq.runtime import processor
 from specq.verification import Judgements, StepBatch, starts_of
-from specq.verification.begun import Judging, begin
+from specq.verification.begun import Judging, ScoredLogprobs, begin
 from specq.verification.devices import check_alive, warm_up
 from specq.verification.explain import log_decisions
 from specq.verification.judge import judge_each
@@ -64,6 +64,7 @@ class TorchEngine:
 
     max_chain = 0
     takes_scratch = True
+    scores_rows = True
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class TorchEngine:
             unread = Unread.of(plan)
             check_tokens(plan.rows.token_ids, batch, self.info)
             output, hidden = self._run(plan, tap, feed_of(batch, unread, after))
-            logits, scratch_logits = _set_apart(output.logits, batch)
+            logits, scratch_logits, scored = _set_apart(output.logits, batch)
             is_late = batch.masks is not None and batch.fed_by is not None
             judging, judge_s = (None, 0.0) if is_late else self._judge(batch, logits)
             if not self._has_judged and len(logits):
@@ -159,7 +160,7 @@ class TorchEngine:
             raise
         rest = StepOutput((), hidden, scratch_logits, judge_s)
         kept = logits if self._verbose or is_late else None
-        flight = Flight(plan, judging, rest, after, self._collect, self._discard, kept, unread)
+        flight = Flight(plan, judging, rest, after, self._collect, self._discard, kept, unread, scored)
         self._flights.append(flight)
         return flight
 
@@ -205,8 +206,8 @@ class TorchEngine:
             self._verbose and flight.logits is not None and batch.session_ids[0] >= 0
         ):  # profiling steps have negative ids
             log_decisions(batch.known(), flight.logits, judgements)
-        rest = flight.output
-        return StepOutput(judgements, rest.hidden, rest.scratch_logits, rest.judge_s)
+        rest, scored = flight.output, {} if flight.scored is None else flight.scored.wait()
+        return StepOutput(judgements, rest.hidden, rest.scratch_logits, rest.judge_s, scored)
 
     def tidy(self) -> None:
         """Commit the last collected step to the pool, if that is still pending; see `specq.engines.tidy`."""
@@ -319,10 +320,16 @@ def _is_token(batch: StepBatch) -> BoolArray:
     return found
 
 
-def _set_apart(logits: torch.Tensor, batch: StepBatch) -> tuple[torch.Tensor, SessionRows | None]:
-    """Return the logits of the judged rows, and those of the scratch rows."""
+def _set_apart(
+    logits: torch.Tensor, batch: StepBatch
+) -> tuple[torch.Tensor, SessionRows | None, ScoredLogprobs | None]:
+    """Return the logits of the judged rows, those of the scratch rows, and log-probabilities of the scored rows."""
+    scored = None
+    if batch.extras and (asked := batch.scored):
+        first = len(logits) - sum(rows.num_rows for rows in asked.values())
+        logits, scored = logits[:first], ScoredLogprobs(asked, logits[first:])
     if not batch.has_scratch:
-        return logits, None
+        return logits, None, scored
     starts = np.cumsum([0, *(batch.num_rows - batch.sizes)], dtype=np.int32)
     num_judged = len(logits) - int(starts[-1])
-    return logits[:num_judged], SessionRows(logits[num_judged:], starts)
+    return logits[:num_judged], SessionRows(logits[num_judged:], starts), scored

@@ -13,7 +13,7 @@ from specq.engines.native.rows import PackedRows
 from specq.engines.torch.forward import FedLines, Feed
 from specq.protocol import BoolArray, Int32Array, IntpArray, StepOutput
 from specq.verification import Judgements, StepBatch, is_handle, known_tokens, places_of
-from specq.verification.begun import Judging, begin, says_own
+from specq.verification.begun import Judging, ScoredLogprobs, begin, says_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Flight:
     - after: the step that feeds this one.
     - logits: the logits to log or to judge later, if any.
     - unread: the rows with draft tokens unread by the host at launch, and their handles.
+    - scored: log-probabilities of scored rows, on their way to the host.
     - closed: its sessions that have been closed since launch.
     - is_held: whether another step was planned after it while it was in flight.
     """
@@ -79,6 +80,7 @@ class Flight:
     drop: Callable[[Flight], None]
     logits: torch.Tensor | None = None
     unread: Unread | None = None
+    scored: ScoredLogprobs | None = None
     closed: set[int] = field(default_factory=set)
     is_held: bool = False
     tokens: Int32Array | None = None  # of the judged sessions, once the host knows them; 0 for a session with a fault

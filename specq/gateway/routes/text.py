@@ -11,10 +11,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from specq.gateway import chat_call, completion_call, idempotency, responses_call
-from specq.gateway.answers import Answering, Choices
+from specq.gateway.answers import Answering
 from specq.gateway.completion_call import Call
 from specq.gateway.endpoint import Parts, endpoint
 from specq.gateway.errors import of_job
+from specq.gateway.evaluation_answer import EvaluatedChoices, shown_codec
 from specq.gateway.guard import CALLER
 from specq.gateway.replies import EventStream, json_response, read_json, unless_gone
 from specq.gateway.responses_answer import Responses
@@ -36,11 +37,13 @@ def completion_routes(parts: Parts) -> list[Route]:
 
 
 def _chat(codec: TextCodec, call: Call) -> Answering:
-    return Choices(call, ChatShape(codec, call.num_top), _details(codec, call))
+    shape = ChatShape(shown_codec(codec, call), call.num_top)
+    return EvaluatedChoices(call, shape, codec, _details(codec, call))
 
 
 def _plain(codec: TextCodec, call: Call) -> Answering:
-    return Choices(call, CompletionShape(codec, call.num_top), _details(codec, call))
+    shape = CompletionShape(shown_codec(codec, call), call.num_top)
+    return EvaluatedChoices(call, shape, codec, _details(codec, call))
 
 
 def _details(codec: TextCodec, call: Call) -> Details | None:

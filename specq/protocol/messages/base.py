@@ -14,6 +14,7 @@ import numpy as np
 from specq.protocol import bounds
 from specq.protocol.arrays import Float16Array, Float32Array, Int32Array, Int64Array, UInt8Array, UInt16Array
 from specq.protocol.errors import ProtocolError
+from specq.protocol.versions import OLDEST_VERSION
 
 # Array annotations carry the dtype on the wire (little-endian), the number of dimensions and the bound of the elements.
 Tokens32 = Annotated[Int32Array, "<i4", 1, bounds.TOKEN_IDS]
@@ -34,6 +35,7 @@ Origins = Annotated[UInt8Array, "<u1", 1, bounds.ORIGIN_BYTES]
 Flags = Annotated[UInt8Array, "<u1", 1, bounds.FLAGS]
 Bytes = Annotated[UInt8Array, "<u1", 1, bounds.BYTES]
 ActivationBytes = Annotated[UInt8Array, "<u1", 1, bounds.ACTIVATIONS]
+PromptRows = Annotated[UInt8Array, "<u1", 1, bounds.PROMPT_ROWS]
 Scales = Annotated[Float32Array, "<f4", 1, bounds.SCALES]
 Logprobs32 = Annotated[Float32Array, "<f4", 1, bounds.LOGPROBS]
 
@@ -53,11 +55,11 @@ Reason = Annotated[str, bounds.REASON]
 Capabilities = Annotated[tuple[str, ...], bounds.CAPABILITIES]
 
 
-def empty(dtype: str) -> Any:
-    """Return a field whose default is an empty array."""
+def empty(dtype: str, version: int = OLDEST_VERSION) -> Any:
+    """Return a field whose default is an empty array. It exists since this version."""
     array = np.zeros(0, dtype)
     array.flags.writeable = False
-    return field(default_factory=lambda: array)
+    return field(default_factory=lambda: array, metadata={"since": version})
 
 
 def _equal(left: Any, right: Any) -> bool:

@@ -32,6 +32,7 @@ from specq.protocol.messages.base import (
     NodeScores,
     NodeTokens,
     Origins,
+    PromptRows,
     References,
     Scales,
     TapForm,
@@ -97,6 +98,7 @@ class Verdict(Message):
     - node_tokens i32[k]: if the job asks for an explanation, the token of each verified node.
     - node_parents i32[k]: likewise, the index of its parent among the verified nodes. -1: the text.
     - node_probs f32[k]: likewise, its acceptance probability given its parent.
+    - prompt_rows: with the first tokens, if `params.prompt_logprobs`: see `specq.protocol.prompt_logprobs`.
     """
 
     TYPE: ClassVar[str] = "verdict"
@@ -120,6 +122,7 @@ class Verdict(Message):
     node_tokens: NodeIds = empty("<i4")
     node_parents: NodeDistributions = empty("<i4")
     node_probs: NodeProbs = empty("<f4")
+    prompt_rows: PromptRows = empty("<u1", 6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

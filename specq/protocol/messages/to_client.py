@@ -20,6 +20,7 @@ from specq.protocol.messages.base import (
     Name,
     Origins,
     Probs,
+    PromptRows,
     References,
     Tokens32,
     WithReason,
@@ -79,6 +80,7 @@ class Tokens(Message):
     - rejected i32[4d]: likewise, the drafts that were verified there and not accepted. Rows of (place, token id,
       parent, code of its origin), as in `specq.protocol.explanation`.
     - rejected_probs f32[d]: likewise, their acceptance probabilities.
+    - prompt_rows: with the first tokens, as in `Verdict`.
     """
 
     TYPE: ClassVar[str] = "tokens"
@@ -94,6 +96,7 @@ class Tokens(Message):
     rounds: References = empty("<i4")
     rejected: References = empty("<i4")
     rejected_probs: Probs = empty("<f4")
+    prompt_rows: PromptRows = empty("<u1", 6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,8 +13,8 @@ import triton.language as tl
 def mask_kernel(logits, stride, vocab, num_words, rows, masks, BLOCK: tl.constexpr):
     """Grid (rows, splits). Set the logits of forbidden tokens to -inf.
 
-    `rows` i64[rows]: their places in the logits. `masks` i32[rows, num_words]: a bit for each token. Tokens
-    without a bit are forbidden.
+    `rows` i64[rows]: their places in the logits. `masks` i32[rows, num_words]: a bit for each token.
+    Tokens without a bit are forbidden.
     """
     place, split = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + place)

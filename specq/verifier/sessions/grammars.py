@@ -73,9 +73,7 @@ class SessionGrammars:
                 yield session, Fault(reason)
                 continue
             try:
-                tokenizer = self._builder.tokenizer()
-                has_end_text = tokenizer.has_end_text(session.params.grammar)
-                grammar = SessionGrammar(matcher, tokenizer.inner, session.end_ids, has_end_text=has_end_text)
+                grammar = SessionGrammar(matcher, self._builder.tokenizer().inner, session.end_ids)
                 session.follow(grammar, needs_last=not self._judges_late)
             except SpecqError as error:
                 yield session, Fault(str(error))

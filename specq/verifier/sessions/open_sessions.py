@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import structlog
 
-from specq.engines import Engine
+from specq.engines import Engine, reason_against_scored
 from specq.protocol import MODES, BoolArray, IntpArray, ModelInfo, Open
 from specq.runtime import Faults
 from specq.verification import reason_against
@@ -128,7 +128,7 @@ def _num_open(sessions: Iterable[Session]) -> int:
     return sum(session.is_open for session in sessions)
 
 
-def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool) -> str:
+def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool, scores_prompts: bool = True) -> str:
     """Return the reason why an engine with this model can never open a session, or ""."""
     if reason := _malformed(message):
         return reason
@@ -139,8 +139,15 @@ def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool) -> str:
         return f"{needed} tokens (context and those to generate), but {info.name} takes {info.max_length}"
     if needed > info.kv_slots:
         return f"{needed} tokens need as many KV slots; {info.name} has {info.kv_slots} (--kv-slots)"
+    return _lacks(message, info, has_codec=has_codec, scores_prompts=scores_prompts)
+
+
+def _lacks(message: Open, info: ModelInfo, *, has_codec: bool, scores_prompts: bool) -> str:
+    """Return the reason why this verifier cannot do what a job asks for, or ""."""
     if message.params.stop and not has_codec:
         return f"stop strings need a tokenizer, and {info.name} has none"
+    if message.params.prompt_logprobs >= 0 and not scores_prompts:
+        return reason_against_scored(info)
     return ""
 
 

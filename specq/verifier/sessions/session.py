@@ -32,17 +32,22 @@ from specq.protocol import (
     History,
     Int32Array,
     LogprobRecord,
+    Logprobs,
     ModelInfo,
     Open,
     SamplingParams,
     ScratchRows,
     SessionStats,
     Speculation,
+    UInt8Array,
 )
 from specq.text import StopMatcher, TextCodec
 from specq.verification import make_rows, strategy, traits_of
 from specq.verifier.sessions.history import Past
+from specq.verifier.sessions.prompt_scores import PromptScores
 from specq.verifier.trees import MAX_END_IDS, MAX_LIVE_NODES, NONE, DraftTrees, Lane
+
+NO_BYTES: UInt8Array = np.zeros(0, np.uint8)
 
 
 class SessionState(StrEnum):
@@ -140,7 +145,10 @@ class Session:
 
     def __init__(self, message: Open, end_ids: tuple[int, ...] = (), trees: DraftTrees | None = None) -> None:
         self.session_id, self.epoch = message.session_id, message.epoch
-        self.owner = message.owner
+        self.prompt_scores = _prompt_scores(message)
+        # Its prompt is computed as a whole, row by row: it shares no KV with other sessions.
+        is_apart = self.prompt_scores is not None
+        self.owner = f"+prompt_logprobs {self.session_id} {self.epoch}" if is_apart else message.owner
         self.cached_tokens: int | None = None
         self._says_cached = message.by_owner
         self.params: SamplingParams = message.params
@@ -204,7 +212,10 @@ class Session:
         t.awaits_grammar[place] = bool(self.params.grammar)
         t.needs_history[place] = self.params.needs_history or bool(self.params.grammar)
         t.sampling[place] = make_rows([self.params], [0])[0]
-        t.has_extras[place] = self.takes_distributions or self.params.needs_history
+        scores = self.prompt_scores is not None
+        t.has_extras[place] = self.takes_distributions or self.params.needs_history or scores
+        if scores:
+            self.cached_at = length  # the first verdict carries the prompt's values
 
     def note(self, event: SessionEvent) -> None:
         """Change the state after an event.
@@ -290,6 +301,20 @@ class Session:
             self._context = np.array(self.token_ids, np.int32)
         return self._context
 
+    def take_scores(self, start: int, found: Logprobs) -> None:
+        """Store log-probabilities of the prompt, of its rows from position `start` on."""
+        if self.prompt_scores is not None:
+            self.prompt_scores.put(start, found)
+            if self.prompt_scores.is_complete and self.place != NONE:
+                extras = self.takes_distributions or self.params.needs_history or self.scratch.num_rows
+                self.trees.has_extras[self.place] = bool(extras)
+
+    def prompt_rows(self, base_len: int) -> UInt8Array:
+        """Return `Verdict.prompt_rows` for the tokens from `base_len` on."""
+        if self.prompt_scores is None or base_len != self.opened_len:
+            return NO_BYTES
+        return self.prompt_scores.packed()
+
     def history(self) -> History | None:
         """Return the past that judging needs, if the parameters need it."""
         return self._past.history(self.token_ids)
@@ -344,6 +369,14 @@ class Session:
         self.note(SessionEvent.CLOSED)
         place, self.place = self.place, NONE
         self.trees.close(place)
+
+
+def _prompt_scores(message: Open) -> PromptScores | None:
+    """Return the record of the prompt's log-probabilities, if the job asks for them and no verdict had them yet."""
+    num_top, prompt_len = message.params.prompt_logprobs, message.prompt_len
+    if num_top < 0 or len(message.token_ids) > prompt_len:
+        return None
+    return PromptScores(message.token_ids, num_top)
 
 
 def longest_chain(speculation: Speculation, most: int) -> int:

@@ -21,15 +21,17 @@ import numpy as np
 from specq.engines import Engine, even_chains
 from specq.grammar import StepMasks
 from specq.protocol import (
+    NO_SCORED,
     NO_SCRATCH,
     NO_TOKENS,
     BoolArray,
     Int32Array,
     IntpArray,
+    ScoredRows,
     ScratchRows,
 )
 from specq.runtime import Faults, in_halves
-from specq.verification import NO_SCORES, WITH_GRAMMAR, DeviceTokens, Extra, StepBatch, ends_of
+from specq.verification import NO_EXTRA, NO_SCORES, WITH_GRAMMAR, DeviceTokens, Extra, StepBatch, ends_of
 from specq.verifier.control.controller import Controller
 from specq.verifier.control.prefill_limit import UNLIMITED, PrefillLimit, filled, longest_s
 from specq.verifier.models.step_curve import StepCurve
@@ -39,6 +41,9 @@ from specq.verifier.sources import SourceSet
 from specq.verifier.step.in_flight import InFlightStep
 from specq.verifier.step.node_choice import NO_CHAINS, NO_SHARES, Chosen, Shares, choose_nodes
 from specq.verifier.trees import NONE
+
+SCORED_LOGITS = 1 << 26  # most logits of prompt rows in a step: 256 MB
+MAX_SCORED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ def plan(
     before: Shares | None = None,
     drafted: DeviceTokens | None = None,
     prefill: PrefillLimit = UNLIMITED,
+    max_scored: int = MAX_SCORED,
     saved_s: float = 0.0,
 ) -> StepPlan:
     """Plan the next step.
@@ -76,13 +82,14 @@ def plan(
                All committed tokens of such sessions have KV, or will have it then.
     drafted    the tokens behind the handles on the trees, if any.
     prefill    limits the rows of prompts beside decoding sessions.
+    max_scored  most rows of prompts whose log-probabilities are wanted.
     saved_s    seconds that a step without nodes saves, compared with the curve. It saves them because the next step is
                launched early.
     """
     room = min(max_rows, free_slots)
     if not sessions or room < 1:
         return StepPlan(NO_SHARES, 0, 0.0)
-    chunks = _chunks(sessions, _Limits(max_rows, room, curve, prefill), is_fed=before is not None)
+    chunks = _chunks(sessions, _Limits(max_rows, room, curve, prefill, max_scored), is_fed=before is not None)
     num_rows = chunks.num_tokens
     decoding = chunks.decoding()
     num_rows += _fit_scratch(decoding, room - num_rows)
@@ -134,6 +141,7 @@ class _Limits(NamedTuple):
     room: int
     curve: StepCurve
     prefill: PrefillLimit
+    max_scored: int
 
 
 def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _Chunks:
@@ -150,11 +158,21 @@ def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _C
     if (num_tokens := int(pending.sum())) == len(chosen) <= limits.room:
         return _Chunks(chosen, places, starts, pending, pending > 0, num_tokens)
     sizes = filled(_beside_decoding(chosen, starts, pending, limits, is_late=is_fed), limits.room)
+    if np.count_nonzero(trees.has_extras[places]):
+        _limit_scored(chosen, sizes, limits.max_scored)
     some = sizes.nonzero()[0]
     if len(some) < len(chosen):
         chosen = [chosen[i] for i in some.tolist()]
         places, starts, pending, sizes = places[some], starts[some], pending[some], sizes[some]
     return _Chunks(chosen, places, starts, sizes, sizes == pending, int(sizes.sum()))
+
+
+def _limit_scored(sessions: list[Session], sizes: IntpArray, room: int) -> None:
+    """Limit the rows of prompts whose log-probabilities are wanted: each has logits of the whole vocabulary."""
+    for i in (sizes > 1).nonzero()[0].tolist():
+        if sessions[i].prompt_scores is not None:
+            sizes[i] = min(sizes[i], room)
+            room -= int(sizes[i])
 
 
 def _beside_decoding(
@@ -283,17 +301,30 @@ def _interleaved(token_ids: Int32Array, sizes: IntpArray, of_nodes: Int32Array, 
 
 
 def _extras(chunks: _Chunks, num_nodes: IntpArray, nodes: Int32Array) -> dict[int, Extra]:
-    """Return the parts that only few sessions have: a history, scratch rows, draft distributions."""
+    """Return the parts that only few sessions have: a history, scratch rows, draft distributions, scored rows."""
     trees, places = chunks.sessions[0].trees, chunks.places
     has_extras = trees.has_extras[places]
     if not np.count_nonzero(has_extras):
         return {}
-    found, ends = {}, ends_of(num_nodes)
+    found, ends = dict[int, Extra](), ends_of(num_nodes)
     for i in (has_extras * chunks.is_judged).nonzero()[0].tolist():
         session, count = chunks.sessions[i], int(num_nodes[i])
         own = nodes[ends[i] - count : ends[i]]
         distributions = trees.distributions_of(own) if count and session.takes_distributions else None
         found[i] = Extra(session.history(), _below(session.scratch, count), distributions)
+    for i, scored in _scored(chunks, has_extras).items():
+        found[i] = found.get(i, NO_EXTRA)._replace(scored=scored)
+    return found
+
+
+def _scored(chunks: _Chunks, has_extras: BoolArray) -> dict[int, ScoredRows]:
+    """Return the rows of prompts whose log-probabilities are wanted, by place."""
+    found = {}
+    for i in has_extras.nonzero()[0].tolist():
+        if (scores := chunks.sessions[i].prompt_scores) is not None:
+            scored = scores.wanted(start := int(chunks.starts[i]), start + int(chunks.sizes[i]))
+            if scored is not NO_SCORED:
+                found[i] = scored
     return found
 
 
@@ -371,6 +402,7 @@ class StepPlanner:
             before=None if before is None else before.parts[0][0],
             drafted=self._sources.drafted,
             prefill=self._control.prefill,
+            max_scored=max(SCORED_LOGITS // self._engine.info.vocab_size, 1),
             saved_s=self._control.saved_s(sessions) if before is None else 0.0,
         )
         self.num_rows = planned.num_rows

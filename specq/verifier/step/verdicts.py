@@ -170,6 +170,7 @@ def _verdict(session: Session, base_len: int, token_ids: Int32Array, min_accept_
         seen=session.trees.seen(session.place),
         stats=session.stats.to_dict() if session.finish else {},
         cached_tokens=session.cached_tokens or 0 if session.cached_at == base_len else 0,
+        prompt_rows=session.prompt_rows(base_len),
         token_ids=token_ids,
         **session.logprobs.arrays(base_len - session.opened_len),
         **of_round,
