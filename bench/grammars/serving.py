@@ -60,7 +60,7 @@ def _served(client: Client, corpus: Iterable[tuple[str, Any]], max_tokens: int) 
     for name, schema in corpus:
         found.schemas += 1
         prompt = f"Answer with JSON that follows this schema: {json.dumps(schema)[:1000]}\nJSON: "
-        options = {"temperature": 0.0, "max_tokens": max_tokens, "grammar": {"json_schema": schema}}
+        options: dict[str, Any] = {"temperature": 0.0, "max_tokens": max_tokens, "grammar": {"json_schema": schema}}
         try:
             jobs.append((name, schema, client.submit(prompt, **options)))
         except JobError as error:
@@ -98,4 +98,4 @@ def why_invalid(schema: Any, text: str) -> str:
 
 def _kind_of(reason: str) -> str:
     """Return a reason without its place and numbers, to count similar ones together."""
-    return reason.split(", at #")[0][:120]
+    return reason.partition(", at #")[0][:120]

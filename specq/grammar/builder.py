@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from specq.grammar.building import MOST_REASON, build_matcher, warm
-from specq.grammar.limits import Limits
+from specq.grammar.limits import GrammarLimits
 from specq.grammar.tokenizer import GrammarTokenizer, build_tokenizer
-from specq.grammar.trial_process import TrialProcess, Verdict
+from specq.grammar.trial_process import TrialProcess, TrialVerdict
 from specq.protocol import SpecqError
 
 if TYPE_CHECKING:
@@ -36,11 +36,15 @@ class GrammarBuilder:
     """Builds matchers of jobs for one model's tokenizer."""
 
     def __init__(
-        self, tokenizer_files: dict[str, str], vocab_size: int, end_ids: tuple[int, ...], limits: Limits | None = None
+        self,
+        tokenizer_files: dict[str, str],
+        vocab_size: int,
+        end_ids: tuple[int, ...],
+        limits: GrammarLimits | None = None,
     ) -> None:
         self.on_ready: Callable[[], None] | None = None  # called from a thread when a job is finished
         self._tokenizer_of = (tokenizer_files, vocab_size, end_ids)
-        self._limits = limits or Limits()
+        self._limits = limits or GrammarLimits()
         self._tokenizer: GrammarTokenizer | None = None
         self._loading = threading.Lock()  # guards the tokenizer
         self._trials = TrialProcess(*self._tokenizer_of, self._limits)
@@ -49,7 +53,9 @@ class GrammarBuilder:
         self._tried: deque[tuple[int, str, str]] = deque()  # key, grammar, why it is refused
         self._waiting: set[int] = set()  # keys that are neither finished nor cancelled
         self._finished: list[Finished] = []
-        self._verdicts: OrderedDict[str, Verdict] = OrderedDict()  # grammar -> verdict, the least recently used first
+        self._verdicts: OrderedDict[str, TrialVerdict] = (
+            OrderedDict()
+        )  # grammar -> verdict, the least recently used first
         self._is_closed = False
         self._threads: list[threading.Thread] = []
 
@@ -141,14 +147,14 @@ class GrammarBuilder:
                 self._changed.wait()
         return None
 
-    def _verdict_of(self, grammar: str) -> Verdict:
+    def _verdict_of(self, grammar: str) -> TrialVerdict:
         try:
             self.tokenizer()  # a model that cannot follow grammars needs no trial
             return self._trials.tried(grammar)
         except (SpecqError, OSError) as error:
-            return Verdict(f"grammar: {error}", is_final=False)
+            return TrialVerdict(f"grammar: {error}", is_final=False)
 
-    def _keep(self, grammar: str, verdict: Verdict) -> None:
+    def _keep(self, grammar: str, verdict: TrialVerdict) -> None:
         self._verdicts[grammar] = verdict
         if len(self._verdicts) > MOST_VERDICTS:
             self._verdicts.popitem(last=False)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from specq.grammar.building import MOST_REASON, Walk, build_matcher, follow, try_grammar, warm
-from specq.grammar.limits import Limits, limits_of
+from specq.grammar.limits import GrammarLimits, limits_of
 from specq.grammar.tokenizer import build_tokenizer
 from specq.models import resolve_model
 from specq.protocol import ConfigError, JobError
@@ -20,7 +20,7 @@ FILES = load_tokenizer_files(resolve_model("tiny", "target"))
 TOKENIZER = build_tokenizer(FILES, 4096, (0,))
 # In another process only, in test_builder.py. llguidance before 1.8 does not come to an end with the last two.
 SLOW = ("masks slowly", "masks slowly later", "masks slowly behind a text", "maxItems", "minItems")
-LIMITS = Limits(mask_s=0.1)  # a busy machine's
+LIMITS = GrammarLimits(mask_s=0.1)  # a busy machine's
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name not in SLOW])
