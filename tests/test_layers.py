@@ -51,19 +51,8 @@ PACKAGES = {
         "bench",  # from a checkout only
     ),
     "bench": (
-        *(
-            "protocol",
-            "config",
-            "runtime",
-            "models",
-            "checkpoints",
-            "transport",
-            "text",
-            "journal",
-            "verification",
-            "grammar",
-        ),
-        *("engines", "drafting", "verifier", "client", "simulate", "samples", "processes", "doctor"),
+        *("protocol", "config", "runtime", "models", "checkpoints", "transport", "text", "journal", "verification"),
+        *("grammar", "engines", "drafting", "verifier", "client", "simulate", "samples", "processes", "doctor"),
     ),
     "testing": (  # no package may import it
         *(

@@ -1,6 +1,6 @@
 """What one grammar may cost: while it is tried, while it is built, and for each of its masks.
 
-The trial, in a process of its own, keeps to all of them. The verifier's matchers keep to the ones that llguidance knows.
+The trial, in a process of its own, keeps to all of them. The verifier's matchers keep to the limits of llguidance.
 Rule: ordinary schemas fit. The floors were measured on 49,152 tokens (`docs/log/structured-output.md`).
 """
 

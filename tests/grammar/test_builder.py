@@ -279,7 +279,8 @@ def test_the_process_of_trials_ends_with_a_verifier_that_is_killed():
         from specq.text import load_tokenizer_files
         from specq.grammar.limits import GrammarLimits
         from specq.grammar.trial_process import TrialProcess
-        trials = TrialProcess(load_tokenizer_files(resolve_model("tiny", "target")), 4096, (0,), GrammarLimits(trial_s=60))
+        files = load_tokenizer_files(resolve_model("tiny", "target"))
+        trials = TrialProcess(files, 4096, (0,), GrammarLimits(trial_s=60))
         assert trials.tried('{"json_object":true}').reason == ""
         os.kill(trials.pid, signal.SIGSTOP)  # it cannot read the end of its pipe
         print(trials.pid, flush=True)
