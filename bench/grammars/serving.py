@@ -20,6 +20,7 @@ from specq.processes.servers import Servers
 from specq.protocol import JobError
 
 IN_FLIGHT = 16
+MOST_SHOWN = 300  # characters of a schema in its prompt
 MOST_WAIT_S = 600.0
 
 
@@ -67,7 +68,7 @@ def _served(client: Client, corpus: Iterable[tuple[str, Any]], max_tokens: int) 
     found, jobs = Found(), []
     for name, schema in corpus:
         found.schemas += 1
-        prompt = f"Answer with JSON that follows this schema: {json.dumps(schema)[:1000]}\nJSON: "
+        prompt = f"Answer with JSON that follows this schema: {json.dumps(schema)[:MOST_SHOWN]}\nJSON: "
         options: dict[str, Any] = {"temperature": 0.0, "max_tokens": max_tokens, "grammar": {"json_schema": schema}}
         try:
             jobs.append((name, schema, client.submit(prompt, **options)))
@@ -107,7 +108,7 @@ def why_invalid(schema: Any, text: str) -> str:
 
 
 def _exact(number: str) -> Decimal | float:
-    """Return a number with a fraction as it is written: 201802221424.0001 is a multiple of 0.0001, as floats it is not."""
+    """Return a number with a fraction as it is written. As floats, 201802221424.0001 is no multiple of 0.0001."""
     return float(number) if float(number).is_integer() else Decimal(number)
 
 
