@@ -228,6 +228,17 @@ def test_cancelled_jobs_are_not_returned(paused):
     assert paused.order[-3:] == [*ended, *kept]
 
 
+def test_a_key_that_comes_back_gets_its_newest_grammar(paused):
+    (key,) = paused.begin(new())
+    paused.builder.cancel(key)
+    paused.builder.begin(key, NUMBER)
+    matcher, _ = paused.wait(key)[0]
+    assert matcher.try_consume_tokens(paused.builder.tokenizer().ids("12")) > 0
+    os.kill(paused.pid, signal.SIGCONT)
+    paused.build(new())
+    assert paused.order.count(key) == 1
+
+
 def test_waiting_jobs_are_limited(paused, monkeypatch):
     monkeypatch.setattr(builder_module, "MOST_WAITING", 2)
     *taken, refused = paused.begin(new(), new(), new())
