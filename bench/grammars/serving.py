@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from typing import Any
 
 from jsonschema import Draft202012Validator, FormatChecker
@@ -20,6 +20,8 @@ from specq.processes.servers import Servers
 from specq.protocol import JobError
 
 IN_FLIGHT = 16
+MOST_DIGITS = 2000  # of a quotient
+WHOLE_DIGITS = 25  # 1.0 is an integer for JSON schema; larger numbers stay as they are
 MOST_SHOWN = 300  # characters of a schema in its prompt
 MOST_WAIT_S = 600.0
 
@@ -103,13 +105,16 @@ def why_invalid(schema: Any, text: str) -> str:
     except ValueError as error:
         return f"not JSON: {error}"
     exact = json.loads(json.dumps(schema), parse_float=_exact)
-    errors = sorted(kind(exact, format_checker=FormatChecker()).iter_errors(value), key=str)
+    with localcontext(prec=MOST_DIGITS):
+        errors = sorted(kind(exact, format_checker=FormatChecker()).iter_errors(value), key=str)
     return errors[0].message if errors else ""
 
 
-def _exact(number: str) -> Decimal | float:
+def _exact(number: str) -> Decimal | int:
     """Return a number with a fraction as it is written. As floats, 201802221424.0001 is no multiple of 0.0001."""
-    return float(number) if float(number).is_integer() else Decimal(number)
+    exact = Decimal(number)
+    is_whole = exact.adjusted() < WHOLE_DIGITS and exact == exact.to_integral_value()
+    return int(exact) if is_whole else exact
 
 
 def _note(found: Found, name: str, error: JobError) -> None:
