@@ -42,6 +42,14 @@ def test_a_mask_that_takes_too_long_is_found_before_the_lexers_fuel_ends():
         try_grammar(TOKENIZER, grammar_text({"regex": "(ab){50000}"}), replace(LIMITS, mask_s=0.001))
 
 
+def test_a_trial_reaches_what_is_nested_in_values_that_may_be_left_out():
+    slow = {"type": "string", "pattern": "^(ab){50000}$"}
+    for _ in range(3):
+        slow = {"type": "array", "items": slow}
+    with pytest.raises(JobError, match="of a trial takes"):
+        try_grammar(TOKENIZER, grammar_text({"json_schema": slow}), replace(LIMITS, mask_s=0.003))
+
+
 def test_each_limit_of_llguidance_is_set():
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string", "maxLength": 99} for i in range(20)}}
     grammar = grammar_text({"json_schema": schema})
@@ -70,6 +78,7 @@ def test_a_copy_shares_the_lexer_and_its_limit_of_states():
     copy.compute_bitmask()
     own.compute_bitmask()
     assert copy.is_error()
+    assert "<non-verbose/>" in copy.get_error()  # what it would say of the text is not for logs
     assert not own.is_error()
 
 
