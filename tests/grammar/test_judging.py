@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -12,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from specq.protocol import NO_TREE, SamplingParams, SessionStep
 from specq.testing.conformance.strategies import CUTS, PLANS, WARM
-from specq.testing.exact import ExactWorld, error, point, sampled
+from specq.testing.exact import ExactWorld, error, joint_distribution, sampled
 from specq.testing.oracle import RULES
 from specq.testing.random_steps import VOCAB, packed_logits, params_of, sampled_trees, split, steps
 from specq.verification import STRATEGIES, Judgements, MaskedSteps, ReadyTokenMasks, StepBatch, begun
@@ -32,7 +33,8 @@ from tests.verification.test_processors import END_IDS, Case, cases
 
 judge_module = sys.modules[judge_each.__module__]
 ALL = (1 << VOCAB) - 1  # the mask of everything
-SOME = settings(max_examples=60, deadline=None)
+SOME = settings(max_examples=25, deadline=None)
+EXACT = 1e-9
 
 
 def with_masks(batch: Sequence[SessionStep], seed: int) -> tuple[StepBatch, dict[int, np.ndarray]]:
@@ -77,10 +79,10 @@ def logprobs_of(judgements: Judgements) -> dict[int, list[Any]]:
     }
 
 
-def check_naive(names: Sequence[str], is_begun: bool, max_examples: int = 60) -> None:
+def check_naive(names: Sequence[str], is_begun: bool, max_examples: int = 60, phases: Any = tuple(Phase)) -> None:
     """Judge random steps of some strategies, and compare them with naive judges of masked logits."""
 
-    @settings(max_examples=max_examples, deadline=None)
+    @settings(max_examples=max_examples, deadline=None, phases=phases)
     @given(st.lists(steps(params=params_of(names), tree=sampled_trees()), max_size=4), st.integers(0, 2**32))
     def check(drawn: list[SessionStep], seed: int) -> None:
         batch, allowed = with_masks(drawn, seed)
@@ -96,14 +98,18 @@ def check_naive(names: Sequence[str], is_begun: bool, max_examples: int = 60) ->
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the naive rule divides by what is left, at times nothing
 @pytest.mark.parametrize("is_begun", [False, True], ids=["at once", "in halves"])
-@each("name", STRATEGIES)
-def test_strategies_judge_the_masked_target(name: str, is_begun: bool) -> None:
-    check_naive([name], is_begun)
+def test_strategies_judge_the_masked_target(is_begun: bool) -> None:
+    """All strategies in one batch, so that few are judged on a device, and one by one."""
+    check_naive([*STRATEGIES], is_begun, max_examples=40)
+    check_naive(["deterministic"], is_begun, max_examples=20)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.usefixtures("way")
-def test_so_do_mixed_batches_in_all_ways_of_a_cpu() -> None:
-    check_naive([*STRATEGIES], is_begun=False)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_so_does_each_in_all_ways_of_a_cpu(name: str) -> None:
+    check_naive([name], is_begun=False, max_examples=200)
 
 
 def judged_with_and_without(found: list[Case], seed: int, *, is_plain: bool = False) -> list[list[Any]]:
@@ -161,8 +167,6 @@ def test_where_nothing_is_left_the_session_fails_and_no_other(
         found = begin(batch, logits).finish() if is_begun else judge_each(batch, logits)
     assert said(found)[0::2] == [one for own in alone for one in said(own)]
     assert found[1].fault is not None
-    assert found[1].fault.reason == pytest.approx(found[1].fault.reason)
-    import re
 
     assert re.search(reason, found[1].fault.reason)
 
@@ -208,20 +212,27 @@ def is_forbidden(world: ExactWorld, prefix: tuple[int, ...]) -> bool:
     return prefix[-1] not in world.allows(prefix[:-1])
 
 
-@pytest.mark.usefixtures("way")
-@each(("plan", "cuts"), [*product(PLANS, ["plain"]), *product(["tree", "mixed siblings", "three candidates"], CUTS)])
-def test_the_emitted_distribution_is_the_masked_targets(plan: str, cuts: str) -> None:
+@each("plan", ["chain", "two candidates", "mixed siblings"])
+def test_the_emitted_distribution_is_the_masked_targets(plan: str) -> None:
     """With and without what hangs from forbidden nodes."""
-    for entropy in (1, 2):
-        world = world_of(entropy, **CUTS[cuts])
-        assert error(world, *PLANS[plan]) < 1e-9
-        assert error(world, *PLANS[plan], cut=hangs_from_forbidden) < 1e-9
+    world = world_of(1)
+    assert error(world, *PLANS[plan]) < EXACT
+    assert error(world, *PLANS[plan], cut=hangs_from_forbidden) < EXACT
 
 
-@each("plan", ["one", "chain", "two candidates", "tree"])
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("cuts", CUTS)
+def test_so_it_is_with_other_parameters_in_all_ways(cuts: str) -> None:
+    for plan in PLANS:
+        assert error(world_of(2, **CUTS[cuts]), *PLANS[plan], cut=hangs_from_forbidden) < EXACT, plan
+
+
+@each("plan", ["one", "two candidates"])
 def test_mutant_a_forbidden_sampled_node_is_cut(plan: str) -> None:
     """Before the step, by its token."""
-    assert max(error(world_of(i), *PLANS[plan], cut=is_forbidden, digits=14) for i in range(4)) > 1e-2
+    assert max(error(world_of(i), *PLANS[plan], cut=is_forbidden, digits=14) for i in range(3)) > 1e-2
 
 
 def test_the_mutant_gives_7_3_where_5_5_is_right() -> None:
@@ -234,14 +245,11 @@ def test_the_mutant_gives_7_3_where_5_5_is_right() -> None:
         def draft(self, prefix: tuple[int, ...]) -> tuple[list[int], list[int]]:
             return [0, 1, 2], [50_000, 10_000, 40_000]
 
-    world = World(0, allows=lambda _: (0, 1), params=WARM.__class__(temperature=1.0, strategy="probabilistic"))
-    from specq.testing.exact import joint_distribution
-
+    world = World(0, allows=lambda _: (0, 1), params=replace(WARM, strategy="probabilistic"))
     right = joint_distribution(world, (sampled(),), 1)
     wrong = joint_distribution(world, (sampled(),), 1, cut=is_forbidden)
-    assert [right[token,] for token in range(3)] == pytest.approx([0.5, 0.5, 0])
-    assert [wrong[token,] for token in range(3)] == pytest.approx([0.7, 0.3, 0])
-    assert error(world, (sampled(sampled()), point(sampled())), 3) < 1e-9
+    assert [right[token,] for token in range(3)] == pytest.approx([0.5, 0.5, 0], abs=EXACT)
+    assert [wrong[token,] for token in range(3)] == pytest.approx([0.7, 0.3, 0], abs=1e-3)
 
 
 # --- planted bugs: each must be seen ---------------------------------------------------------------------------------
@@ -251,8 +259,8 @@ def one_row_unmasked(monkeypatch: pytest.MonkeyPatch, rows: str) -> None:
     """Forget the mask of the first or the last row of each step."""
     of = ReadyTokenMasks.of
 
-    def forgetful(self: ReadyTokenMasks, judged: StepBatch) -> Any:
-        found = {i: own.copy() for i, own in of(self, judged).each()}
+    def forgetful(self: ReadyTokenMasks, judged: StepBatch) -> MaskedSteps:
+        found = {place: own.copy() for place, own in of(self, judged).each()}
         for own in found.values():
             own[0 if rows == "first" else -1] = -1
         return MaskedSteps.of(found)
@@ -278,10 +286,6 @@ def unmasked_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_module, "with_logprobs", lambda *of: with_logprobs(*of[:-1], before[-1]))
 
 
-def masked_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks come after the other parameters, which then may leave something that the grammar forbids."""
-
-
 MUTANTS = {
     "the first row": lambda patch: one_row_unmasked(patch, "first"),
     "the last row": lambda patch: one_row_unmasked(patch, "last"),
@@ -294,7 +298,7 @@ def test_mutants_are_seen(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[mutant](monkeypatch)
     for is_begun in (False, True):
         with pytest.raises(AssertionError):
-            check_naive(["deterministic"], is_begun, max_examples=30)
+            check_naive(["deterministic"], is_begun, max_examples=30, phases=[Phase.generate])
 
 
 def test_mutant_logprobs_of_the_unmasked_target(monkeypatch: pytest.MonkeyPatch) -> None:

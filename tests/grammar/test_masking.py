@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specq.protocol import SamplingParams, SessionStep, Tree
-from specq.verification import MaskedSteps, ReadyTokenMasks, StepBatch, TokenMasks, cuda_rows, host_kernels, masking
+from specq.verification import MaskedSteps, ReadyTokenMasks, StepBatch, TokenMasks, cuda_rows, masking
 from specq.verification.masking import mask, mask_rows
 from specq.verification.packing import place
 from tests.devices import NEEDS_CUDA, NEEDS_INTERPRETER
@@ -42,15 +42,6 @@ def logits_of(vocab: int, *, dtype: torch.dtype = torch.float32, layout: str = "
     wide = torch.randn(NUM_ROWS, 2 * vocab + 3, generator=rng, dtype=torch.float32).to(dtype)
     views = {"plain": wide[:, :vocab].clone(), "wide rows": wide[:, :vocab], "wide columns": wide[:, : 2 * vocab : 2]}
     return views[layout]
-
-
-@pytest.fixture(params=["compiled", "portable"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "portable":
-        monkeypatch.setattr(host_kernels, "kernels", lambda: None)
-    elif host_kernels.kernels() is None:
-        pytest.skip("no C compiler")
-    return str(request.param)
 
 
 @pytest.mark.usefixtures("way")

@@ -11,8 +11,8 @@ So the verifier sees the order of the expansions. Two cases hide it:
                           in it depends on each node before it
     a lost message        it may have held any expansion. So everything after it depends on all nodes before it
 
-Other sources draft point masses, which may hang from a sampled node. If it has no sampled child, then its drafter has
-not expanded it, which depends on the same tokens. So such a point mass waits for all nodes that were expanded.
+Other sources draft point masses beside and below sampled nodes. Such a point mass shows that the drafter has not drafted
+there, or has not sent that node yet. This depends on the same tokens. So it waits for all nodes that were expanded.
 
 A node may be left out if it is too unlikely, or if the engine does not support trees. Such a node is not verified in
 this step. No other node waits for it.
@@ -125,26 +125,23 @@ class _Order:
                 self._wait_for(self.index[node], point)
 
     def let_others_wait(self, lane: int, expanded: set[int]) -> None:
-        """Let point masses wait for what a lane has expanded, where it might have expanded their parent and has not."""
-        t, has_sampled = self.t, {self.t.parent[node] for node in self.nodes if self.t.group[node] != NONE}
+        """Let point masses wait for what a lane has expanded, where it might have drafted the same node."""
         others = [
-            i
-            for i, node in enumerate(self.nodes)
-            if t.group[node] == NONE and t.parent[node] not in has_sampled and self._is_beside(lane, node)
+            i for i, node in enumerate(self.nodes) if self.t.group[node] == NONE and self._might_draft(lane, node)
         ]
         if others:
             point = len(self.num_awaited)
             self.num_awaited.append(0)
             for one in expanded:
-                if t.group[one] != NONE:
+                if self.t.group[one] != NONE:
                     self._wait(point, one)
             for i in others:
                 self._wait_for(i, point)
 
-    def _is_beside(self, lane: int, node: int) -> bool:
+    def _might_draft(self, lane: int, node: int) -> bool:
         """Return whether a lane has drafted the parent of a node, and not the node."""
         parent = self.t.parent[node]
-        return parent != NONE and lane in _lanes_of(self.t, parent) and lane not in _lanes_of(self.t, node)
+        return (parent == NONE or lane in _lanes_of(self.t, parent)) and lane not in _lanes_of(self.t, node)
 
     def likeliest_first(self) -> list[int]:
         """Return the nodes in order; children come after their parent, also if it waits."""

@@ -319,18 +319,18 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
     ends_by_text = trees.ends_by_text[places]
     if np.count_nonzero(ends_by_text):
         by_text = ends_by_text.nonzero()[0].tolist()
-    for i in sorted({*by_text, *judgements.logprobs}):
+    for i in by_text:
         with faults.of(sessions[i], "committed"):
-            if i in by_text:
-                kept[i], finishes[i] = sessions[i].up_to_end(judgements[i].token_ids.tolist())
-            if i in judgements.logprobs:
-                sessions[i].logprobs.add(judgements.logprobs[i], int(kept[i]))
-        failed += [i] if faults.found and sessions[i] in faults else []
-    has_grammar = trees.traits[places] & WITH_GRAMMAR
-    if np.count_nonzero(has_grammar):
-        which = [i for i in has_grammar.nonzero()[0].tolist() if i not in failed]
+            kept[i], finishes[i] = sessions[i].up_to_end(judgements[i].token_ids.tolist())
+    with_grammar = (trees.traits[places] & WITH_GRAMMAR).nonzero()[0].tolist()
+    if with_grammar:
+        which = [i for i in with_grammar if not faults.found or sessions[i] not in faults]
         finishes |= dict.fromkeys(_follow_grammars(sessions, judgements, kept, which, faults), "stop")
-        failed += [i for i in which if faults.found and sessions[i] in faults]
+    for i, found in judgements.logprobs.items():
+        with faults.of(sessions[i], "committed"):
+            sessions[i].logprobs.add(found, int(kept[i]))
+    if faults.found:
+        failed = [i for i in sorted({*by_text, *with_grammar, *judgements.logprobs}) if sessions[i] in faults]
     return _Kept(kept, [(sessions[i], reason) for i, reason in finishes.items() if reason and i not in failed], failed)
 
 

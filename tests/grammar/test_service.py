@@ -1,0 +1,289 @@
+"""Sessions with grammars at a verifier: any drafts give plain decoding's text, which is the naive one, with all other
+parameters; and what fails harms no other session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specq.grammar import SessionGrammar, StepMasks
+from specq.grammar.limits import Limits
+from specq.protocol import GRAMMAR, ORIGIN_CODES, SamplingParams
+from specq.testing import oracle
+from specq.verifier.step import plan
+from tests.each import each
+from tests.grammar.naive import EOS, GRAMMARS, Naive, small
+from tests.grammar.serving import PROMPT, GrammarService, Said, rows_of
+
+NAMES = ["json_schema", "regex", "choice", "lark", "required", "after", "special"]
+LENGTH = 30
+
+
+def naive_text(grammar: dict[str, Any] | None, most: int = LENGTH, **params: Any) -> tuple[list[int], str]:
+    """Return what plain decoding says, one token at a time, and why it ends."""
+    own = SamplingParams(**params)
+    ends = (*own.stop_token_ids, *(() if own.ignore_eos else (EOS, 0)))
+    naive, text = Naive(small(), grammar, ends) if grammar else None, list[int]()
+    while len(text) < most:
+        row = rows_of([[*PROMPT, *text]])[0].numpy()
+        if naive is not None:
+            _, has_ended, following = naive.follow(text)
+            if has_ended:
+                return text, "stop"
+            if not following:
+                return text, "failed"
+            row[[token for token in range(len(row)) if token not in following]] = -np.inf
+        text.append(oracle.own_token(row, own, len(PROMPT) + len(text)))
+        if text[-1] in ends:
+            return text, "stop"
+    return text, "stop" if naive is not None and naive.follow(text)[1] else "length"
+
+
+def serve(
+    jobs: dict[int, tuple[dict[str, Any] | None, dict[str, Any]]], *, mode: str = "async", **service: Any
+) -> dict[int, Said]:
+    """Serve jobs (grammar, parameters) together."""
+    served = GrammarService(**service)
+    for session_id, (grammar, params) in jobs.items():
+        served.open(session_id, grammar, tokens_left=LENGTH, mode=mode, **params)
+    return served.run()
+
+
+def check_texts(params: dict[str, Any], overlaps: bool, names: Sequence[str] = NAMES) -> dict[int, Said]:
+    """Serve sessions with grammars, and one without, and compare their texts with the naive ones."""
+    jobs = {i: (GRAMMARS[name], {"seed": i, **params}) for i, name in enumerate(names)} | {99: (None, params)}
+    expected = {i: naive_text(grammar, **own) for i, (grammar, own) in jobs.items()}
+    found = serve(jobs, overlaps=overlaps, guesses=lambda i: expected[i][0])
+    for i, (text, finish) in expected.items():
+        if finish == "failed":
+            assert "the grammar allows no token there, and no end" in found[i].failed
+        else:
+            assert (found[i].token_ids, found[i].finish) == (text, finish)
+    return found
+
+
+@each(
+    ("params", "overlaps"),
+    product(
+        [{}, {"temperature": 0.8}, {"temperature": 1.2, "ignore_eos": True}, {"stop_token_ids": (67,)}], [False, True]
+    ),
+)
+def test_any_drafts_give_the_naive_text(params: dict[str, Any], overlaps: bool) -> None:
+    check_texts(params, overlaps)
+
+
+def test_forced_tokens_are_a_part_of_the_texts() -> None:
+    """Also without other drafts."""
+    found = serve({1: (GRAMMARS["json_schema"], {})})
+    assert ORIGIN_CODES[GRAMMAR] in found[1].origins
+
+
+@each("strategy", ["probabilistic", "threshold", "typical", "greedy"])
+def test_texts_of_other_strategies_are_valid(strategy: str) -> None:
+    """None has a token that its grammar forbids; what ends by itself is complete."""
+    jobs = {i: (GRAMMARS[name], {"seed": i, "temperature": 0.9, "strategy": strategy}) for i, name in enumerate(NAMES)}
+    guesses = {i: naive_text(grammar, seed=i, temperature=0.9)[0] for i, (grammar, _) in jobs.items()}
+    for i, said in serve(jobs, guesses=lambda i: guesses[i]).items():
+        is_allowed, has_ended, _ = Naive(small(), GRAMMARS[NAMES[i]], (EOS, 0)).follow(said.token_ids)
+        assert not said.failed
+        assert is_allowed
+        assert has_ended == (said.finish == "stop")
+
+
+# --- with other parameters --------------------------------------------------------------------------------------------
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.7},
+    "bad words": {"bad_token_ids": ((68,), (69, 70), (71,))},
+    "bias": {"logit_bias": ((67, 4.0), (EOS, -100.0))},
+    "stop strings": {"stop": ("a", "5")},
+    "log-probabilities": {"logprobs": 3, "temperature": 0.8},
+    "all": {"repetition_penalty": 1.2, "logit_bias": ((70, 1.0),), "logprobs": 0, "bad_token_ids": ((69,),)},
+}
+
+
+@each(("kind", "overlaps"), product(OTHERS, [False, True]))
+def test_with_other_parameters_drafts_change_nothing(kind: str, overlaps: bool) -> None:
+    """Neither texts nor ends, nor log-probabilities."""
+    jobs = {i: (GRAMMARS[name], {"seed": i, **OTHERS[kind]}) for i, name in enumerate(NAMES)}
+    plain = serve(jobs, mode="plain")
+    drafted = serve(jobs, overlaps=overlaps, guesses=lambda i: plain[i].token_ids)
+    assert sum(not said.failed for said in plain.values()) > 4
+    for i, said in drafted.items():
+        assert (said.finish, said.failed) == (plain[i].finish, plain[i].failed)
+        if said.failed:  # what was accepted in the last step is not said
+            assert said.token_ids == plain[i].token_ids[: len(said.token_ids)]
+            continue
+        assert said.token_ids == plain[i].token_ids
+        assert said.logprobs == pytest.approx(plain[i].logprobs, abs=1e-5)
+        assert len(said.logprobs) == (len(said.token_ids) if "logprobs" in OTHERS[kind] else 0)
+
+
+def test_logprobs_are_those_of_the_masked_distribution() -> None:
+    (said,) = serve({1: (GRAMMARS["json_schema"], {"logprobs": 0})}).values()
+    naive = Naive(small(), GRAMMARS["json_schema"], (EOS, 0))
+    for place, (token, found) in enumerate(zip(said.token_ids, said.logprobs, strict=True)):
+        row = rows_of([[*PROMPT, *said.token_ids[:place]]])[0].double().numpy()
+        allowed = sorted(naive.follow(said.token_ids[:place])[2])
+        assert found == pytest.approx(row[token] - np.log(np.exp(row[allowed]).sum()), abs=1e-4)
+
+
+def test_a_text_ends_by_its_grammar_whatever_min_tokens_says() -> None:
+    """Nothing may follow. Where it may end by an end token, it goes on."""
+    jobs = {
+        1: ({"choice": ["ab"]}, {"min_tokens": 9}),
+        2: ({"regex": "[a-z]*"}, {"min_tokens": 9, "logit_bias": ((EOS, 50.0),)}),
+        3: ({"choice": ["ab"]}, {"min_tokens": 9, "ignore_eos": True, "strategy": "probabilistic", "temperature": 0.8}),
+    }
+    for mode in ("plain", "async"):
+        found = serve(jobs, mode=mode, guesses=lambda _: small().ids("ab"))
+        assert small().inner.decode_str(found[1].token_ids) == small().inner.decode_str(found[3].token_ids) == "ab"
+        assert {said.finish for said in found.values()} == {"stop"}
+        assert len(found[2].token_ids) == 10
+        assert found[2].token_ids[-1] == EOS
+
+
+# --- what fails ------------------------------------------------------------------------------------------------------
+
+
+def check_failure(bad: tuple[dict[str, Any], dict[str, Any]], reason: str, *, overlaps: bool, **service: Any) -> Said:
+    """Serve a session that fails beside others, and see that these say what they say alone."""
+    others: dict[int, Any] = {
+        1: (GRAMMARS["json_schema"], {"temperature": 0.8}),
+        2: (None, {"presence_penalty": 0.1}),
+        3: (GRAMMARS["regex"], {"logprobs": 1}),
+    }
+    alone = serve(others, overlaps=overlaps)
+    found = serve(
+        {1: others[1], 7: bad, 2: others[2], 3: others[3]},
+        overlaps=overlaps,
+        guesses=lambda i: alone[i].token_ids if i in alone else small().ids("a" * LENGTH),
+        **service,
+    )
+    assert reason in found[7].failed
+    for i, said in alone.items():
+        assert (found[i].token_ids, found[i].finish, found[i].failed) == (said.token_ids, said.finish, "")
+        assert found[i].logprobs == pytest.approx(said.logprobs, abs=1e-5)
+    return found[7]
+
+
+AB = small().ids("ab")
+FAILING: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "bad tokens": (
+        {"choice": ["a", "b"]},
+        {"bad_token_ids": tuple((i,) for i in range(3, 350))},
+        "grammar leave none",
+    ),
+    "a stop token": (
+        {"regex": "1a+2"},
+        {"stop_token_ids": (small().ids("2")[0],), "bad_token_ids": ((AB[0],),)},
+        "grammar",
+    ),
+    "an empty text": ({"regex": ""}, {"ignore_eos": True}, "the grammar allows no token there, and no end; position 3"),
+    "min_tokens": ({"regex": ""}, {"min_tokens": 2}, "min_tokens, logit_bias and grammar leave none"),
+}
+
+
+@each(("kind", "overlaps"), product(FAILING, [False, True]))
+def test_where_nothing_is_allowed_the_job_fails_and_no_other(kind: str, overlaps: bool) -> None:
+    grammar, params, reason = FAILING[kind]
+    check_failure((grammar, params), reason, overlaps=overlaps)
+
+
+@each("overlaps", [False, True])
+def test_a_matcher_that_runs_into_a_limit_fails_its_session_alone(overlaps: bool) -> None:
+    """In the middle of its text, with llguidance's reason."""
+    bad = {"regex": "(a|b)*c(a|b){12}d"}, {"logit_bias": ((small().ids("c")[0], 2.0),)}
+    said = check_failure(bad, "too complex here", overlaps=overlaps, limits={7: replace(Limits(), lexer_states=24)})
+    assert "too many states" in said.failed
+    assert said.token_ids
+
+
+def test_a_text_from_elsewhere_goes_on_where_it_stands() -> None:
+    """Another verifier had said a part of it."""
+    expected, finish = naive_text(GRAMMARS["json_schema"])
+    for so_far in range(1, len(expected) - 1):
+        served = GrammarService()
+        served.open(1, GRAMMARS["json_schema"], tokens_left=LENGTH - so_far, so_far=expected[:so_far])
+        assert (served.run()[1].token_ids, served.said[1].finish) == (expected, finish)
+
+
+def test_a_text_from_elsewhere_that_the_grammar_does_not_allow_fails() -> None:
+    served = GrammarService()
+    served.open(1, {"choice": ["ab"]}, so_far=[70])
+    assert "does not allow token 70" in served.run()[1].failed
+
+
+# --- planted bugs: each must be seen ---------------------------------------------------------------------------------
+
+
+def not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matcher stays where a look ahead has led it."""
+
+    class Stuck:
+        def __init__(self, matcher: Any) -> None:
+            self.own = matcher
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.own, name)
+
+        def rollback(self, count: int) -> bool:
+            return bool(self.own.rollback(count - 1)) if count > 1 else True
+
+    init = SessionGrammar.__init__
+    monkeypatch.setattr(
+        SessionGrammar, "__init__", lambda self, matcher, *rest, **more: init(self, Stuck(matcher), *rest, **more)
+    )
+
+
+def commit_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Now and then the grammar does not follow the text."""
+    commit, random = SessionGrammar.commit, Random(0)
+
+    def forgets(self: SessionGrammar, token_ids: list[int]) -> int:
+        return commit(self, token_ids) if random.random() < 0.9 else len(token_ids)
+
+    monkeypatch.setattr(SessionGrammar, "commit", forgets)
+
+
+def masks_of_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step has the masks of an earlier one where these have as many rows."""
+    masks, kept = plan._masks, dict[Any, Any]()
+
+    def stale(chunks: Any) -> Any:
+        return kept.setdefault(tuple(chunks.places.tolist()), masks(chunks)) if masks(chunks) else None
+
+    monkeypatch.setattr(plan, "_masks", stale)
+
+
+def ends_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The masks let a text end where its grammar is not complete."""
+    of = StepMasks.of
+
+    def opened(self: StepMasks, judged: Any) -> Any:
+        found = of(self, judged)
+        found.words[:, 0] |= 1 << EOS
+        return found
+
+    monkeypatch.setattr(StepMasks, "of", opened)
+
+
+MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "not rolled back": not_rolled_back,
+    "commit missed": commit_missed,
+    "masks of the step before": masks_of_the_step_before,
+    "ends anywhere": ends_anywhere,
+}
+
+
+@each("mutant", MUTANTS)
+def test_mutants_are_seen(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[mutant](monkeypatch)
+    with pytest.raises(AssertionError):  # wrong texts, or sessions that never end
+        check_texts({"temperature": 1.2}, overlaps=False)
