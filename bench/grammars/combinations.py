@@ -124,7 +124,7 @@ def serving(place: str, model: str) -> Iterator[Serve]:
 
         with closing(LateServer(model, has_drafts=place != "late")) as server:
             yield server.serve
-            assert server.most_in_flight > 1, "no steps overlapped"
+            click.echo(f"{place}: at most {server.most_in_flight} steps in flight")
         return
     with configured(place, model) as config, Servers(config) as servers:
         servers.wait_ready(600)

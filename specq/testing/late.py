@@ -15,7 +15,7 @@ from specq.protocol import NO_TAP, EngineError, Int32Array, Judgement, ModelInfo
 from specq.testing.toy import ToyEngine
 from specq.verification import StepBatch, is_handle
 
-POISON = 7  # emitted for a closed session, and placed where a token is unknown
+POISON = 7  # emitted for a closed session or a fault, and placed where a token is unknown
 
 
 @dataclass(eq=False)
@@ -123,7 +123,7 @@ class LateEngine(ToyEngine):
         judged = batch.judged().session_ids
         nothing = np.array([POISON], np.int32)
         judgements = [found.get(i) or Judgement(i, (), nothing) for i in judged]
-        late.tokens = np.array([one.token_ids[0] for one in judgements], np.int32)
+        late.tokens = np.array([one.token_ids[0] if len(one.token_ids) else POISON for one in judgements], np.int32)
         scored = {int(is_open.nonzero()[0][i]): values for i, values in output.scored.items()}
         return StepOutput(judgements, output.hidden if is_open.all() else None, scored=scored)
 
