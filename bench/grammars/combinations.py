@@ -162,6 +162,8 @@ def main(model: str, num: int, only: tuple[int, ...], some_ways: tuple[str, ...]
     num_suite = taken_suite(model)
     rows, left = combinations_of(model, num, ways)
     asked = [one for one in rows if (not only or one.number in only) if not some_ways or one.row["way"] in some_ways]
+    skipped = [way for way in WAYS if way not in ways]
+    about = {"model": model, "suite_schemas": num_suite, "pairs_left_out": left, "ways_skipped": skipped}
     counts, failures, began = Counter[str](), list[dict[str, Any]](), time.monotonic()
     by_way: dict[str, Counter[str]] = {way: Counter() for way in ways}
     for place in dict.fromkeys(WAYS[way][0] for way in ways):
@@ -173,15 +175,17 @@ def main(model: str, num: int, only: tuple[int, ...], some_ways: tuple[str, ...]
             if fault:
                 failures.append(_failure(one, found, plain, fault))
                 click.echo(f"{one.number}: {one.row}: {fault[:300]}")
-        click.echo(f"{place}: {dict(counts)} after {time.monotonic() - began:.0f} s")
-    command = shlex.join(["python", "-m", "bench.grammars.combinations", *sys.argv[1:]])
-    skipped = [way for way in WAYS if way not in ways]
-    report = {"model": model, "suite_schemas": num_suite, "pairs_left_out": left, "ways_skipped": skipped}
-    report |= {"counts": counts, "by_way": by_way, "failures": failures, "seconds": round(time.monotonic() - began)}
+        seconds = round(time.monotonic() - began)
+        click.echo(f"{place}: {json.dumps(counts)} after {seconds} s")
+        if out is not None:  # what is known if a later place fails
+            found_so_far = {"counts": counts, "by_way": by_way, "failures": failures, "seconds": seconds}
+            out.write_text(json.dumps(_described() | about | found_so_far, indent=1, ensure_ascii=False) + "\n", "utf-8")
     click.echo(json.dumps({"counts": counts, "by_way": by_way}, indent=1))
-    if out is not None:
-        out.write_text(json.dumps(describe(command) | report, indent=1, ensure_ascii=False) + "\n", "utf-8")
     sys.exit(1 if failures else 0)
+
+
+def _described() -> dict[str, Any]:
+    return describe(shlex.join(["python", "-m", "bench.grammars.combinations", *sys.argv[1:]]))
 
 
 def _count(counter: Counter[str], one: Combination, found: Outcome, fault: str) -> None:
