@@ -52,7 +52,7 @@ PACKAGES = {
     ),
     "bench": (
         *("protocol", "config", "runtime", "models", "checkpoints", "transport", "text", "journal", "verification"),
-        *("engines", "drafting", "verifier", "client", "simulate", "samples", "processes", "doctor"),
+        *("grammar", "engines", "drafting", "verifier", "client", "simulate", "samples", "processes", "doctor"),
     ),
     "testing": (  # no package may import it
         *(
@@ -104,6 +104,7 @@ DOORS = {
 }
 # Who measures the parts of an engine or a drafter, or builds a head's layer of an engine's kernels, knows them.
 INSIDERS = {
+    "bench.grammars.": ("specq.grammar.",),
     "bench.host_time": ("specq.engines.torch.", "specq.engines.native."),
     "specq.drafting.eagle3.": ("specq.engines.torch.",),
     "specq.proposers": ("specq.drafting.",),

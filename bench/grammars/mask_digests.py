@@ -1,6 +1,7 @@
-"""The masks of each grammar along a fixed walk, as one digest: `python bench/__main__.py bench.grammars.mask_digests OUT`.
+"""The masks of each grammar along a fixed walk, as one digest.
 
-Run it with two versions of llguidance, and compare the files: verifiers of one MASK_VERSION must give the same masks.
+Run `python bench/__main__.py bench.grammars.mask_digests OUT` with two versions of llguidance, and compare the files.
+Verifiers of one MASK_VERSION must give the same masks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from bench.grammars import api_schemas, suite_schemas
 from specq.grammar.building import Walk, build_matcher, drawn
-from specq.grammar.limits import Limits
+from specq.grammar.limits import GrammarLimits
 from specq.grammar.tokenizer import GrammarTokenizer, build_tokenizer
 from specq.models import resolve_model
 from specq.protocol import JobError
@@ -38,7 +39,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 def main(out: Path) -> None:
     """Write {model/grammar: digest}. A refused grammar has its reason instead."""
-    found = {}
+    found: dict[str, str] = {}
     for model, vocab_size in MODELS.items():
         files = load_tokenizer_files(resolve_model(model, "target"))
         tokenizer = build_tokenizer(files, vocab_size, (0,))
@@ -59,7 +60,7 @@ def digest_of(tokenizer: GrammarTokenizer, grammar: str, num_steps: int = NUM_ST
     for seed in range(SEEDS):
         walk = Walk((), closers if seed else (), seed, num_steps)
         try:
-            matcher = build_matcher(tokenizer, grammar, Limits())
+            matcher = build_matcher(tokenizer, grammar, GrammarLimits())
         except JobError as error:
             return str(error)
         draw = walk.draw()

@@ -8,7 +8,7 @@ from typing import Any
 from bench.report import Report, figure, show, tell
 from bench.suite import COUNT, option, repeatable, suite
 
-COUNTED = ("schemas", "taken", "refused", "stop", "length", "invalid")
+COUNTED = ("schemas", "taken", "refused", "failed", "stop", "length", "invalid")
 
 
 @suite("grammars")

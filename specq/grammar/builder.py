@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from specq.grammar.building import MOST_REASON, build_matcher, warm
-from specq.grammar.limits import Limits
+from specq.grammar.limits import GrammarLimits
 from specq.grammar.tokenizer import GrammarTokenizer, build_tokenizer
-from specq.grammar.trial_process import TrialProcess, Verdict
+from specq.grammar.trial_process import TrialProcess, TrialVerdict
 from specq.protocol import SpecqError
 
 if TYPE_CHECKING:
@@ -36,20 +36,26 @@ class GrammarBuilder:
     """Builds matchers of jobs for one model's tokenizer."""
 
     def __init__(
-        self, tokenizer_files: dict[str, str], vocab_size: int, end_ids: tuple[int, ...], limits: Limits | None = None
+        self,
+        tokenizer_files: dict[str, str],
+        vocab_size: int,
+        end_ids: tuple[int, ...],
+        limits: GrammarLimits | None = None,
     ) -> None:
         self.on_ready: Callable[[], None] | None = None  # called from a thread when a job is finished
         self._tokenizer_of = (tokenizer_files, vocab_size, end_ids)
-        self._limits = limits or Limits()
+        self._limits = limits or GrammarLimits()
         self._tokenizer: GrammarTokenizer | None = None
         self._loading = threading.Lock()  # guards the tokenizer
         self._trials = TrialProcess(*self._tokenizer_of, self._limits)
         self._changed = threading.Condition()  # guards what follows
         self._untried: OrderedDict[str, list[int]] = OrderedDict()  # grammar -> keys
         self._tried: deque[tuple[int, str, str]] = deque()  # key, grammar, why it is refused
-        self._waiting: set[int] = set()  # keys that are neither finished nor cancelled
+        self._waiting: dict[int, str] = {}  # the grammar of each key that is neither finished nor cancelled
         self._finished: list[Finished] = []
-        self._verdicts: OrderedDict[str, Verdict] = OrderedDict()  # grammar -> verdict, the least recently used first
+        self._verdicts: OrderedDict[str, TrialVerdict] = (
+            OrderedDict()
+        )  # grammar -> verdict, the least recently used first
         self._is_closed = False
         self._threads: list[threading.Thread] = []
 
@@ -77,7 +83,7 @@ class GrammarBuilder:
             if len(self._waiting) >= MOST_WAITING:
                 self._finished.append((key, None, f"grammar: {MOST_WAITING} others are waiting to be built; try again"))
             else:
-                self._waiting.add(key)
+                self._waiting[key] = grammar
                 self._sort_in(key, grammar)
                 self._start_threads()
                 self._changed.notify_all()
@@ -93,7 +99,7 @@ class GrammarBuilder:
     def cancel(self, key: int) -> None:
         """Forget a job. `ready` does not return it."""
         with self._changed:
-            self._waiting.discard(key)
+            self._waiting.pop(key, None)
             self._finished = [one for one in self._finished if one[0] != key]
 
     def close(self) -> None:
@@ -135,20 +141,20 @@ class GrammarBuilder:
         with self._changed:
             while not self._is_closed:
                 for grammar, keys in list(self._untried.items()):
-                    if self._waiting.intersection(keys):
+                    if any(self._waiting.get(key) == grammar for key in keys):
                         return grammar
                     del self._untried[grammar]
                 self._changed.wait()
         return None
 
-    def _verdict_of(self, grammar: str) -> Verdict:
+    def _verdict_of(self, grammar: str) -> TrialVerdict:
         try:
             self.tokenizer()  # a model that cannot follow grammars needs no trial
             return self._trials.tried(grammar)
         except (SpecqError, OSError) as error:
-            return Verdict(f"grammar: {error}", is_final=False)
+            return TrialVerdict(f"grammar: {error}", is_final=False)
 
-    def _keep(self, grammar: str, verdict: Verdict) -> None:
+    def _keep(self, grammar: str, verdict: TrialVerdict) -> None:
         self._verdicts[grammar] = verdict
         if len(self._verdicts) > MOST_VERDICTS:
             self._verdicts.popitem(last=False)
@@ -156,7 +162,7 @@ class GrammarBuilder:
     def _build_all(self) -> None:
         while (tried := self._next_tried()) is not None:
             key, grammar, reason = tried
-            self._finish(key, *self._built(grammar) if not reason else (None, reason))
+            self._finish(key, grammar, *self._built(grammar) if not reason else (None, reason))
 
     def _next_tried(self) -> tuple[int, str, str] | None:
         """Wait for a job whose grammar was tried. None: closed."""
@@ -164,7 +170,7 @@ class GrammarBuilder:
             while not self._is_closed:
                 while self._tried:
                     tried = self._tried.popleft()
-                    if tried[0] in self._waiting:
+                    if self._waiting.get(tried[0]) == tried[1]:
                         return tried
                 self._changed.wait()
         return None
@@ -180,11 +186,11 @@ class GrammarBuilder:
             return None, f"grammar: {type(error).__name__}: {error}"[:MOST_REASON]
         return matcher, ""
 
-    def _finish(self, key: int, matcher: LLMatcher | None, reason: str) -> None:
+    def _finish(self, key: int, grammar: str, matcher: LLMatcher | None, reason: str) -> None:
         with self._changed:
-            if key not in self._waiting:  # cancelled meanwhile
+            if self._waiting.get(key) != grammar:  # cancelled meanwhile
                 return
-            self._waiting.discard(key)
+            del self._waiting[key]
             self._finished.append((key, matcher, reason))
         self._call_back()
 

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from specq.grammar.forms import llguidance_grammar
-from specq.grammar.limits import Limits
+from specq.grammar.limits import GrammarLimits
 from specq.grammar.place import place_of
 from specq.grammar.tokenizer import GrammarTokenizer
 from specq.grammar.versions import check_version
-from specq.protocol import JobError
-from specq.protocol.grammars import grammar_kind
+from specq.protocol import JobError, grammar_kind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -54,7 +53,7 @@ class Walk:
         return random.Random(self.seed)
 
 
-def build_matcher(tokenizer: GrammarTokenizer, grammar: str, limits: Limits) -> LLMatcher:
+def build_matcher(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> LLMatcher:
     """Return the matcher of a grammar (JSON text). Raises JobError with llguidance's reason and place."""
     from llguidance import LLMatcher, LLParserLimits
 
@@ -76,7 +75,7 @@ def build_matcher(tokenizer: GrammarTokenizer, grammar: str, limits: Limits) -> 
     return matcher
 
 
-def try_grammar(tokenizer: GrammarTokenizer, grammar: str, limits: Limits) -> None:
+def try_grammar(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> None:
     """Build a grammar and walk along it. Raises JobError for what exceeds a limit, or allows no text."""
     try:
         _try_once(tokenizer, grammar, limits)
@@ -86,7 +85,7 @@ def try_grammar(tokenizer: GrammarTokenizer, grammar: str, limits: Limits) -> No
         raise _refused(f"{error}{_place(tokenizer, grammar, limits)}") from None
 
 
-def _place(tokenizer: GrammarTokenizer, grammar: str, limits: Limits) -> str:
+def _place(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> str:
     """Return " at PLACE" of what a JSON schema cannot be built for, or ""."""
     found = orjson.loads(grammar)
 
@@ -102,7 +101,7 @@ def _place(tokenizer: GrammarTokenizer, grammar: str, limits: Limits) -> str:
     return f", at {place_of(found['json_schema'], reason_of)}"
 
 
-def _try_once(tokenizer: GrammarTokenizer, grammar: str, limits: Limits) -> None:
+def _try_once(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> None:
     for one in _walks(tokenizer, grammar):
         follow(build_matcher(tokenizer, grammar, limits), one, limits.mask_s)
 

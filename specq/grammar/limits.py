@@ -1,6 +1,6 @@
 """What one grammar may cost: while it is tried, while it is built, and for each of its masks.
 
-The trial, in a process of its own, keeps to all of them. The verifier's matchers keep to those that llguidance knows.
+The trial, in a process of its own, keeps to all of them. The verifier's matchers keep to the limits of llguidance.
 Rule: ordinary schemas fit. The floors were measured on 49,152 tokens (`docs/log/structured-output.md`).
 """
 
@@ -22,7 +22,7 @@ LEAST_TRIAL_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GrammarLimits:
     """The limits of one grammar.
 
     trial_s           wall time of its trial
@@ -53,13 +53,13 @@ class Limits:
         return f"grammar: it needs more than {self.trial_bytes >> 20} MB of memory"
 
 
-def limits_of(step_s: float, memory_bytes: int) -> Limits:
+def limits_of(step_s: float, memory_bytes: int) -> GrammarLimits:
     """Return the limits of a session whose steps take `step_s`, and whose grammar may use `memory_bytes`.
 
     A mask may take as long as a step, since it is made while the step's forward pass runs.
     """
     step_ms = step_s * 1e3
-    return Limits(
+    return GrammarLimits(
         trial_bytes=max(LEAST_TRIAL_BYTES, memory_bytes),
         mask_s=max(LEAST_MASK_S, step_s),
         step_fuel=_within(LEAST_FUEL, step_ms * FUEL_SHARE * FUEL_PER_MS, MOST_FUEL),

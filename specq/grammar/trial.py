@@ -25,7 +25,7 @@ from typing import IO
 import orjson
 
 from specq.grammar.building import try_grammar
-from specq.grammar.limits import Limits
+from specq.grammar.limits import GrammarLimits
 from specq.grammar.tokenizer import GrammarTokenizer, build_tokenizer
 from specq.protocol import SpecqError
 
@@ -75,7 +75,7 @@ def _serve(pipes: Pipes) -> None:
     if not setup:
         return
     options = orjson.loads(setup)
-    limits = Limits(**options.pop("limits"))
+    limits = GrammarLimits(**options.pop("limits"))
     try:
         tokenizer = build_tokenizer(**options)
     except SpecqError as error:
@@ -87,7 +87,7 @@ def _serve(pipes: Pipes) -> None:
         pipes.answer(_tried(tokenizer, orjson.loads(line)["grammar"], limits))
 
 
-def _tried(tokenizer: GrammarTokenizer, grammar: str, limits: Limits) -> str:
+def _tried(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> str:
     """Return why a grammar is refused. "": it is not."""
     _limit_memory(limits.trial_bytes)
     try:

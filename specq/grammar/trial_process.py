@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import orjson
 
-from specq.grammar.limits import Limits
+from specq.grammar.limits import GrammarLimits
 from specq.protocol import ConfigError
 from specq.runtime import reap
 
@@ -22,7 +22,7 @@ END_S = 5.0
 _CHUNK = 1 << 16
 
 
-class Verdict(NamedTuple):
+class TrialVerdict(NamedTuple):
     """What a trial found.
 
     reason      why the grammar is refused, "": it is not
@@ -39,7 +39,7 @@ class TrialProcess:
     The thread that calls `tried` must live as long as the process is needed: Linux ends the process with it.
     """
 
-    def __init__(self, files: dict[str, str], vocab_size: int, end_ids: tuple[int, ...], limits: Limits) -> None:
+    def __init__(self, files: dict[str, str], vocab_size: int, end_ids: tuple[int, ...], limits: GrammarLimits) -> None:
         self._options = {"files": files, "vocab_size": vocab_size, "end_ids": end_ids, "limits": asdict(limits)}
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
@@ -50,35 +50,35 @@ class TrialProcess:
         """The process's id. None: it is not running."""
         return self._process.pid if self._process is not None else None
 
-    def tried(self, grammar: str) -> Verdict:
+    def tried(self, grammar: str) -> TrialVerdict:
         """Try a grammar. A process that exceeds a limit is ended, and the next grammar starts another."""
         verdict = self._tried_once(grammar)
         if verdict is None and not self._is_closed:  # killed from outside: that says nothing about the grammar
             verdict = self._tried_once(grammar)
-        return verdict or Verdict("grammar: its trial was killed", is_final=False)
+        return verdict or TrialVerdict("grammar: its trial was killed", is_final=False)
 
-    def _tried_once(self, grammar: str) -> Verdict | None:
+    def _tried_once(self, grammar: str) -> TrialVerdict | None:
         """Return the verdict. None: the process was killed."""
         if self._process is not None and self._process.poll() is not None:
             self._stop()
         try:
             if self._process is None:
                 self._start()
-            return Verdict(self._ask({"grammar": grammar}, self._limits.trial_s))
+            return TrialVerdict(self._ask({"grammar": grammar}, self._limits.trial_s))
         except TimeoutError:
             self._stop()
-            return Verdict(f"grammar: its trial took more than {self._limits.trial_s:g} s", is_final=False)
+            return TrialVerdict(f"grammar: its trial took more than {self._limits.trial_s:g} s", is_final=False)
         except (BrokenPipeError, EOFError):
             return self._verdict_of_end(self._stop(END_S))
 
-    def _verdict_of_end(self, status: int) -> Verdict | None:
+    def _verdict_of_end(self, status: int) -> TrialVerdict | None:
         if status == -signal.SIGKILL:
             return None
         if status == -signal.SIGABRT:  # what Rust does without memory
-            return Verdict(self._limits.memory_reason)
+            return TrialVerdict(self._limits.memory_reason)
         if status in (-signal.SIGSEGV, -signal.SIGBUS):
-            return Verdict("grammar: it nests too deeply")
-        return Verdict(f"grammar: its trial ended with status {status}", is_final=False)
+            return TrialVerdict("grammar: it nests too deeply")
+        return TrialVerdict(f"grammar: its trial ended with status {status}", is_final=False)
 
     def close(self) -> None:
         """End the process. A trial that is running ends with a reason."""

@@ -118,7 +118,7 @@ class LateEngine(ToyEngine):
             raise late.error
         batch, late.after = _read(self._fed(late)), None
         is_open = np.array([session_id not in late.closed for session_id in batch.session_ids])
-        output = super().step(batch.take(is_open.nonzero()[0]), late.tap)
+        output = self.compute(batch.take(is_open.nonzero()[0]), late.tap)
         found = {one.session_id: one for one in output.judgements}
         judged = batch.judged().session_ids
         nothing = np.array([POISON], np.int32)
@@ -126,6 +126,10 @@ class LateEngine(ToyEngine):
         late.tokens = np.array([one.token_ids[0] if len(one.token_ids) else POISON for one in judgements], np.int32)
         scored = {int(is_open.nonzero()[0][i]): values for i, values in output.scored.items()}
         return StepOutput(judgements, output.hidden if is_open.all() else None, scored=scored)
+
+    def compute(self, batch: StepBatch, tap: Tap) -> StepOutput:
+        """Compute a step whose tokens are all known. Tests with another model override this."""
+        return super().step(batch, tap)
 
     def _fed(self, late: LateStep) -> StepBatch:
         batch, after = late.batch, late.after

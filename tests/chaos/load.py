@@ -12,13 +12,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 from specq import Client
 from specq.client.events import Event, JobDone, NewTokens, RequestFailed
 from specq.client.request import read_request
 
-Prompts = Iterable[tuple[list[int], list[int]]]  # (prompt, the text that must come of it)
+
+
+class Asked(NamedTuple):
+    """A job: its prompt, the text that must come of it, and its parameters."""
+
+    prompt: list[int]
+    expected: list[int]
+    params: dict[str, Any] = {"ignore_eos": True}  # noqa: RUF012 - nobody changes it
+
+
+Prompts = Iterable[Asked]
 
 
 @dataclass
@@ -60,12 +70,11 @@ class Load:
         self._open = False
 
     def _submit(self) -> None:
-        prompt, expected = next(self._prompts)
-        name = f"load {next(self._ids)}"
-        arguments = {"token_ids": prompt, "id": name, "max_tokens": len(expected), "ignore_eos": True}
+        asked, name = next(self._prompts), f"load {next(self._ids)}"
+        arguments = {"token_ids": asked.prompt, "id": name, "max_tokens": len(asked.expected), **asked.params}
         request = read_request(arguments, self.client.served)
         with self._lock:
-            self.running[name] = Running(expected, time.monotonic())
+            self.running[name] = Running(asked.expected, time.monotonic())
         self.client._connection.submit(request, lambda event: self._hear(name, event))
 
     def _hear(self, name: str, event: Event) -> None:

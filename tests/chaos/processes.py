@@ -24,7 +24,7 @@ from typing import Any, Self
 from specq import Client
 from specq.config.values import free_address
 from specq.testing.toy import toy_text
-from tests.chaos.load import Load, Prompts, Tally, wait_for
+from tests.chaos.load import Asked, Load, Prompts, Tally, wait_for
 
 BEATS = ("--heartbeat-ms", "100", "--liveness-ms", "1000")
 STEP_MS = 4
@@ -136,7 +136,7 @@ def toy_prompts(num_tokens: int = 150) -> Prompts:
     """Yield toy prompts and their texts, for ever."""
     for i in count():
         prompt = [5, 6 + i % 40, 7 + i // 40 % 40]
-        yield prompt, toy_text(prompt, num_tokens)
+        yield Asked(prompt, toy_text(prompt, num_tokens))
 
 
 def real_prompts(deployment: Deployment) -> Prompts:
@@ -147,7 +147,20 @@ def real_prompts(deployment: Deployment) -> Prompts:
         for question in QUESTIONS:
             prompt = client.served.codec.encode(question)
             answer = client.generate(token_ids=prompt, max_tokens=64, ignore_eos=True)
-            found.append((prompt, answer.token_ids))
+            found.append(Asked(prompt, answer.token_ids))
+    yield from cycle(found)
+
+
+def grammar_prompts(deployment: Deployment, grammars: Sequence[Any], params: dict[str, Any]) -> Prompts:
+    """Ask the bundled pair plainly for a text of each grammar first; yield the same jobs with drafts, for ever."""
+    with Client(deployment.address, timeout_s=START_S) as client:
+        deployment.wait_ready(client)
+        found = []
+        for seed, grammar in enumerate(grammars):
+            prompt = client.served.codec.encode(QUESTIONS[seed % len(QUESTIONS)])
+            own = {"grammar": grammar, "seed": seed, "max_tokens": 256, "temperature": 0.8 * (seed % 2), **params}
+            answer = client.generate(token_ids=prompt, **own, mode="plain")
+            found.append(Asked(prompt, answer.token_ids, own))
     yield from cycle(found)
 
 

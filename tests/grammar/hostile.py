@@ -17,7 +17,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str | None]] = {
     "minItems": ({"json_schema": {"type": "array", "items": {"type": "integer"}, "minItems": 10**6}}, None),
     "masks slowly": ({"regex": "(ab){1000000}"}, "the mask after . tokens of a trial takes|more than .* MB of memory"),
     "masks slowly later": (
-        {"json_schema": {"type": "array", "items": {"type": "string", "pattern": "^(ab){1000000}$"}, "minItems": 1}},
+        {"json_schema": {"type": "array", "items": {"type": "string", "pattern": "^(ab){1000000}$"}}},
         "the mask after . tokens of a trial takes|more than .* MB of memory",
     ),
     "masks slowly behind a text": (

@@ -19,8 +19,8 @@ import pytest
 from specq.grammar import builder as builder_module
 from specq.grammar.builder import GrammarBuilder
 from specq.grammar.building import Walk, follow
-from specq.grammar.limits import Limits
-from specq.grammar.trial_process import TrialProcess, Verdict
+from specq.grammar.limits import GrammarLimits
+from specq.grammar.trial_process import TrialProcess, TrialVerdict
 from specq.models import resolve_model
 from specq.protocol import JobError
 from specq.protocol.grammars import grammar_text
@@ -30,7 +30,7 @@ from tests.grammar.hostile import HOSTILE
 FILES = load_tokenizer_files(resolve_model("tiny", "target"))
 MODEL = (FILES, 4096, (0,))
 PATIENCE_S = 30
-LIMITS = Limits(trial_s=PATIENCE_S, mask_s=0.1)  # a busy machine's
+LIMITS = GrammarLimits(trial_s=PATIENCE_S, mask_s=0.1)  # a busy machine's
 OBJECT, NUMBER = grammar_text({"json_object": True}), grammar_text({"regex": "[0-9]{1,9}"})
 
 
@@ -190,7 +190,7 @@ def test_a_process_of_trials_that_is_killed_harms_no_job(paused):
 def test_a_grammar_whose_trials_are_killed_is_refused():
     trials = TrialProcess(*MODEL, LIMITS)
     trials._tried_once = lambda _grammar: None
-    assert trials.tried(OBJECT) == Verdict("grammar: its trial was killed", is_final=False)
+    assert trials.tried(OBJECT) == TrialVerdict("grammar: its trial was killed", is_final=False)
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_memory_is_limited_to_what_one_grammar_may_use():
     limits = replace(LIMITS, mask_s=PATIENCE_S, trial_bytes=32 << 20)
     trials = TrialProcess(*MODEL, limits)
     try:
-        assert trials.tried(grammar_text({"regex": "(ab){1000000}"})) == Verdict(limits.memory_reason)
+        assert trials.tried(grammar_text({"regex": "(ab){1000000}"})) == TrialVerdict(limits.memory_reason)
         for i in range(20):  # what one has used is not counted against the next
-            assert trials.tried(grammar_text({"regex": f"[a-z]{{{i + 1},900}}"})) == Verdict("")
+            assert trials.tried(grammar_text({"regex": f"[a-z]{{{i + 1},900}}"})) == TrialVerdict("")
     finally:
         trials.close()
         trials.reap()
@@ -226,6 +226,17 @@ def test_cancelled_jobs_are_not_returned(paused):
     os.kill(paused.pid, signal.SIGCONT)
     paused.wait(*kept)
     assert paused.order[-3:] == [*ended, *kept]
+
+
+def test_a_key_that_comes_back_gets_its_newest_grammar(paused):
+    (key,) = paused.begin(new())
+    paused.builder.cancel(key)
+    paused.builder.begin(key, NUMBER)
+    matcher, _ = paused.wait(key)[0]
+    assert matcher.try_consume_tokens(paused.builder.tokenizer().ids("12")) > 0
+    os.kill(paused.pid, signal.SIGCONT)
+    paused.build(new())
+    assert paused.order.count(key) == 1
 
 
 def test_waiting_jobs_are_limited(paused, monkeypatch):
@@ -277,10 +288,10 @@ def test_the_process_of_trials_ends_with_a_verifier_that_is_killed():
         import os, signal, sys
         from specq.models import resolve_model
         from specq.text import load_tokenizer_files
-        from specq.grammar.building import Walk, follow
-from specq.grammar.limits import Limits
+        from specq.grammar.limits import GrammarLimits
         from specq.grammar.trial_process import TrialProcess
-        trials = TrialProcess(load_tokenizer_files(resolve_model("tiny", "target")), 4096, (0,), Limits(trial_s=60))
+        files = load_tokenizer_files(resolve_model("tiny", "target"))
+        trials = TrialProcess(files, 4096, (0,), GrammarLimits(trial_s=60))
         assert trials.tried('{"json_object":true}').reason == ""
         os.kill(trials.pid, signal.SIGSTOP)  # it cannot read the end of its pipe
         print(trials.pid, flush=True)

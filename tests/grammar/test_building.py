@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from specq.grammar.building import MOST_REASON, Walk, build_matcher, follow, try_grammar, warm
-from specq.grammar.limits import Limits, limits_of
+from specq.grammar.limits import GrammarLimits, limits_of
 from specq.grammar.tokenizer import build_tokenizer
 from specq.models import resolve_model
 from specq.protocol import ConfigError, JobError
@@ -20,7 +20,7 @@ FILES = load_tokenizer_files(resolve_model("tiny", "target"))
 TOKENIZER = build_tokenizer(FILES, 4096, (0,))
 # In another process only, in test_builder.py. llguidance before 1.8 does not come to an end with the last two.
 SLOW = ("masks slowly", "masks slowly later", "masks slowly behind a text", "maxItems", "minItems")
-LIMITS = Limits(mask_s=0.1)  # a busy machine's
+LIMITS = GrammarLimits(mask_s=0.1)  # a busy machine's
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name not in SLOW])
@@ -40,6 +40,14 @@ def test_a_hostile_grammar_is_refused_with_the_reason_or_fits(name):
 def test_a_mask_that_takes_too_long_is_found_before_the_lexers_fuel_ends():
     with pytest.raises(JobError, match=r"the mask after 0 tokens of a trial takes \d+ ms, but may take 1 ms"):
         try_grammar(TOKENIZER, grammar_text({"regex": "(ab){50000}"}), replace(LIMITS, mask_s=0.001))
+
+
+def test_a_trial_reaches_what_is_nested_in_values_that_may_be_left_out():
+    slow = {"type": "string", "pattern": "^(ab){50000}$"}
+    for _ in range(3):
+        slow = {"type": "array", "items": slow}
+    with pytest.raises(JobError, match="of a trial takes"):
+        try_grammar(TOKENIZER, grammar_text({"json_schema": slow}), replace(LIMITS, mask_s=0.003))
 
 
 def test_each_limit_of_llguidance_is_set():
@@ -70,6 +78,7 @@ def test_a_copy_shares_the_lexer_and_its_limit_of_states():
     copy.compute_bitmask()
     own.compute_bitmask()
     assert copy.is_error()
+    assert "<non-verbose/>" in copy.get_error()  # what it would say of the text is not for logs
     assert not own.is_error()
 
 

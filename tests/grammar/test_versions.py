@@ -27,7 +27,7 @@ def digests():
 
 
 def test_masks_are_those_of_their_version():
-    """Where masks change on purpose, raise MASK_VERSION and write the file anew: `python -m tests.grammar.test_versions`."""
+    """Where masks change on purpose, raise MASK_VERSION; `python -m tests.grammar.test_versions` writes the file."""
     kept = json.loads(KEPT.read_text())
     assert kept["mask_version"] == MASK_VERSION
     found = digests()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specq.protocol import CAPABILITIES, GRAMMAR_CAPABILITIES, GRAMMAR_KINDS
+from specq.protocol import CAPABILITIES, GRAMMAR_CAPABILITIES, GRAMMAR_KINDS, PROMPT_LOGPROBS
 from specq.testing.toy_drafters import ToyProposer
 from specq.testing.world import World
 
@@ -35,5 +35,6 @@ def test_workers_say_so_in_their_hello() -> None:
     world.add_drafter(b"d0", ToyProposer())
     world.run(1.0)
     named = {worker.name: worker.hello.capabilities for worker in world.broker.state.workers.all()}
-    assert named == {"v0": (*CAPABILITIES, *GRAMMAR_CAPABILITIES), "v1": CAPABILITIES, "d0": CAPABILITIES}
+    target = (*CAPABILITIES, PROMPT_LOGPROBS)  # the toy engine returns them
+    assert named == {"v0": (*target, *GRAMMAR_CAPABILITIES), "v1": target, "d0": CAPABILITIES}
     assert set(GRAMMAR_CAPABILITIES) == {f"grammar/1/{kind}" for kind in GRAMMAR_KINDS}

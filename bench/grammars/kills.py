@@ -1,0 +1,65 @@
+"""Jobs with grammars while their processes are killed: each job must end with the text that plain decoding gave.
+
+    python -m bench.grammars.kills --kills 60 --out kills.json
+
+Two verifiers, two draft workers and a broker with a journal, all of the bundled pair `tiny`, over sockets. Each is
+killed with SIGKILL in the middle of the jobs and started again. Three of four kills hit a verifier. The texts that end
+by `stop` follow their grammar, by jsonschema. It needs the package jsonschema, and Debian's json-schema-test-suite.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from itertools import cycle, islice
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import click
+
+from bench.grammars.cases import FORM_NAMES, fault_of, grammar_of
+from bench.grammars.combinations import taken_suite
+from specq.models import resolve_model
+from specq.runtime.machine import describe
+from specq.text import TextCodec, load_tokenizer_files
+from tests.chaos.load import Asked
+from tests.chaos.processes import Deployment, attack, grammar_prompts
+
+RECOVERY_S = 120.0  # a verifier starts in 10 s, and others load the machine
+ROLES = ("target", "target", "target", "draft", "target", "target", "target", "broker")
+
+
+@click.command()
+@click.option("--kills", default=60, show_default=True, help="Number of kills.")
+@click.option("--jobs", default=12, show_default=True, help="Jobs at a time.")
+@click.option("--seed", default=0, show_default=True, help="Of everything random.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for the report, JSON.")
+def main(kills: int, jobs: int, seed: int, out: Path | None) -> None:
+    """Kill processes in the middle of jobs with grammars, and print what came of it."""
+    faults = [("kill", ROLES[i % len(ROLES)]) for i in range(kills)]
+    Random(seed).shuffle(faults)
+    taken_suite("tiny")
+    grammars = [grammar_of(form, number) for number in range(3) for form in FORM_NAMES]
+    with TemporaryDirectory() as folder, Deployment(Path(folder), real=True) as deployment:
+        asked = list(islice(grammar_prompts(deployment, grammars, {}), len(grammars)))
+        found = attack(deployment, cycle(asked), faults, seed=seed, recovery_s=RECOVERY_S, num_jobs=jobs)
+    report = found.report() | {"texts": len(asked), "invalid": _invalid(asked)}
+    click.echo(json.dumps(report, indent=1))
+    if out is not None:
+        command = shlex.join(["python", "-m", "bench.grammars.kills", *sys.argv[1:]])
+        out.write_text(json.dumps(describe(command) | report, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    sys.exit(any(report[name] for name in ("lost", "doubled", "wrong", "stuck", "invalid")))
+
+
+def _invalid(asked: list[Asked]) -> list[str]:
+    """Return the faults of the texts that ended before their most tokens."""
+    codec = TextCodec(load_tokenizer_files(resolve_model("tiny", "target")))
+    ended = [one for one in asked if len(one.expected) < one.params["max_tokens"]]
+    faults = [fault_of(one.params["grammar"], codec.decode(one.expected)) for one in ended]
+    return [fault for fault in faults if fault]
+
+
+if __name__ == "__main__":
+    main()
