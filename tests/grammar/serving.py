@@ -61,7 +61,7 @@ def small_info() -> ModelInfo:
 class LogitEngine(ToyEngine):
     """Computes rows of logits, and judges them as real engines do."""
 
-    judges_late = True
+    judges_late = takes_masks = True
 
     def __init__(self, info: ModelInfo | None = None, *, max_chain: int = 0) -> None:
         super().__init__(info or small_info(), max_chain=max_chain)

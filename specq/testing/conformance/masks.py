@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import pytest
 
-from specq.engines import Engine
+from specq.engines import Engine, takes_masks
 from specq.protocol import NO_TREE, Float32Array, Int32Array, SamplingParams, SessionStep, StepOutput, Tree
 from specq.testing.reference import Target, decode, plain
 from specq.verification import MaskedSteps, StepBatch, TokenMasks
@@ -83,12 +83,19 @@ def text_of(engine: Engine, session_id: int, params: SamplingParams, right: Sequ
     return text[len(PROMPT) :][:LENGTH]
 
 
+def needs_masks(engine: Engine) -> None:
+    """Skip a test of an engine without masks. Such an engine gets no jobs with grammars."""
+    if not takes_masks(engine):
+        pytest.skip(f"the {engine.info.engine} engine takes no masks")
+
+
 class MaskConformance:
     """Needs the fixture `engine`; see `EngineConformance`."""
 
     @pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
     def test_masked_texts_have_allowed_tokens_only(self, engine: Engine, params: SamplingParams) -> None:
         """Drafts change nothing, also if some are forbidden."""
+        needs_masks(engine)
         text = text_of(engine, 1, params)
         positions = np.arange(len(PROMPT), len(PROMPT) + LENGTH)
         assert all(map(is_allowed, positions.tolist(), np.array(text)))
@@ -97,6 +104,7 @@ class MaskConformance:
 
     def test_masks_are_those_of_their_sessions(self, engine: Engine) -> None:
         """Beside sessions without a mask, chunks of prompts, and a session whose mask allows nothing."""
+        needs_masks(engine)
         context, params = np.array(PROMPT, np.int32), SamplingParams()
         alone = []
         for session_id, masks in ((1, [1]), (2, [])):
@@ -126,5 +134,6 @@ class MaskConformance:
 
 def check_reference(engine: Engine, target: Target, params: SamplingParams) -> None:
     """Compare masked texts with those of the reference decoder."""
+    needs_masks(engine)
     expected = decode(masked(target), plain, PROMPT, LENGTH, params).token_ids
     assert text_of(engine, 1, params, expected) == expected
