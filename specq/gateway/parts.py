@@ -11,7 +11,7 @@ Rules:
 
 - The parts depend on the text only, not on how it is cut into pieces. So a stream can go on behind any token.
 - Text that looks like a call but is not one is content. A call whose arguments have begun cannot be taken back. If it
-  is not completed, `CallCut` follows, with the whole text that was taken for it.
+  is not completed, `CallCut` follows, with all of its text.
 - White space beside reasoning and calls belongs to no part.
 
 `split` returns a whole answer. A call that was cut is content there, as in vLLM.
@@ -71,7 +71,7 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True)
 class CallCut:
-    """A call that has begun is not completed. `text` is all text that was taken for it."""
+    """A call that has begun is not completed. `text` is all of its text, with its mark."""
 
     index: int
     text: str

@@ -1,5 +1,7 @@
 """Answers as their parts: what is reasoning, content and a call, wherever the text is cut into pieces."""
 
+from dataclasses import replace
+
 from specq.gateway.parts import (
     MAY_THINK,
     THINKS,
@@ -98,11 +100,11 @@ def joined(parts):
     """Return the parts with neighbouring texts of one kind in one."""
     found = []
     for part in parts:
-        is_more = found and type(part) is type(found[-1]) and isinstance(part, (ReasoningText, ContentText))
-        if is_more or (isinstance(part, CallArguments) and isinstance(found[-1], CallArguments)):
-            values = {"index": part.index} if isinstance(part, CallArguments) else {}
-            part = type(part)(**values, text=found.pop().text + part.text)
-        found.append(part)
+        last = found[-1] if found else None
+        if type(part) is type(last) and isinstance(part, (ReasoningText, ContentText, CallArguments)):
+            found[-1] = replace(last, text=last.text + part.text)
+        else:
+            found.append(part)
     return found
 
 
@@ -174,9 +176,9 @@ def test_ids():
     assert split(HERMES, ONE, 3).calls == (Call(HERMES.call_id(3, 0), "f", '{"a": "}\\"{"}'),)
 
 
-def test_long_answers_take_time_in_proportion():
-    """Neither white space nor marks nor arguments make the splitter read text again and again."""
-    long = "x" * 20_000 + " " * 20_000 + "<tool_call>{" * 2000 + '<tool_call>{"name": "f", "arguments": {"a": "'
-    answer = split(HERMES, long + "y" * 20_000 + '"}}')
+def test_a_long_answer():
+    """It has marks and white space in plenty, none of which belongs to a call."""
+    text = "x" * 9000 + " " * 9000 + "<tool_call>{" * 900
+    answer = split(HERMES, text + '<tool_call>{"name": "f", "arguments": {"a": "' + "y" * 9000 + '"}}')
 
-    assert len(answer.calls[0].arguments) == 20_009
+    assert (answer.content, len(answer.calls[0].arguments)) == (text, 9009)
