@@ -87,6 +87,7 @@ class Piece:
     result    set in the completion's last piece.
     index     index among the completions of the prompt, from 0.
     place     index among several prompts, from 0.
+    known     text of tokens before these that the reader knows already; it is not in `text`.
     """
 
     text: str
@@ -101,6 +102,7 @@ class Piece:
     rejected: tuple[RejectedDraft, ...] = ()
     rounds: tuple[RoundTime, ...] = ()
     prompt_logprobs: PromptLogprobs = None
+    known: str = ""
 
 
 class PieceMaker:
@@ -137,7 +139,7 @@ class PieceMaker:
         of_prompt = None if skipped else prompt_logprobs(new.prompt_rows, self._text_of[-1], self._num_top)
         self._num_top = -1 if new.token_ids else self._num_top
         offsets, texts = zip(*map(self._push, new.token_ids), strict=True) if new.token_ids else ((), ())
-        texts = texts[skipped:]
+        known, texts = "".join(texts[:skipped]), texts[skipped:]
         origins = new.origins[skipped:]
         self._last_origin = origins[-1] if origins else self._last_origin
         return Piece(
@@ -152,6 +154,7 @@ class PieceMaker:
             rejected=() if skipped else new.rejected,
             rounds=() if skipped else new.rounds,
             prompt_logprobs=of_prompt,
+            known=known,
         )
 
     def _push(self, token_id: int) -> tuple[int, str]:
@@ -191,7 +194,8 @@ def _placed(entries: Sequence[dict[str, Any]], offsets: Sequence[int]) -> tuple[
 def _matcher(options: TextOptions, *text_of: Any) -> StopMatcher:
     """Return the matcher of stop strings of a completion."""
     special, keeps = not options.skip_special_tokens, options.include_stop_str_in_output
-    return StopMatcher(*text_of, with_special=special, keeps_stop=keeps)
+    shown = frozenset[str]() if special else options.shown
+    return StopMatcher(*text_of, with_special=special, keeps_stop=keeps, shown=shown)
 
 
 class CompletionText(NamedTuple):
@@ -216,7 +220,7 @@ def completion_text(
 
     before  the prompt.
     """
-    if not params.stop and params.logprobs < 0:
+    if not params.stop and params.logprobs < 0 and not options.shown:
         detokenizer = Detokenizer(codec, before, with_special=not options.skip_special_tokens)
         return CompletionText(detokenizer.push_all(token_ids) + detokenizer.flush(), [])
     matcher, offsets = _matcher(options, codec, params.stop, params.min_tokens, before), list[int]()

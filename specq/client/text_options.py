@@ -22,13 +22,17 @@ LEFT, RIGHT = "left", "right"
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """Checked options; `truncate_prompt_tokens` 0 means no limit."""
+    """Checked options; `truncate_prompt_tokens` 0 means no limit.
+
+    shown  special tokens that the text shows even if it shows no others. The gateway sets them, not the caller.
+    """
 
     truncate_prompt_tokens: int = 0
     truncation_side: str = LEFT
     continue_final_message: bool = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    shown: frozenset[str] = frozenset()
 
     def truncated(self, token_ids: Sequence[int], context_length: int) -> Sequence[int]:
         """Return the tokens of a prompt within the limit. Raises JobError for a limit that the model exceeds."""
@@ -42,7 +46,7 @@ class TextOptions:
         return token_ids[:most] if self.truncation_side == RIGHT else token_ids[-most:]
 
 
-TEXT_OPTIONS = tuple(field.name for field in fields(TextOptions))
+TEXT_OPTIONS = tuple(field.name for field in fields(TextOptions) if field.name != "shown")
 
 
 def read_text_options(values: dict[str, Any]) -> TextOptions:

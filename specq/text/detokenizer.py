@@ -232,6 +232,7 @@ class StopMatcher:
 
     - `found`: the stop string that ended the text, or "".
     - `keeps_stop`: whether the text includes it.
+    - `shown`: special tokens that stand in the returned text. Other stop strings are searched without them.
     """
 
     def __init__(
@@ -243,6 +244,7 @@ class StopMatcher:
         *,
         with_special: bool = False,
         keeps_stop: bool = False,
+        shown: frozenset[str] = frozenset(),
     ) -> None:
         self._detokenizer, self._texts = Detokenizer(codec, before, with_special=with_special), codec.tokens
         self._keeps_stop, self.found = keeps_stop, ""
@@ -255,6 +257,8 @@ class StopMatcher:
         self._hidden = ""  # text that is known but may be part of a stop string, or may change
         self._num_unsure = 0  # characters at its end that may change
         self._ready = ""  # text that may be shown and was not taken yet
+        self._shown, self._num_shown = shown, 0  # characters that were shown, without special tokens
+        self._marks: list[tuple[int, str]] = []  # special tokens to show, with the characters before them
         self.matched = False
 
     @property
@@ -280,7 +284,9 @@ class StopMatcher:
         """Return the remaining text, when no token will follow."""
         if not self.matched:
             self._hear(self._detokenizer.flush(), "")
-            self._ready, self._hidden = self._ready + self._hidden, ""
+            self._show(self._hidden)
+            self._hidden = ""
+            self._ready += "" if self.matched else "".join(mark for _, mark in self._marks)
         return self.take()
 
     def _take(self, token_id: int) -> bool:
@@ -290,7 +296,20 @@ class StopMatcher:
             self._hear_special(spelling)
         else:
             self._hear(self._detokenizer.push(token_id), self._detokenizer.unsure)
+        if spelling in self._shown and not self.matched:
+            self._marks.append((self._detokenizer.offset, spelling))
+            self._show("")
         return self.matched
+
+    def _show(self, text: str) -> None:
+        """Add text to the ready text, with the special tokens that stand before, in or behind it."""
+        while self._marks and self._marks[0][0] <= self._num_shown + len(text):
+            place, mark = self._marks.pop(0)
+            before, text = text[: place - self._num_shown], text[place - self._num_shown :]
+            self._ready += before + mark
+            self._num_shown = place
+        self._ready += text
+        self._num_shown += len(text)
 
     def _hear(self, piece: str, unsure: str) -> None:
         """Add text, whose end may still change. Show what can no longer be part of a stop string."""
@@ -308,7 +327,8 @@ class StopMatcher:
                 search.save()
         num_held = max([self._num_unsure, *(search.num_held for search in self._searches)])
         num_shown = len(self._hidden) - num_held
-        self._ready, self._hidden = self._ready + self._hidden[:num_shown], self._hidden[num_shown:]
+        shown, self._hidden = self._hidden[:num_shown], self._hidden[num_shown:]
+        self._show(shown)
 
     def _search(self, text: str) -> None:
         """Append text up to a stop string. If there is one, the text before it is ready."""
@@ -336,5 +356,5 @@ class StopMatcher:
         """End the text before the stop string that a search has found, or with it."""
         self.found = search.ended
         end = len(self._hidden) if self._keeps_stop else len(self._hidden) - search.num_ended
-        self._ready += self._hidden[:end]
+        self._show(self._hidden[:end])
         self._hidden, self.matched = "", True

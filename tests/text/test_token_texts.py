@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from specq.client.events import NewTokens
 from specq.client.result import PieceMaker, Result, completion_text
+from specq.client.text_options import TextOptions
 from specq.protocol import SamplingParams
 from specq.testing.tokenizer import sentencepiece_files, tokenizer_files
 from specq.text import ByteCodec, StopMatcher, TextCodec
@@ -290,3 +291,37 @@ def test_a_stop_string_in_a_run_of_bytes_that_is_broken_later():
     broken = StopMatcher(codec, ("A\ufffd",), 0, [word])
     assert (broken.push([wide[-1], *high, word]), broken.finish()) == (None, "\ufffd\ufffds")
     assert Detokenizer(codec, [word]).push(wide[0]) == ""
+
+
+def test_special_tokens_that_are_shown():
+    """They stand where they are, also behind text that was held back. Stop strings are searched without them."""
+    codec = CODECS["byte-level"]
+    end, start = codec.token_id("<|im_end|>"), codec.token_id("<|im_start|>")
+    a, b = (codec.encode_part(text)[0] for text in "ab")
+    cases = [
+        ((), [end, a, start, end, b, end], None, "<|im_end|>a<|im_end|>b<|im_end|>"),
+        (("bb",), [a, end, b, end, b, end, a], 4, "a<|im_end|>"),
+        (("ba",), [a, b, end, b], None, "ab<|im_end|>b"),
+        (("ab",), [b, a, end], None, "ba<|im_end|>"),
+        (("b<|im_end|>",), [a, end, b, end], 3, "a<|im_end|>"),
+    ]
+    for stop, answer, index, text in cases:
+        matcher, taken = StopMatcher(codec, stop, shown=frozenset({"<|im_end|>"})), ""
+        found = None
+        for place, token in enumerate(answer):
+            found = place if found is None and matcher.push([token]) is not None else found
+            taken += matcher.take()
+            assert text.startswith(taken)
+        assert (stop, found, taken + matcher.finish()) == (stop, index, text)
+
+
+def test_pieces_tell_the_text_that_is_known():
+    codec = CODECS["byte-level"]
+    end = codec.token_id("<|im_end|>")
+    ids = tuple(codec.encode_part("ab") + [end] + codec.encode_part("cd"))
+    options = TextOptions(shown=frozenset({"<|im_end|>"}))
+    for known in range(len(ids) + 1):
+        maker = PieceMaker(codec, SamplingParams(), num_known=known, options=options)
+        piece = maker.piece(NewTokens(1, ids, ("plain",) * len(ids)))
+        assert piece.known + piece.text == completion_text(codec, list(ids), SamplingParams(), (), options)[0]
+        assert piece.known == completion_text(codec, list(ids[:known]), SamplingParams(), (), options)[0]
