@@ -122,13 +122,14 @@ class Events:
         ended, place = piece.result is not None, self.position.choices[index].num_tokens
         self.position = self.position.moved(index, len(piece.token_ids), ended=ended)
         details = self._details.of(place, piece) if self._details else None
-        if not (ended or details or self._shows(piece)):
+        choice = self._shape.chunk(index, piece)
+        if not (ended or details or choice.get("delta") or choice.get("text") or self._shows(piece)):
             return b""
-        return self._event(self._shape.chunk(index, piece), index, details)
+        return self._event(choice, index, details)
 
     def _shows(self, piece: Piece) -> bool:
-        """Return whether a piece has anything to send."""
-        return bool(piece.text or piece.logprobs)
+        """Return whether a piece has anything to send besides its text."""
+        return bool(piece.logprobs)
 
     def closing(self) -> bytes:
         """Return the events after the last text."""

@@ -188,11 +188,17 @@ def _known(name: str, sink: CallSink) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How calls of one form are found and read."""
+    """How calls of one form are found and read.
+
+    marks  texts with which calls begin anywhere.
+    bare   texts with which they begin at the start of the text; they are parts of the call.
+    inner  further fixed texts, which a tokenizer may have as special tokens.
+    """
 
     marks: tuple[str, ...]
     read: Callable[[Chars, CallSink], Reading]
-    bare: tuple[str, ...] = ()  # it is part of the call
+    bare: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
 
 
 def _read_hermes(chars: Chars, sink: CallSink) -> Reading:
@@ -243,8 +249,8 @@ def _read_named(chars: Chars, first: str, sink: CallSink) -> Reading:
 
 CALL_FORMS: Mapping[str, CallForm] = {
     "": CallForm((), _read_hermes),
-    "hermes": CallForm(("<tool_call>",), _read_hermes),
+    "hermes": CallForm(("<tool_call>",), _read_hermes, inner=("</tool_call>",)),
     "llama3_json": CallForm(("<|python_tag|>",), _read_llama, bare=("{",)),
-    "mistral": CallForm(("[TOOL_CALLS]",), _read_mistral),
-    "general": CallForm(("<tool_call>",), _read_hermes),
+    "mistral": CallForm(("[TOOL_CALLS]",), _read_mistral, inner=("[ARGS]", "[CALL_ID]")),
+    "general": CallForm(("<tool_call>",), _read_hermes, inner=("</tool_call>",)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from specq.gateway.completion_call import (
@@ -33,13 +34,15 @@ from specq.gateway.fields import (
     read_content,
 )
 from specq.gateway.grammar_fields import COMPLETIONS, choose_grammar
+from specq.gateway.tool_fields import FIELDS as TOOLS
+from specq.gateway.tool_fields import check_together, read_tool_use
 
 MAX_LENGTH = 2**31 - 1
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of a message, as in OpenAI's API
-_TEMPLATE = ("tools", "documents", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort")
+_TEMPLATE = ("documents", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort")
 _OWN = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "explain")
-_ANSWER = ("top_logprobs", "tool_choice", "continue_final_message")
-KNOWN = (*_OWN, *_ANSWER, *COMPLETIONS, *_TEMPLATE, *COMMON, *SAMPLING, *SPECULATION)
+_ANSWER = ("top_logprobs", "include_reasoning", "continue_final_message")
+KNOWN = (*_OWN, *_ANSWER, *COMPLETIONS, *TOOLS, *_TEMPLATE, *COMMON, *SAMPLING, *SPECULATION)
 _ONLY = {
     **ONLY,
     "echo": (False,),
@@ -48,11 +51,10 @@ _ONLY = {
     "add_special_tokens": (False,),
     "modalities": (["text"],),
 }
-_TOOLS = 'specq does not read tool calls yet; with tool_choice "none" the chat template receives the tools'
 _REFUSED = {
     **REFUSED,
-    "functions": _TOOLS,
-    "function_call": _TOOLS,
+    "functions": "its newer name is tools",
+    "function_call": "its newer name is tool_choice",
     "audio": "specq writes text only",
     "web_search_options": "specq searches nothing",
     "chat_template": "requests bring no code; the model's own template is used",
@@ -69,7 +71,8 @@ def read(body: Any) -> Call:
     num_top = _read_top(fields)
     arguments = job_arguments(fields) | {"messages": read_messages(fields), "n": n}
     arguments["chat_template_kwargs"] = read_variables(fields)
-    chosen = choose_grammar(fields, COMPLETIONS)
+    chosen, tools = choose_grammar(fields, COMPLETIONS), read_tool_use(fields)
+    check_together(tools, chosen.field)
     arguments["grammar"] = chosen.grammar
     limit = _read_limit(fields)
     arguments["max_tokens"] = limit or MAX_LENGTH  # the client reduces it to the room in the model
@@ -83,7 +86,9 @@ def read(body: Any) -> Call:
         if "add_generation_prompt" not in fields:
             arguments["chat_template_kwargs"]["add_generation_prompt"] = False
     common = arguments, read_model(fields), *streaming, num_top, 1, n, explain
-    return Call(*common, names=chosen.names, evaluation=evaluation)
+    reasoning = check("include_reasoning", fields.get("include_reasoning", True), is_flag)
+    call = Call(*common, names=tools.names | chosen.names, evaluation=evaluation)
+    return replace(call, tools=tools, with_reasoning=reasoning)
 
 
 def _read_limit(fields: dict[str, Any]) -> int:
@@ -115,13 +120,8 @@ def read_variables(fields: dict[str, Any]) -> dict[str, Any]:
         variables["documents"] = check("documents", fields["documents"], is_list)
     if "reasoning_effort" in fields:
         variables["reasoning_effort"] = check("reasoning_effort", fields["reasoning_effort"], is_text)
-    tools, choice = check("tools", fields.get("tools", []), is_list), fields.get("tool_choice", "none")
-    if choice != "none" and (tools or choice != "auto"):
-        raise ApiError(f"tool_choice is not supported: {_TOOLS}", param="tool_choice", code="unsupported_parameter")
-    if tools and "tool_choice" not in fields:
-        raise ApiError(f"tools is not supported: {_TOOLS}", param="tools", code="unsupported_parameter")
-    if tools:
-        variables["tools"] = tools
+    if fields.get("tools"):
+        variables["tools"] = check("tools", fields["tools"], is_list)
     return variables
 
 

@@ -26,6 +26,8 @@ from specq.gateway.fields import (
     is_object,
 )
 from specq.gateway.grammar_fields import COMPLETIONS, choose_grammar
+from specq.gateway.parts import PLAIN, PartsForm
+from specq.gateway.tool_fields import NO_TOOLS, ToolUse
 
 MOST_CHOICES = 128  # completions in one request, over all its prompts
 MAX_TOP = 20  # most likely tokens listed for each token
@@ -49,6 +51,9 @@ class Call:
     evaluation     what else the answer holds (`specq.gateway.evaluation_fields`).
     prompts        the requests of the client, one for each prompt, once they are read.
     names          the endpoint's names for arguments of the client, if they differ.
+    tools          the tools that the model may know or call.
+    with_reasoning  whether the answer has the reasoning.
+    form           what the text may hold, known when the prompt is (`specq.gateway.answer_form`).
     """
 
     arguments: Mapping[str, Any]
@@ -64,6 +69,9 @@ class Call:
     names: Mapping[str, str] = field(default_factory=dict)
     evaluation: Evaluation = NO_EVALUATION
     prompts: tuple[Request, ...] = ()
+    tools: ToolUse = NO_TOOLS
+    with_reasoning: bool = True
+    form: PartsForm = PLAIN
 
 
 def job_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:

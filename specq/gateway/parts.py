@@ -105,6 +105,9 @@ class PartsForm:
         return digest[:9] if self.calls == "mistral" else f"call_{digest[:24]}"
 
 
+PLAIN = PartsForm()  # all text is content
+
+
 class PartSplitter:
     """Splits the text of one answer; `choice` is its place among the answers to a request."""
 
@@ -121,6 +124,8 @@ class PartSplitter:
 
     def push(self, text: str) -> list[Part]:
         """Return the parts that are certain after some more text."""
+        if not self._form:
+            return [ContentText(text)] if text else []
         for char in text:
             self._reader.send(char)
         return self._out.take()
@@ -279,7 +284,7 @@ def _settled(held: str, marks: tuple[str, ...]) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A complete call; `arguments` is the JSON text of an object."""
 
     call_id: str
@@ -293,13 +298,13 @@ class Answer:
 
     reasoning: str = ""
     content: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 def split(form: PartsForm, text: str, choice: int = 0) -> Answer:
     """Return the parts of a whole text."""
     splitter = PartSplitter(form, choice)
-    reasoning, content, calls = list[str](), list[str](), dict[int, Call]()
+    reasoning, content, calls = list[str](), list[str](), dict[int, ToolCall]()
     for part in [*splitter.push(text), *splitter.finish()]:
         match part:
             case ReasoningText(more):
@@ -307,7 +312,7 @@ def split(form: PartsForm, text: str, choice: int = 0) -> Answer:
             case ContentText(more):
                 content.append(more)
             case CallBegun(index, call_id, name):
-                calls[index] = Call(call_id, name, "")
+                calls[index] = ToolCall(call_id, name, "")
             case CallArguments(index, more):
                 calls[index] = replace(calls[index], arguments=calls[index].arguments + more)
             case CallCut(index, taken):

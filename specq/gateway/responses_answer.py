@@ -1,25 +1,24 @@
-"""Answers of `/v1/responses`: one message, whole or as events with a type and a number; pure."""
+"""Answers of `/v1/responses`: items, whole or as events with a type and a number; pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 from specq.client import Piece, Result
 from specq.gateway import sse
 from specq.gateway.answers import EventSource, Head, usage
 from specq.gateway.completion_call import Call
 from specq.gateway.errors import ApiError
+from specq.gateway.parts import split
+from specq.gateway.response_items import ItemStream, items
 from specq.gateway.shapes import ChatShape, Json
 
 _FIXED: Json = {
     "background": False,
-    "parallel_tool_calls": False,
     "previous_response_id": None,
     "reasoning": {"effort": None, "summary": None},
     "store": False,
-    "tool_choice": "none",
-    "tools": [],
     "truncation": "disabled",
 }
 
@@ -33,8 +32,12 @@ class Responses:
         self._call, self._shape = call, shape
 
     def whole(self, head: Head, results: Sequence[Result]) -> Json:
-        logprobs = self._shape.logprobs(results[0].logprobs or ())["content"]
-        return response(self._call, head, results[0], logprobs)
+        (result,) = results
+        logprobs = self._shape.logprobs(result.logprobs or ())["content"]
+        answer = split(self._call.form, result.text)
+        shown = answer if self._call.with_reasoning else replace(answer, reasoning="")
+        output = items(head.answer_id, _status(result), shown, logprobs)
+        return response(self._call, head, result, output, self._shape.count(answer.reasoning))
 
     def events(self, head: Head, position: sse.Position, *, with_ids: bool) -> EventSource:
         if position != sse.start(1):
@@ -49,66 +52,53 @@ class ResponseEvents:
 
     def __init__(self, call: Call, shape: ChatShape, head: Head) -> None:
         self._call, self._shape, self._head, self._number = call, shape, head, 0
-        self._item_id = _item_id(head)
-        self._text: list[str] = []
-        self._logprobs: list[Json] = []
+        self._items = ItemStream(head.answer_id, with_reasoning=call.with_reasoning)
         self.results: list[Result] = []
 
     def opening(self) -> bytes:
         """Return the events before the first text."""
         begun = response(self._call, self._head, None)
-        return b"".join(
-            [
-                self._event("response.created", response=begun),
-                self._event("response.in_progress", response=begun),
-                self._event("response.output_item.added", output_index=0, item=self._item("in_progress", [])),
-                self._at_part("response.content_part.added", part=_part("")),
-            ]
-        )
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._event(kind, {"response": begun}) for kind in kinds)
 
     def take(self, piece: Piece) -> bytes:
         """Return the events of a piece."""
-        logprobs = self._shape.logprobs(piece.logprobs)["content"]
-        self._text.append(piece.text)
-        self._logprobs += logprobs
         self.results += [piece.result] if piece.result else []
-        if not (piece.text or logprobs):
-            return b""
-        return self._at_part("response.output_text.delta", delta=piece.text, logprobs=logprobs)
+        parts = self._shape.parts.parts(0, piece)
+        logprobs = self._shape.logprobs(piece.logprobs)["content"]
+        return b"".join(self._event(*event) for event in self._items.take(parts, logprobs))
 
     def closing(self) -> bytes:
         """Return the events after the last text."""
-        text, logprobs, (result,) = "".join(self._text), self._logprobs, self.results
-        ended = response(self._call, self._head, result, logprobs)
-        return b"".join(
-            [
-                self._at_part("response.output_text.done", text=text, logprobs=logprobs),
-                self._at_part("response.content_part.done", part=_part(text, logprobs)),
-                self._event("response.output_item.done", output_index=0, item=ended["output"][0]),
-                self._event(f"response.{ended['status']}", response=ended),
-            ]
-        )
+        (result,) = self.results
+        last = self._items.finish(_status(result))
+        reasoning = split(self._call.form, result.text).reasoning
+        ended = response(self._call, self._head, result, self._items.done, self._shape.count(reasoning))
+        events = [*last, (f"response.{ended['status']}", {"response": ended})]
+        return b"".join(self._event(*event) for event in events)
 
     def failed(self, error: ApiError) -> bytes:
         """Return the event with the error that ends a stream early."""
-        return self._event("error", message=error.message, code=error.code, param=error.param)
+        return self._event("error", {"message": error.message, "code": error.code, "param": error.param})
 
-    def _at_part(self, kind: str, **values: Any) -> bytes:
-        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **values)
-
-    def _event(self, kind: str, **values: Any) -> bytes:
+    def _event(self, kind: str, values: Json) -> bytes:
         data = {"type": kind, "sequence_number": self._number, **values}
         self._number += 1
         return f"event: {kind}\n".encode() + sse.event(data)
 
-    def _item(self, status: str, content: list[Json]) -> Json:
-        return item(self._item_id, status, content)
+
+def _status(result: Result) -> str:
+    return "completed" if result.finish_reason == "stop" else "incomplete"
 
 
-def response(call: Call, head: Head, result: Result | None, logprobs: Sequence[Json] = ()) -> Json:
-    """Return the response object, with its end if it has ended."""
-    cut = result is not None and result.finish_reason != "stop"
-    status = "in_progress" if result is None else "incomplete" if cut else "completed"
+def response(
+    call: Call, head: Head, result: Result | None, output: Sequence[Json] = (), num_reasoning: int = 0
+) -> Json:
+    """Return the response object, with its output and counts if it has ended.
+
+    num_reasoning  the tokens of the reasoning.
+    """
+    status = "in_progress" if result is None else _status(result)
     reason = "max_output_tokens" if result is not None and result.finish_reason == "length" else "cancelled"
     return {
         "id": head.answer_id,
@@ -116,35 +106,22 @@ def response(call: Call, head: Head, result: Result | None, logprobs: Sequence[J
         "created_at": head.created,
         "status": status,
         "error": None,
-        "incomplete_details": {"reason": reason} if cut else None,
+        "incomplete_details": {"reason": reason} if status == "incomplete" else None,
         "model": head.model,
-        "output": [item(_item_id(head), status, [_part(result.text, logprobs)])] if result else [],
+        "output": list(output),
         **_FIXED,
         **call.repeated,
-        "usage": _usage(call, result) if result else None,
+        "usage": _usage(call, result, num_reasoning) if result else None,
     }
 
 
-def item(item_id: str, status: str, content: list[Json]) -> Json:
-    """Return the message of a response."""
-    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-
-def _item_id(head: Head) -> str:
-    return head.answer_id.replace("resp_", "msg_", 1)
-
-
-def _part(text: str, logprobs: Sequence[Json] = ()) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
-
-
-def _usage(call: Call, result: Result) -> Json:
+def _usage(call: Call, result: Result, num_reasoning: int) -> Json:
     counted = usage(call, [result])
     return {
         "input_tokens": counted["prompt_tokens"],
         "input_tokens_details": counted["prompt_tokens_details"],
         "output_tokens": counted["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
         "total_tokens": counted["total_tokens"],
         "speculation": counted["speculation"],
     }

@@ -8,6 +8,7 @@ Rule: a conversation reaches the chat template in the form of `/v1/chat/completi
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from specq.gateway.chat_call import MAX_LENGTH
@@ -28,6 +29,8 @@ from specq.gateway.fields import (
     read_content,
 )
 from specq.gateway.grammar_fields import RESPONSES, choose_grammar
+from specq.gateway.tool_fields import FIELDS as TOOLS
+from specq.gateway.tool_fields import check_together, read_tool_use
 
 _CALL_PARTS = ("input_text", "text")
 
@@ -81,12 +84,10 @@ _OWN = (
     "include",
     "top_logprobs",
 )
-KNOWN = (*_OWN, *RESPONSES, *(name for name in SAMPLING if name != "n"), *SPECULATION)
+KNOWN = (*_OWN, *RESPONSES, *TOOLS, *(name for name in SAMPLING if name != "n"), *SPECULATION)
 _ONLY: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "background": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "enable_response_messages": (False,),
@@ -100,7 +101,7 @@ _REFUSED = {
     "max_completion_tokens": "its name is max_output_tokens here",
     "messages": "its name is input here",
     "response_format": "its name is text.format here",
-    "max_tool_calls": "specq does not read tool calls yet",
+    "max_tool_calls": "specq calls no tools itself; parallel_tool_calls false allows one call",
     "n": _CHAT,
     "logprobs": _CHAT,
     "chat_template_kwargs": _CHAT,
@@ -135,8 +136,10 @@ def read(body: Any) -> Call:
     limit = fields.get("max_output_tokens")
     most = MAX_LENGTH if limit is None else read_count("max_output_tokens", limit, MAX_LENGTH)
     arguments = job_arguments(fields) | {"messages": _messages(fields), "max_tokens": most, "n": 1}
-    arguments["chat_template_kwargs"] = _variables(fields)
-    chosen = choose_grammar(fields, RESPONSES)
+    chat = _chat_fields(fields)
+    arguments["chat_template_kwargs"] = _variables(fields) | ({"tools": chat["tools"]} if chat.get("tools") else {})
+    chosen, tools = choose_grammar(fields, RESPONSES), read_tool_use(chat)
+    check_together(tools, chosen.field)
     arguments["grammar"] = chosen.grammar
     if num_top >= 0:
         arguments["logprobs"] = num_top
@@ -144,8 +147,25 @@ def read(body: Any) -> Call:
         raise ApiError(
             "truncation is not supported; shorten the input", param="truncation", code="unsupported_parameter"
         )
-    names = _NAMES | chosen.names
-    return Call(arguments, read_model(fields), stream, num_top=num_top, repeated=_repeated(fields), names=names)
+    names = _NAMES | tools.names | chosen.names
+    call = Call(arguments, read_model(fields), stream, num_top=num_top, repeated=_repeated(fields), names=names)
+    return replace(call, tools=tools)
+
+
+def _chat_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of tools in the form of `/v1/chat/completions`, where a function is a level deeper."""
+    found = {name: fields[name] for name in TOOLS if name in fields}
+    if isinstance(found.get("tools"), list):
+        found["tools"] = [_nested(tool) for tool in found["tools"]]
+    if "tool_choice" in found:
+        found["tool_choice"] = _nested(found["tool_choice"])
+    return found
+
+
+def _nested(value: Any) -> Any:
+    if not isinstance(value, dict) or value.get("type") != "function":
+        return value
+    return {"type": "function", "function": {name: one for name, one in value.items() if name != "type"}}
 
 
 def _read_logprobs(fields: dict[str, Any]) -> int:
@@ -169,10 +189,13 @@ def _repeated(fields: dict[str, Any]) -> dict[str, Any]:
         "instructions": fields.get("instructions"),
         "max_output_tokens": fields.get("max_output_tokens"),
         "metadata": fields.get("metadata", {}),
+        "parallel_tool_calls": fields.get("parallel_tool_calls", True),
         "text": {"format": {"type": "text"}} | given(fields.get("text", {})),
         "temperature": fields.get("temperature", 1.0),
         "top_logprobs": fields.get("top_logprobs", 0),
         "top_p": fields.get("top_p", 1.0),
+        "tools": fields.get("tools", []),
+        "tool_choice": fields.get("tool_choice", "auto" if fields.get("tools") else "none"),
         "user": fields.get("user"),
     }
 

@@ -18,12 +18,14 @@ import structlog
 
 from specq.client import PieceStream, PreparedClient, Request, ServedModel, check_values, read_requests
 from specq.gateway import sse
+from specq.gateway.answer_form import read_chat
 from specq.gateway.answers import Answering, Head
 from specq.gateway.api_keys import Caller
 from specq.gateway.completion_call import Call
 from specq.gateway.errors import OUR_FAULT, ApiError, of_job
 from specq.gateway.idempotency import Repeatable
 from specq.gateway.metrics import Metrics
+from specq.gateway.parts import PLAIN, PartsForm
 from specq.gateway.shapes import Json
 from specq.protocol import JobError
 from specq.runtime import traced
@@ -174,7 +176,8 @@ async def prepare(
     is_list = any(_is_list_of_prompts(arguments.get(name)) for name in ("prompt", "token_ids"))
     arguments |= repeatable.options(caller.name, num_prompts=call.num_prompts if is_list else 0)
     at_once = size < THREAD_CHARACTERS and "messages" not in arguments
-    read = read_requests(arguments, served) if at_once else await _in_thread(arguments, served)
+    read, form = _read(arguments, served, call) if at_once else await asyncio.to_thread(_read, arguments, served, call)
+    call = replace(call, form=form)
     requests = tuple(replace(request, listed=False, in_batch=False) for request in read)  # a failure ends all
     call = replace(call, prompts=requests)
     answering = make_answering(served.codec, call)
@@ -182,8 +185,10 @@ async def prepare(
     return Prepared(call, client, served, requests, answering, head, repeatable)
 
 
-async def _in_thread(arguments: dict[str, Any], served: ServedModel) -> list[Request]:
-    return await asyncio.to_thread(read_requests, arguments, served)
+def _read(arguments: dict[str, Any], served: ServedModel, call: Call) -> tuple[list[Request], PartsForm]:
+    if "messages" in arguments:
+        return read_chat(arguments, served, call.tools)
+    return read_requests(arguments, served), PLAIN
 
 
 def _is_list_of_prompts(value: Any) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from specq.client import Piece, Result
+from specq.gateway.chat_parts import ChatParts
+from specq.gateway.completion_call import Call
 from specq.text import TextCodec
 
 
@@ -69,7 +71,7 @@ class AnswerShape(Protocol):
         ...
 
     def chunk(self, index: int, piece: Piece) -> Json:
-        """Return the choice for a piece of the stream."""
+        """Return the choice for a piece of the stream; its `delta` or `text` is empty if the piece shows none."""
         ...
 
     def whole(self, index: int, result: Result) -> Json:
@@ -82,28 +84,29 @@ class ChatShape:
 
     prefix, whole_kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, codec: TextCodec, num_top: int) -> None:
-        self._codec, self._num_top = codec, num_top
+    def __init__(self, codec: TextCodec, num_top: int, call: Call | None = None) -> None:
+        """Take the codec, the number of likeliest tokens, and the call whose answers this shows."""
+        self._codec, self._num_top, self.parts = codec, num_top, ChatParts(call or Call({}))
 
     def opening(self, index: int) -> Json | None:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def chunk(self, index: int, piece: Piece) -> Json:
-        delta = {"content": piece.text} if piece.text else {}
         return {
             "index": index,
-            "delta": delta,
+            "delta": self.parts.delta(index, piece),
             "logprobs": self.logprobs(piece.logprobs) if piece.logprobs else None,
-            "finish_reason": piece.result.finish_reason if piece.result else None,
+            "finish_reason": self.parts.reason(index, piece.result) if piece.result else None,
         }
 
     def whole(self, index: int, result: Result) -> Json:
+        message, reason = self.parts.message(index, result)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": result.text, "refusal": None},
+            "message": message,
             "logprobs": self.logprobs(result.logprobs or ()) if self._num_top >= 0 else None,
-            "finish_reason": result.finish_reason,
+            "finish_reason": reason,
         }
 
     def logprobs(self, entries: Logprobs) -> Json:
@@ -118,6 +121,10 @@ class ChatShape:
             ],
             "refusal": None,
         }
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text."""
+        return len(self._codec.encode_part(text)) if text else 0
 
     def _token(self, token_id: int, logprob: float) -> Json:
         token = self._codec.tokens[token_id]

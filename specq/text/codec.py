@@ -141,8 +141,7 @@ class TextCodec:
         """
         from specq.text.messages import render
 
-        names = ("tool_use", "default") if variables.get("tools") is not None else ("default",)
-        template = next((self._templates[name] for name in names if name in self._templates), "")
+        template = self.chat_template(with_tools=variables.get("tools") is not None)
         if not template:
             raise JobError(f"the model has no chat template{self._other_templates()}; send a plain prompt")
         return render(template, messages, {**self.special_tokens, "add_generation_prompt": True, **variables})
@@ -155,6 +154,11 @@ class TextCodec:
         if values["add_generation_prompt"]:
             raise JobError("continue_final_message and add_generation_prompt cannot both be true")
         return continued(messages, lambda changed: self.render_chat(changed, **values))
+
+    def chat_template(self, *, with_tools: bool = False) -> str:
+        """Return the text of the chat template, "" if there is none. See `render_chat`."""
+        names = ("tool_use", "default") if with_tools else ("default",)
+        return next((self._templates[name] for name in names if name in self._templates), "")
 
     def _other_templates(self) -> str:
         return f" called 'default', only {', '.join(map(repr, self._templates))}" if self._templates else ""

@@ -5,7 +5,6 @@ from dataclasses import replace
 from specq.gateway.parts import (
     MAY_THINK,
     THINKS,
-    Call,
     CallArguments,
     CallBegun,
     CallCut,
@@ -14,6 +13,7 @@ from specq.gateway.parts import (
     PartsForm,
     PartSplitter,
     ReasoningText,
+    ToolCall,
     split,
 )
 from tests.each import each
@@ -173,7 +173,7 @@ def test_ids():
 
     assert len(set(ids)) == 6
     assert (len(short), short.isalnum()) == (9, True)
-    assert split(HERMES, ONE, 3).calls == (Call(HERMES.call_id(3, 0), "f", '{"a": "}\\"{"}'),)
+    assert split(HERMES, ONE, 3).calls == (ToolCall(HERMES.call_id(3, 0), "f", '{"a": "}\\"{"}'),)
 
 
 def test_a_long_answer():

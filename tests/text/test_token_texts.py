@@ -318,7 +318,7 @@ def test_special_tokens_that_are_shown():
 def test_pieces_tell_the_text_that_is_known():
     codec = CODECS["byte-level"]
     end = codec.token_id("<|im_end|>")
-    ids = tuple(codec.encode_part("ab") + [end] + codec.encode_part("cd"))
+    ids = (*codec.encode_part("ab"), end, *codec.encode_part("cd"))
     options = TextOptions(shown=frozenset({"<|im_end|>"}))
     for known in range(len(ids) + 1):
         maker = PieceMaker(codec, SamplingParams(), num_known=known, options=options)

@@ -37,7 +37,7 @@ def completion_routes(parts: Parts) -> list[Route]:
 
 
 def _chat(codec: TextCodec, call: Call) -> Answering:
-    shape = ChatShape(shown_codec(codec, call), call.num_top)
+    shape = ChatShape(shown_codec(codec, call), call.num_top, call)
     return EvaluatedChoices(call, shape, codec, _details(codec, call))
 
 
@@ -81,4 +81,4 @@ def responses_routes(parts: Parts) -> list[Route]:
 
 
 def _responses(codec: TextCodec, call: Call) -> Answering:
-    return Responses(call, ChatShape(codec, call.num_top))
+    return Responses(call, ChatShape(codec, call.num_top, call))

@@ -63,8 +63,6 @@ def read_tokenize(body: Any) -> Tokenize:
     model = read_model(fields)
     if not is_chat:
         return Tokenize(model, check("prompt", fields["prompt"], is_text), [], {}, special, with_texts)
-    if fields.get("tools"):
-        fields = {"tool_choice": "none", **fields}  # tools are not called here
     return Tokenize(model, None, read_messages(fields), read_variables(fields), special, with_texts)
 
 

@@ -1,0 +1,130 @@
+"""The form of calls that a model writes: chosen by its chat template, and enforced by a grammar; pure.
+
+    hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Hermes and Qwen write
+    llama3_json  {"name": ..., "parameters": {...}}, as Llama 3 writes, perhaps behind <|python_tag|>
+    mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}], or [TOOL_CALLS]name[ARGS]{...}, as its template has it
+    general      as hermes, for templates of any other form or without tools; `tool_prompt` explains it to the model
+
+`call_text` reads these forms.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specq.gateway.tool_fields import Function, ToolUse
+
+MOST_CALLS = 16  # in one answer
+_KNOWS_TOOLS = re.compile(r"\btools\b")
+_OPEN = frozenset(  # keywords beside which additional properties may be meant
+    [
+        *("additionalProperties", "unevaluatedProperties", "patternProperties", "$ref", "$dynamicRef"),
+        *("allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"),
+    ]
+)
+Schema = dict[str, Any]
+Structures = tuple[list[Schema], list[str], int]  # the structures, their triggers, the most of them
+
+
+def knows_tools(template: str) -> bool:
+    """Return whether a chat template shows tools."""
+    return bool(_KNOWS_TOOLS.search(template))
+
+
+def choose_form(template: str) -> str:
+    """Return the form of calls of a chat template."""
+    if not knows_tools(template):
+        return "general"
+    if "[TOOL_CALLS]" in template:
+        return "mistral"
+    if "<tool_call>" in template and "<function=" not in template:
+        return "hermes"
+    is_llama = "<|python_tag|>" in template or "<|start_header_id|>" in template
+    return "llama3_json" if is_llama and '"parameters": ' in template else "general"
+
+
+def tool_grammar(use: ToolUse, form: str, template: str) -> dict[str, Any]:
+    """Return the grammar of an answer: free text with calls, or calls only if they are required."""
+    most = MOST_CALLS if use.is_parallel else 1
+    structures, triggers, most = _STRUCTURES[form](use.functions, template, most)
+    required = {"required": True} if use.is_required else {}
+    return {"structural_tag": {"structures": structures, "triggers": triggers}, "most": most, **required}
+
+
+def _hermes(functions: Sequence[Function], _: str, most: int) -> Structures:
+    begin, end = '<tool_call>\n{{"name": {}, "arguments": ', "}\n</tool_call>"
+    return [_structure(begin.format(json.dumps(one.name)), one, end) for one in functions], ["<tool_call>"], most
+
+
+def _llama(functions: Sequence[Function], template: str, _: int) -> Structures:
+    """Return structures that begin with the name of a function: other JSON is an answer as any other."""
+    begins = [f'{{"name": {json.dumps(one.name)}, "parameters": ' for one in functions]
+    bare = [_structure(begin, one, "}") for begin, one in zip(begins, functions, strict=True)]
+    tag = "<|python_tag|>"
+    tagged = [{**one, "begin": tag + one["begin"]} for one in bare] if tag in template else []
+    return bare + tagged, begins + ([tag] if tagged else []), 1
+
+
+def _mistral(functions: Sequence[Function], template: str, most: int) -> Structures:
+    trigger = "[TOOL_CALLS]"
+    if "[ARGS]" in template:
+        return [_structure(f"{trigger}{one.name}[ARGS]", one, "") for one in functions], [trigger], most
+    begin = f"{trigger} " if f"{trigger} [" in template else trigger
+    is_strict = any(function.is_strict for function in functions)
+    return [{"begin": begin, "schema": _array(functions, most), "end": "", "strict": is_strict}], [trigger], 1
+
+
+_STRUCTURES: Mapping[str, Callable[[Sequence[Function], str, int], Structures]] = {
+    "hermes": _hermes,
+    "llama3_json": _llama,
+    "mistral": _mistral,
+    "general": _hermes,
+}
+
+
+# --- schemas ----------------------------------------------------------------------------------------------------------
+
+
+def _structure(begin: str, function: Function, end: str) -> Schema:
+    return {"begin": begin, "schema": arguments_schema(function), "end": end, "strict": function.is_strict}
+
+
+def arguments_schema(function: Function) -> Schema:
+    """Return the schema of a function's arguments.
+
+    Like xgrammar in vLLM, it has no additional properties unless it says so.
+    """
+    schema = {"type": "object", "properties": {}, **function.parameters}
+    return schema if schema.keys() & _OPEN else {**schema, "additionalProperties": False}
+
+
+def _array(functions: Sequence[Function], most: int) -> Schema:
+    """Return the schema of a list of calls. The schema of each function is among its definitions."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": one.name}, "arguments": {"$ref": f"#/$defs/f{place}"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for place, one in enumerate(functions)
+    ]
+    defs = {f"f{place}": _moved(arguments_schema(one), f"#/$defs/f{place}") for place, one in enumerate(functions)}
+    items = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return {"type": "array", "items": items, "minItems": 1, "maxItems": most, "$defs": defs}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """Return a schema whose references to itself are right at another place."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {name: _moved(value, place) for name, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved
