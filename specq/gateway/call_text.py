@@ -74,14 +74,19 @@ class Chars:
             if not char.isspace():
                 return char
 
-    def skip(self, text: str) -> Generator[None, str, bool]:
-        """Skip white space and a text behind it, or nothing; return whether the text was there."""
+    def skip(self, text: str, *, may_be_cut: bool = False) -> Generator[None, str, bool]:
+        """Skip white space and a text behind it, or nothing; return whether the text was there.
+
+        may_be_cut  whether the beginning of the text counts, if nothing follows it.
+        """
         got, wanted = "", 0
         while wanted < len(text):
             char = yield from self.next()
             got += char
             if char == text[wanted]:
                 wanted += 1
+            elif may_be_cut and wanted and not char:
+                return True
             elif wanted or not char.isspace():
                 self.back(got)
                 return False
@@ -205,7 +210,7 @@ def _read_hermes(chars: Chars, sink: CallSink) -> Reading:
     """Read `<tool_call>{"name": ..., "arguments": ...}</tool_call>`. The end may be missing."""
     _expect((yield from chars.solid()), "{")
     yield from _read_object(chars, sink)
-    yield from chars.skip("</tool_call>")
+    yield from chars.skip("</tool_call>", may_be_cut=True)
 
 
 def _read_llama(chars: Chars, sink: CallSink) -> Reading:

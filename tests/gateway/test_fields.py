@@ -211,12 +211,6 @@ def test_the_chat_template_gets_its_variables():
     assert call.arguments["chat_template_kwargs"] == further | named
 
 
-@each("choice", ["auto", "required", {"type": "function"}, None])
-def test_tools_that_the_model_may_call_are_refused(choice):
-    with pytest.raises(ApiError, match="does not read tool calls"):
-        chat_call.read({**CHAT, "tools": [{}], "tool_choice": choice})
-
-
 @each(
     ("body", "said"),
     [

@@ -132,7 +132,7 @@ def test_errors_are_of_openais_kinds(api):
     with pytest.raises(openai.BadRequestError, match="response_format"):
         api.chat.completions.create(model="fake", messages=CHAT, response_format={"type": "xml"})
     for name in ("tools", "functions", "nonsense"):
-        more = {"model": "fake", "extra_body": {name: [{"type": "function", "function": {"name": "f"}, "name": "f"}]}}
+        more = {"model": "fake", "extra_body": {name: [{"type": "custom", "name": "f"}]}}
         for create, prompt in (
             (api.chat.completions.create, {"messages": CHAT}),
             (api.completions.create, {"prompt": "a"}),

@@ -31,6 +31,7 @@ CASES = [  # form, text, reasoning, content, calls as (name, arguments)
     (HERMES, '<tool_call>{"arguments": {"x": [1]}, "name": "g"}', "", "", [("g", '{"x": [1]}')]),
     (HERMES, '<tool_call>{"name": "g", "arguments": "{\\"x\\": 1}"}</tool_call>', "", "", [("g", '{"x": 1}')]),
     (HERMES, '<tool_call>{"name": "f"}</tool_call> Done.', "", "Done.", [("f", "{}")]),
+    (HERMES, ONE[:-3], "", "", [("f", '{"a": "}\\"{"}')]),
     (form("general"), ONE, "", "", [("f", '{"a": "}\\"{"}')]),
     (LLAMA, ' {"name": "f", "parameters": {"a": 1}}', "", "", [("f", '{"a": 1}')]),
     (
@@ -149,14 +150,15 @@ ALL = [(of, text) for of, text, *_ in (*CASES, *NO_CALLS, *CUT)]
 def test_pieces_do_not_matter(of, text):
     """Neither for all parts nor for those that are certain at a cut."""
     whole, last, _ = pieces(of, text)
-    certain = [joined(pieces(of, *text[:cut])[0]) for cut in range(len(text) + 1)]
-
-    assert certain[-1] == joined(whole)
-    for cut in range(len(text)):
-        before, _, _ = pieces(of, text[:cut])
-        parts, end, _ = pieces(of, text[:cut], text[cut:])
-        assert joined(before) == certain[cut]
-        assert (joined(parts), end) == (certain[-1], last)
+    by_one, certain = PartSplitter(of), []
+    for place, char in enumerate(text, 1):
+        certain = joined([*certain, *by_one.push(char)])
+        cut = PartSplitter(of)
+        before = cut.push(text[:place])
+        after = cut.push(text[place:])
+        assert joined(before) == certain
+        assert (joined(before + after), cut.finish()) == (joined(whole), last)
+    assert by_one.finish() == last
 
 
 def test_arguments_come_early_and_the_end_once():
