@@ -124,8 +124,8 @@ class ItemStream:
         return [*self._begin(REASONING), self._delta("response.reasoning_text.delta", text, content_index=0)]
 
     def _begin(self, kind: str, call: ToolCall | None = None) -> list[Event]:
-        """Return the events that open an item, unless one of this kind is open. Each call is an item."""
-        if self._open is not None and self._open.kind == kind != CALL:
+        """Return the events that open an item, unless one of this kind is open. A call has ended before another."""
+        if self._open is not None and self._open.kind == kind:
             return []
         events = self.close("completed")
         self._open = _Open(kind, item_id(self._answer_id, kind, len(self.done)), [], [], call)

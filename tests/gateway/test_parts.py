@@ -31,6 +31,7 @@ CASES = [  # form, text, reasoning, content, calls as (name, arguments)
     (HERMES, '<tool_call>{"arguments": {"x": [1]}, "name": "g"}', "", "", [("g", '{"x": [1]}')]),
     (HERMES, '<tool_call>{"name": "g", "arguments": "{\\"x\\": 1}"}</tool_call>', "", "", [("g", '{"x": 1}')]),
     (HERMES, '<tool_call>{"name": "f"}</tool_call> Done.', "", "Done.", [("f", "{}")]),
+    (HERMES, '<tool_call><tool_call>{"name": "f"}', "", "<tool_call>", [("f", "{}")]),
     (HERMES, ONE[:-3], "", "", [("f", '{"a": "}\\"{"}')]),
     (form("general"), ONE, "", "", [("f", '{"a": "}\\"{"}')]),
     (LLAMA, ' {"name": "f", "parameters": {"a": 1}}', "", "", [("f", '{"a": 1}')]),
