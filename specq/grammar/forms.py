@@ -137,8 +137,10 @@ def _structural_tag(found: Mapping[str, Any], special: Special) -> str:
         bodies = " | ".join(_body(one, trigger, special, is_strict=found.get("strict", True)) for one in own)
         begin, own_lines = (_text(trigger, special), []) if is_required else _up_to_text(trigger, f"free_{at}", special)
         lines += [f"tag_{at}: {begin} ( {bodies} )", *own_lines]
-    tag = "( " + " | ".join(names) + " )"
-    return "\n".join([_repeated(tag, most, is_required=is_required), *lines])
+    start = _repeated("( " + " | ".join(names) + " )", most, is_required=is_required)
+    if "otherwise" in found:
+        start += " | " + _schema(found["otherwise"], is_strict=found.get("strict", True))
+    return "\n".join([start, *lines])
 
 
 def _repeated(tag: str, most: int, *, is_required: bool) -> str:

@@ -10,7 +10,8 @@ A grammar is a JSON object with one key that names its kind:
 - lark: a grammar in llguidance's form of Lark. Short ones may be in GBNF, the form of llama.cpp, with the rule `root`.
 - structural_tag: {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}. Free text, in which each trigger
   begins one of the structures. A structure may have its own `strict`. `"required": true` beside it asks for one or more
-  structures and nothing else, and `"most": n` allows at most n.
+  structures and nothing else, and `"most": n` allows at most n. `"otherwise": {schema}` beside `required` also allows
+  a text that follows this schema, without structures.
 
 `"after": text` beside the kind lets the grammar begin behind the first occurrence of this text. The text before it is
 free. Models that think end their thoughts with such a text. With `"opens": text` too, only a text that begins with this
@@ -83,6 +84,7 @@ _OPTIONS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool], str]] = {
     "strict": (("json_schema", "structural_tag"), lambda value: type(value) is bool, "true or false"),
     "required": (("structural_tag",), lambda value: type(value) is bool, "true or false"),
     "most": (("structural_tag",), lambda value: type(value) is int and 1 <= value <= 1024, "a number from 1 to 1024"),
+    "otherwise": (("structural_tag",), lambda value: isinstance(value, dict), "a JSON schema, as an object"),
     "after": (GRAMMAR_KINDS, lambda value: _is_text(value) and len(value) <= 64, "a text of 1 to 64 characters"),
     "opens": (GRAMMAR_KINDS, lambda value: _is_text(value) and len(value) <= 64, "a text of 1 to 64 characters"),
 }
@@ -128,6 +130,8 @@ def grammar_text(value: Any) -> str:
         _check_option(kind, name, found[name])
     if "opens" in found and "after" not in found:
         raise _wrong("grammar has opens without after, the text that ends the part before the grammar")
+    if "otherwise" in found and not found.get("required"):
+        raise _wrong("grammar has otherwise without required, beside which any text is allowed")
     text = _dumped({kind: found[kind]} | found)
     if len(text) > MAX_GRAMMAR:
         raise _wrong(f"grammar has {len(text)} characters as JSON, but must have at most {MAX_GRAMMAR}")
