@@ -55,7 +55,7 @@ def tool_arguments(
         messages = general_messages(messages, use.tools if use.functions else (), codec)
     elif calls == "mistral":
         messages = mistral_messages(messages)
-    grammar = {"grammar": tool_grammar(use, calls, template)} if use.functions else {}
+    grammar = {"grammar": tool_grammar(use, calls, template, arguments.get("grammar"))} if use.functions else {}
     return {**arguments, "messages": messages, _TEMPLATE: variables, **grammar}
 
 

@@ -72,7 +72,7 @@ def read(body: Any) -> Call:
     arguments = job_arguments(fields) | {"messages": read_messages(fields), "n": n}
     arguments["chat_template_kwargs"] = read_variables(fields)
     chosen, tools = choose_grammar(fields, COMPLETIONS), read_tool_use(fields)
-    check_together(tools, chosen.field)
+    check_together(tools, chosen.grammar, chosen.field)
     arguments["grammar"] = chosen.grammar
     limit = _read_limit(fields)
     arguments["max_tokens"] = limit or MAX_LENGTH  # the client reduces it to the room in the model

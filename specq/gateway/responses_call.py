@@ -139,7 +139,7 @@ def read(body: Any) -> Call:
     chat = _chat_fields(fields)
     arguments["chat_template_kwargs"] = _variables(fields) | ({"tools": chat["tools"]} if chat.get("tools") else {})
     chosen, tools = choose_grammar(fields, RESPONSES), read_tool_use(chat)
-    check_together(tools, chosen.field)
+    check_together(tools, chosen.grammar, chosen.field)
     arguments["grammar"] = chosen.grammar
     if num_top >= 0:
         arguments["logprobs"] = num_top

@@ -80,11 +80,12 @@ def read_tool_use(fields: Mapping[str, Any]) -> ToolUse:
     return ToolUse(given, tuple(functions.values()), is_required, bool(name), parallel and not name, form)
 
 
-def check_together(use: ToolUse, grammar_field: str) -> None:
-    """Raise ApiError if tools that may be called come with another field that constrains the text."""
-    if use.functions and grammar_field:
-        message = f"{grammar_field} is not supported together with tools that may be called"
-        raise ApiError(message, param=grammar_field, code="unsupported_parameter")
+def check_together(use: ToolUse, grammar: Any, field: str) -> None:
+    """Raise ApiError if tools that may be called come with a grammar, except one of JSON."""
+    is_json = isinstance(grammar, dict) and ("json_schema" in grammar or "json_object" in grammar)
+    if use.functions and grammar and not is_json:
+        message = f"{field} is not supported together with tools that may be called, unless it asks for JSON"
+        raise ApiError(message, param=field, code="unsupported_parameter")
 
 
 def _read_form(parser: Part) -> str:

@@ -46,12 +46,22 @@ def choose_form(template: str) -> str:
     return "llama3_json" if is_llama and '"parameters": ' in template else "general"
 
 
-def tool_grammar(use: ToolUse, form: str, template: str) -> dict[str, Any]:
-    """Return the grammar of an answer: free text with calls, or calls only if they are required."""
+def tool_grammar(use: ToolUse, form: str, template: str, answer: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the grammar of an answer: free text with calls, or calls only if they are required.
+
+    answer  the grammar of an answer without calls, of the kind json_schema or json_object, if it is not free text.
+    """
     most = MOST_CALLS if use.is_parallel else 1
     structures, triggers, most = _STRUCTURES[form](use.functions, template, most)
-    required = {"required": True} if use.is_required else {}
-    return {"structural_tag": {"structures": structures, "triggers": triggers}, "most": most, **required}
+    grammar: dict[str, Any] = {"structural_tag": {"structures": structures, "triggers": triggers}, "most": most}
+    if use.is_required:
+        return grammar | {"required": True}
+    if not answer:
+        return grammar
+    schema, is_strict = answer.get("json_schema", {"type": "object"}), answer.get("strict", True)
+    if form == "llama3_json":  # calls are JSON too
+        return {"json_schema": _one_of_calls(use.functions, "parameters", schema), "strict": is_strict}
+    return grammar | {"required": True, "otherwise": schema, "strict": is_strict}
 
 
 def _hermes(functions: Sequence[Function], _: str, most: int) -> Structures:
@@ -102,19 +112,30 @@ def arguments_schema(function: Function) -> Schema:
 
 
 def _array(functions: Sequence[Function], most: int) -> Schema:
-    """Return the schema of a list of calls. The schema of each function is among its definitions."""
-    calls = [
+    """Return the schema of a list of calls."""
+    items = _one_of_calls(functions, "arguments")
+    return {"type": "array", "items": items, "minItems": 1, "maxItems": most, "$defs": items.pop("$defs")}
+
+
+def _one_of_calls(functions: Sequence[Function], arguments: str, *others: Any) -> Schema:
+    """Return the schema of one call, or of one of `others`. Schemas of arguments are among its definitions.
+
+    arguments  the property that a call's arguments are.
+    """
+    schemas = [*map(arguments_schema, functions), *others]
+    places = [f"#/$defs/s{place}" for place in range(len(schemas))]
+    kinds: list[Schema] = [
         {
             "type": "object",
-            "properties": {"name": {"const": one.name}, "arguments": {"$ref": f"#/$defs/f{place}"}},
-            "required": ["name", "arguments"],
+            "properties": {"name": {"const": one.name}, arguments: {"$ref": place}},
+            "required": ["name", arguments],
             "additionalProperties": False,
         }
-        for place, one in enumerate(functions)
+        for one, place in zip(functions, places, strict=False)
     ]
-    defs = {f"f{place}": _moved(arguments_schema(one), f"#/$defs/f{place}") for place, one in enumerate(functions)}
-    items = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return {"type": "array", "items": items, "minItems": 1, "maxItems": most, "$defs": defs}
+    kinds += [{"$ref": place} for place in places[len(functions) :]]
+    defs = {f"s{at}": _moved(schema, place) for at, (schema, place) in enumerate(zip(schemas, places, strict=True))}
+    return (kinds[0] if len(kinds) == 1 else {"anyOf": kinds}) | {"$defs": defs}
 
 
 def _moved(schema: Any, place: str) -> Any:

@@ -16,7 +16,7 @@ from specq.gateway.tool_forms import MOST_CALLS, choose_form, tool_grammar
 from specq.grammar import limits_of
 from specq.grammar.building import build_matcher
 from specq.grammar.tokenizer import build_tokenizer
-from specq.protocol import grammar_text
+from specq.protocol import JobError, grammar_text
 from specq.testing.tokenizer import tokenizer_files, tokenizer_json
 from specq.text import TextCodec, num_tokens
 from tests.each import each
@@ -64,10 +64,10 @@ FORMS = {  # name -> template, one call, two calls
 TOKENIZER = build_tokenizer(tokenizer_files(), num_tokens(tokenizer_json()), (2,))
 
 
-def matches(use, name, *texts):
+def matches(use, name, *texts, answer=None):
     """Return for each text whether the grammar of an answer allows all of it."""
     template = FORMS[name][0]
-    grammar = grammar_text(tool_grammar(use, name.split()[0], template))
+    grammar = grammar_text(tool_grammar(use, name.split()[0], template, answer))
     matcher = build_matcher(TOKENIZER, grammar, limits_of(0.1, 1 << 26))
     found = []
     for text in texts:
@@ -124,6 +124,20 @@ def test_a_call_that_may_be_is_enforced_once_it_has_begun(name):
     assert not two or matches(use, name, two) == [True]
 
 
+@each("name", FORMS)
+def test_an_answer_without_calls_may_have_a_schema(name):
+    """Where a call is required there is no such answer."""
+    _, one, _ = FORMS[name]
+    answer = {"json_schema": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}
+    free, required = (read_tool_use({"tools": TOOLS, "tool_choice": choice}) for choice in ("auto", "required"))
+
+    assert matches(free, name, one, '{"n": 1}', "Hi", f"Hi {one}", answer=answer) == [True, True, False, False]
+    assert matches(free, name, one, '{"x": 1}', "Hi", answer={"json_object": True}) == [True, True, False]
+    assert matches(required, name, one, '{"n": 1}', answer=answer) == [True, False]
+    with pytest.raises(JobError, match="otherwise without required"):
+        grammar_text(tool_grammar(free, "hermes", "") | {"otherwise": {}})
+
+
 def test_a_form_of_llama_with_its_tag():
     """Other JSON stays an answer; the tag begins a call."""
     use = read_tool_use({"tools": TOOLS})
@@ -168,7 +182,7 @@ WRONG = [
     ({"tool_choice": "required"}, "tool_choice is given without tools"),
     ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls is a string"),
     ({"tools": TOOLS, "tool_call_parser": "xml"}, "tool_call_parser is 'xml', but must be one of hermes"),
-    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format is not supported together"),
+    ({"tools": TOOLS, "guided_choice": ["a"]}, "guided_choice is not supported together with tools"),
     ({"functions": [{}]}, "functions is not supported: its newer name is tools"),
 ]
 

@@ -167,10 +167,13 @@ def test_a_template_without_tools(own_cache):
         grammar = grammar_of(broker)
         none = api.chat.completions.create(**asked, tools=TOOLS, tool_choice="none").choices[0]
         free = grammar_of(broker)
+        api.chat.completions.create(**asked, tools=TOOLS, response_format={"type": "json_object"})
+        either = grammar_of(broker)
 
     assert json.dumps(TOOLS[0]) in prompt
     assert (len(choice.message.tool_calls), choice.message.content) == (2, None)
     assert (grammar["required"], grammar.get("after"), free) == (True, None, {})
+    assert (either["required"], either["otherwise"]) == (True, {"type": "object"})
     assert (none.message.content, none.message.tool_calls, none.finish_reason) == (CALLS, None, "stop")
 
 
