@@ -5,7 +5,7 @@
 - tools: the conversation as the template takes it, and the grammar of calls (`tool_prompt`, `tool_forms`).
 - reasoning: where the prompt ends with an open `<think>`, the text begins with reasoning. Where the template has this
   mark somewhere, and the prompt does not end with `</think>`, it may. A grammar begins behind the reasoning.
-- special tokens: those that the form needs are shown in the text.
+- special tokens: the text shows all that the form needs.
 """
 
 from __future__ import annotations

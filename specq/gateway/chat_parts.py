@@ -37,7 +37,7 @@ class ChatParts:
         return self._delta(self.parts(index, piece))
 
     def parts(self, index: int, piece: Piece) -> list[Part]:
-        """Return the parts of an answer's next piece, without those that the reader knows."""
+        """Return the parts of an answer's next piece, without the part that the reader knows."""
         splitter = self._splitters.get(index)
         if splitter is None:
             splitter = self._splitters[index] = PartSplitter(self._form, index)

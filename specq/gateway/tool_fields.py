@@ -34,7 +34,7 @@ class ToolUse:
     """The tools of a request.
 
     tools        as the chat template receives them.
-    functions    those that may be called. Empty with tool_choice `none`.
+    functions    the functions that may be called. Empty with tool_choice `none`.
     is_required  whether the answer is at least one call.
     is_named     whether tool_choice names the function.
     is_parallel  whether an answer may have several calls.
