@@ -63,7 +63,12 @@ def check(call) -> str:
 @each(("model", "n"), [("tiny", 8), ("smollm2", 2)])
 def test_required_calls_are_always_valid(start, model, n):
     """Greedy and sampled, whole and as a stream, in chats and in `/v1/responses`."""
-    api, asked = start(model), {"model": model, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    asked = {"model": model, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    with start(model) as api:
+        check_all(api, asked, n)
+
+
+def check_all(api, asked, n):
     for temperature, seed in ((0.0, 1), (1.0, 2)):
         chat = {**asked, "messages": ASKED, "max_tokens": 150, "temperature": temperature, "seed": seed}
         answer = api.chat.completions.create(**chat, n=n)
