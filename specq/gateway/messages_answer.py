@@ -176,7 +176,7 @@ def _end(codec: TextCodec, call: Call, result: Result, num_calls: int) -> Json:
 
 
 def _stop_sequence(codec: TextCodec, call: Call, result: Result) -> str | None:
-    """Return the stop sequence that ended the text: the one that ends first in it, of several the longest."""
+    """Return the stop sequence that ended the text: it ends first in the text, and is the longest that ends there."""
     stops = call.arguments.get("stop", ()) if result.finish_reason == "stop" else ()
     for skips in (True, False) if stops else ():  # a sequence may name special tokens
         text = codec.decode(result.token_ids, skip_special=skips)
