@@ -95,7 +95,7 @@ def _call(fields: dict[str, Any]) -> Call:
     thinking = _thinking(fields)
     arguments["chat_template_kwargs"] = read_variables(chat | _effort(fields)) | thinking
     chosen, tools = choose_grammar(fields, _GRAMMARS), read_tool_use(chat)
-    check_together(tools, chosen.field)
+    check_together(tools, chosen.grammar, chosen.field)
     arguments["grammar"] = chosen.grammar
     if "stop_sequences" in fields:
         arguments["stop"] = [one.of(is_text) for one in Part("stop_sequences", fields["stop_sequences"]).entries()]

@@ -575,6 +575,11 @@ def test_tools_are_those_of_a_chat(choice):
     assert asked.tools == chat_call.read(chat).tools
 
 
-def test_a_format_and_tools_do_not_go_together():
-    with pytest.raises(ApiError, match="output_format is not supported together with tools"):
-        messages_call.read({**BODY, "tools": [WEATHER], "output_format": {"type": "json_schema", "schema": SCHEMA}})
+def test_a_format_and_tools_go_together_as_in_a_chat():
+    """JSON beside calls; no other grammar."""
+    form = {"type": "json_schema", "schema": SCHEMA}
+    call = messages_call.read({**BODY, "tools": [WEATHER], "output_format": form})
+
+    assert (call.arguments["grammar"], len(call.tools.functions)) == ({"json_schema": SCHEMA}, 1)
+    with pytest.raises(ApiError, match="grammar is not supported together with tools"):
+        messages_call.read({**BODY, "tools": [WEATHER], "grammar": {"regex": "a"}})
