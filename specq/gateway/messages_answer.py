@@ -31,7 +31,6 @@ from specq.gateway.parts import (
     split,
 )
 from specq.gateway.shapes import Json
-from specq.text import TextCodec
 
 _UNSIGNED = "unsigned"  # in place of the signature by which Anthropic knows its own thinking again
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
@@ -42,13 +41,13 @@ class Messages:
 
     prefix = "msg_"
 
-    def __init__(self, codec: TextCodec, call: Call) -> None:
-        self._codec, self._call = codec, call
+    def __init__(self, call: Call) -> None:
+        self._call = call
 
     def whole(self, head: Head, results: Sequence[Result]) -> Json:
         (result,) = results
         found = split(self._call.form, result.text)
-        end = _end(self._codec, self._call, result, len(found.calls))
+        end = _end(result, len(found.calls))
         return _message(head, _blocks(found, self._call), end, _usage(self._call, result))
 
     def events(self, head: Head, position: sse.Position, *, with_ids: bool) -> EventSource:
@@ -56,7 +55,7 @@ class Messages:
             raise ApiError(
                 "Last-Event-ID is not supported here; omit it to receive the whole stream again", param="Last-Event-ID"
             )
-        return MessageEvents(self._codec, self._call, head)
+        return MessageEvents(self._call, head)
 
 
 def _blocks(found: Answer, call: Call) -> list[Json]:
@@ -77,8 +76,8 @@ class MessageEvents:
 
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, codec: TextCodec, call: Call, head: Head) -> None:
-        self._codec, self._call, self._head = codec, call, head
+    def __init__(self, call: Call, head: Head) -> None:
+        self._call, self._head = call, head
         self._splitter = PartSplitter(call.form)
         self._index, self._open = 0, ""  # of the current block, and its type while it is open
         self.results: list[Result] = []
@@ -100,7 +99,7 @@ class MessageEvents:
         last = self._add_all(splitter.finish())
         if not (self._index or self._open):
             last += self._begin({"type": "text", "text": ""})
-        end = _end(self._codec, self._call, result, splitter.num_calls)
+        end = _end(result, splitter.num_calls)
         counts = _event("message_delta", delta=end, usage=_usage(self._call, result))
         return last + self._close() + counts + _event("message_stop")
 
@@ -165,25 +164,15 @@ def _message(head: Head, content: list[Json], end: Json, counts: Json) -> Json:
     }
 
 
-def _end(codec: TextCodec, call: Call, result: Result, num_calls: int) -> Json:
+def _end(result: Result, num_calls: int) -> Json:
     """Return why the text ended; a cancelled job's reason is `cancelled`, as in `/v1/chat/completions`."""
-    reason, stopped_by = _REASONS.get(result.finish_reason, result.finish_reason), _stop_sequence(codec, call, result)
+    reason = _REASONS.get(result.finish_reason, result.finish_reason)
+    stopped_by = result.stop_reason if isinstance(result.stop_reason, str) else None
     if stopped_by is not None:
         reason = "stop_sequence"
     elif reason == "end_turn" and num_calls:
         reason = "tool_use"
     return {"stop_reason": reason, "stop_sequence": stopped_by}
-
-
-def _stop_sequence(codec: TextCodec, call: Call, result: Result) -> str | None:
-    """Return the stop sequence that ended the text: it ends first in the text, and is the longest that ends there."""
-    stops = call.arguments.get("stop", ()) if result.finish_reason == "stop" else ()
-    for skips in (True, False) if stops else ():  # a sequence may name special tokens
-        text = codec.decode(result.token_ids, skip_special=skips)
-        ends = [(text.index(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
-        if ends:
-            return str(min(ends)[-1])
-    return None
 
 
 def _usage(call: Call, result: Result) -> Json:

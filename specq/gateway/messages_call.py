@@ -90,10 +90,11 @@ def _call(fields: dict[str, Any]) -> Call:
         raise ApiError(message, param="thread", code="thread_unsupported_request")
     stream = check("stream", fields.get("stream", False), is_flag)
     limit = read_count("max_tokens", fields["max_tokens"], MAX_LENGTH)  # the client reduces it to the room in the model
-    arguments = job_arguments(fields) | {"messages": _conversation(fields), "max_tokens": limit}
-    chat = read_tools(fields)
-    thinking = _thinking(fields)
-    arguments["chat_template_kwargs"] = read_variables(chat | _effort(fields)) | thinking
+    messages, chat, thinking = read_conversation(fields), read_tools(fields), _thinking(fields)
+    is_open = messages[-1]["role"] == "assistant"  # the model continues this message
+    variables = read_variables({**chat, **_effort(fields), "add_generation_prompt": not is_open}) | thinking
+    arguments = job_arguments(fields) | {"messages": messages, "max_tokens": limit, "chat_template_kwargs": variables}
+    arguments |= {"continue_final_message": True} if is_open else {}
     chosen, tools = choose_grammar(fields, _GRAMMARS), read_tool_use(chat)
     check_together(tools, chosen.grammar, chosen.field)
     arguments["grammar"] = chosen.grammar
@@ -101,14 +102,6 @@ def _call(fields: dict[str, Any]) -> Call:
         arguments["stop"] = [one.of(is_text) for one in Part("stop_sequences", fields["stop_sequences"]).entries()]
     call = Call(arguments, read_model(fields), stream, names=_NAMES | tools.names | chosen.names)
     return replace(call, tools=tools, with_reasoning=any(thinking.values()))
-
-
-def _conversation(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    messages = read_conversation(fields)
-    if messages[-1]["role"] == "assistant":
-        reason = "messages ends with a message of the assistant, which specq does not continue; end with the user's"
-        raise ApiError(reason, param="messages", code="unsupported_parameter")
-    return messages
 
 
 def _check_edits(fields: dict[str, Any]) -> None:

@@ -98,9 +98,9 @@ def messages_routes(parts: Parts) -> list[Route]:
     ]
 
 
-def _messages(codec: TextCodec, call: Call) -> Answering:
+def _messages(_: TextCodec, call: Call) -> Answering:
     messages_call.check_thinking(call)
-    return Messages(codec, call)
+    return Messages(call)
 
 
 async def _count(parts: Parts, request: Request) -> Response:
