@@ -588,3 +588,14 @@ def test_a_format_and_tools_go_together_as_in_a_chat():
     assert (call.arguments["grammar"], len(call.tools.functions)) == ({"json_schema": SCHEMA}, 1)
     with pytest.raises(ApiError, match="grammar is not supported together with tools"):
         messages_call.read({**BODY, "tools": [WEATHER], "grammar": {"regex": "a"}})
+
+
+def test_tools_of_a_template_without_any_are_counted():
+    """They are in the prompt in a form of specq's own."""
+    with model("chatml", "Yes.") as (_, gateway), connected(gateway) as http:
+        plain, counted = (
+            post(http, f"{PATH}/count_tokens", **fields).json()["input_tokens"] for fields in ({}, {"tools": [WEATHER]})
+        )
+        usage = post(http, tools=[WEATHER]).json()["usage"]
+
+    assert plain < counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
