@@ -20,7 +20,9 @@ REGEX = r"(\+[0-9]{1,3} )?[0-9]{3}-[0-9]{4}( ext\. [1-9][0-9]{0,2})?"
 LARK = 'start: "SELECT " column (", " column)* " FROM " NAME (" LIMIT " /[1-9][0-9]{0,2}/)?\n' + (
     'column: "*" | NAME | "count(" NAME ")"\nNAME: /[a-z]{1,8}/\n'
 )
-LARK_RE = r"SELECT @(, @)* FROM [a-z]{1,8}( LIMIT [1-9][0-9]{0,2})?".replace("@", r"(\*|[a-z]{1,8}|count\([a-z]{1,8}\))")
+LARK_RE = r"SELECT @(, @)* FROM [a-z]{1,8}( LIMIT [1-9][0-9]{0,2})?".replace(
+    "@", r"(\*|[a-z]{1,8}|count\([a-z]{1,8}\))"
+)
 TAG_BEGIN, TAG_END = "<call={}>", "</call>"
 FORM_NAMES = (*FORMS, "suite", "object", "regex", "choice", "lark", "tag", "after")
 

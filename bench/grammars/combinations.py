@@ -179,7 +179,9 @@ def main(model: str, num: int, only: tuple[int, ...], some_ways: tuple[str, ...]
         click.echo(f"{place}: {json.dumps(counts)} after {seconds} s")
         if out is not None:  # what is known if a later place fails
             found_so_far = {"counts": counts, "by_way": by_way, "failures": failures, "seconds": seconds}
-            out.write_text(json.dumps(_described() | about | found_so_far, indent=1, ensure_ascii=False) + "\n", "utf-8")
+            out.write_text(
+                json.dumps(_described() | about | found_so_far, indent=1, ensure_ascii=False) + "\n", "utf-8"
+            )
     click.echo(json.dumps({"counts": counts, "by_way": by_way}, indent=1))
     sys.exit(1 if failures else 0)
 

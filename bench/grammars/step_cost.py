@@ -55,7 +55,9 @@ def endless(number: int) -> str:
 class Side:
     """A verifier with sessions that decode plainly, with or without grammars."""
 
-    def __init__(self, engine: Engine, files: dict[str, str], num_sessions: int, ids: Iterator[int], *, has: bool) -> None:
+    def __init__(
+        self, engine: Engine, files: dict[str, str], num_sessions: int, ids: Iterator[int], *, has: bool
+    ) -> None:
         info = engine.info
         self.builder = GrammarBuilder(files, info.vocab_size, info.eos_ids)
         self.verifier = Verifier(

@@ -1,9 +1,12 @@
-"""The gateway: OpenAI's HTTP API in front of a broker. It takes JSON and returns JSON or server-sent events.
+"""The gateway: OpenAI's HTTP API, and Anthropic's, in front of a broker.
+
+It takes JSON and returns JSON or server-sent events.
 
     fields, *_call        bodies of requests, checked; pure
+    messages_input, messages_tools   conversations and tools of Anthropic's API, in the form of a chat; pure
     idempotency, sse      requests that may be repeated, streams that may be resumed; pure
-    shapes, answers, responses_answer   results and pieces as JSON; pure
-    errors                every refusal, in OpenAI's format
+    shapes, answers, responses_answer, messages_answer   results and pieces as JSON; pure
+    errors                every refusal, in the format of the path's API
     serving               requests to the clients of the broker
     api_keys, guard, connection   access and limits
     metrics               counts and times, for Prometheus

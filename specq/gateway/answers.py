@@ -41,10 +41,12 @@ class Head:
 
 
 class EventSource(Protocol):
-    """The events of one stream; `results` are the results so far, in order."""
+    """The events of one stream; `results` are the results so far, in order; `keep_alive` is sent after a pause."""
 
     @property
     def results(self) -> list[Result]: ...
+    @property
+    def keep_alive(self) -> bytes: ...
     def opening(self) -> bytes: ...
     def take(self, piece: Piece) -> bytes: ...
     def closing(self) -> bytes: ...
@@ -85,6 +87,8 @@ class Events:
 
     With `with_ids`, each event has the id for resuming after it.
     """
+
+    keep_alive = sse.KEEP_ALIVE
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from specq.gateway.api_keys import ApiKeys
 from specq.gateway.endpoint import Parts, of_http
 from specq.gateway.guard import Guard, with_cors
 from specq.gateway.routes.service import health_routes, metrics_routes, page_routes
-from specq.gateway.routes.text import completion_routes, responses_routes
+from specq.gateway.routes.text import completion_routes, messages_routes, responses_routes
 from specq.gateway.routes.tokens import model_routes, token_routes
 
 
@@ -45,7 +45,7 @@ def make_app(
     routes = [
         route
         for group in (
-            *(completion_routes, responses_routes, model_routes, token_routes),
+            *(completion_routes, responses_routes, messages_routes, model_routes, token_routes),
             *(health_routes, metrics_routes, page_routes),
         )
         for route in group(parts)

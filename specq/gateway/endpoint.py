@@ -1,4 +1,4 @@
-"""The common part of all endpoints: shared objects, and errors in OpenAI's format."""
+"""The common part of all endpoints: shared objects, and errors in the format of the path's API."""
 
 from __future__ import annotations
 
@@ -49,27 +49,28 @@ def endpoint(parts: Parts, handler: Handler) -> Callable[[Request], Awaitable[Re
     """Return a handler in Starlette's form."""
 
     async def call(request: Request) -> Response:
+        path = request.url.path
         try:
             return await handler(parts, request)
         except ApiError as error:
-            return error_response(error)
+            return error_response(error, path)
         except JobError as error:
-            return error_response(of_job(error))
+            return error_response(of_job(error), path)
         except ClientGoneError:
             return Response(status_code=CLIENT_GONE)
         except Exception as error:  # noqa: BLE001 - one request's fault is nobody else's
             log.error(  # noqa: TRY400 - `traced`, since the message may quote what a user sent
-                "request_failed", path=request.url.path, **traced(error)
+                "request_failed", path=path, **traced(error)
             )
-            return error_response(ApiError(OUR_FAULT, 500))
+            return error_response(ApiError(OUR_FAULT, 500), path)
 
     return call
 
 
 def of_http(request: Request, error: Any) -> Response:
-    """Return Starlette's own refusals (unknown path, wrong method) in OpenAI's format."""
+    """Return Starlette's own refusals (unknown path, wrong method) in the format of the path's API."""
     path = request.url.path
     what = _NOT_SERVED.get("/".join(path.split("/")[:3]))
     said = f"specq has no {what}" if what else error.detail
     message = f"{said}: {request.method} {path[:200]}"
-    return error_response(ApiError(message, error.status_code, headers=error.headers or {}))
+    return error_response(ApiError(message, error.status_code, headers=error.headers or {}), path)

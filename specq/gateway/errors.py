@@ -1,5 +1,7 @@
 """Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}, each with its HTTP status.
 
+The paths of Anthropic's API have its format: {"type": "error", "error": {"type", "message", "details"}}.
+
 Rule: every refusal is an `ApiError`. Errors of the client and the broker are converted by their code and field
 (`of_job`).
 """
@@ -25,6 +27,15 @@ _STATUS = {  # of the codes of JobError
     "unknown": 404,
     "forbidden": 403,
 }
+_ANTHROPIC_PATH = "/v1/messages"  # and below
+_ANTHROPIC_TYPES = {  # Anthropic's own statuses beside 400 and 500
+    **_TYPES,
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
 OUR_FAULT = "an error inside the gateway; its log says where"
 RETRY_AFTER_S = 2
 MAX_PARAM = 64  # longest field name in an error
@@ -49,6 +60,22 @@ class ApiError(Exception):
         """Return the error as JSON-able values."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def on_path(error: ApiError, path: str) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body of an error in the format of this path."""
+    is_anthropics = path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/")
+    return in_anthropics_form(error) if is_anthropics else (error.status, error.body)
+
+
+def in_anthropics_form(error: ApiError) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body as Anthropic's API has them. Its status for 503 is 529."""
+    status = 529 if error.status == 503 else error.status
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    is_named = not error.param or error.param in error.message
+    message = error.message if is_named else f"{error.param}: {error.message}"
+    details = {"details": {"error_code": error.code}} if error.code else {}
+    return status, {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
 def of_job(error: JobError, names: Mapping[str, str] | None = None) -> ApiError:

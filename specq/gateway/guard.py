@@ -103,7 +103,7 @@ class Guard:
         try:
             caller = self._admit(Headers(scope=scope), scope["path"])
         except ApiError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         scope[CALLER] = caller
         self._under_way[caller.name] += 1

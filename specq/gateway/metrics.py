@@ -161,7 +161,8 @@ def _labelled(line: MetricLine, samples: Iterable[Sample]) -> Iterator[Sample]:
 
 
 PATHS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/models", "/tokenize", "/detokenize"),
     *("/health", "/ready", "/version", "/metrics", "/", "/specq/status"),
 )
 OTHER = "other"

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from specq.gateway.errors import ApiError
+from specq.gateway.errors import ApiError, on_path
 from specq.protocol import MOST_LEVELS, is_too_deep
 
 T = TypeVar("T")
@@ -39,9 +39,10 @@ def json_response(content: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")
 
 
-def error_response(error: ApiError) -> Response:
-    """Return an error in OpenAI's format."""
-    response = json_response(error.body, error.status)
+def error_response(error: ApiError, path: str) -> Response:
+    """Return an error in the format of the path's API."""
+    status, body = on_path(error, path)
+    response = json_response(body, status)
     response.headers.update(error.headers)
     return response
 

@@ -50,6 +50,8 @@ class Responses:
 class ResponseEvents:
     """The events of one response."""
 
+    keep_alive = sse.KEEP_ALIVE
+
     def __init__(self, call: Call, shape: ChatShape, head: Head) -> None:
         self._call, self._shape, self._head, self._number = call, shape, head, 0
         self._items = ItemStream(head.answer_id, with_reasoning=call.with_reasoning)

@@ -17,7 +17,6 @@ from typing import Any
 import structlog
 
 from specq.client import PieceStream, PreparedClient, Request, ServedModel, check_values, read_requests
-from specq.gateway import sse
 from specq.gateway.answer_form import read_chat
 from specq.gateway.answers import Answering, Head
 from specq.gateway.api_keys import Caller
@@ -260,7 +259,7 @@ class AnswerStream:
             yield self._events.failed(ApiError(OUR_FAULT, 500))
 
     async def _next(self) -> bytes:
-        """Return the events of the next piece, or a comment after a long pause."""
+        """Return the events of the next piece, or a sign of life after a long pause."""
         left = self._started + self._total_s - time.monotonic()
         if left <= 0:
             raise _late(self._total_s)
@@ -268,7 +267,7 @@ class AnswerStream:
             async with asyncio.timeout(min(KEEP_ALIVE_S, left)):
                 piece = await self._pieces.piece()
         except TimeoutError:
-            return sse.KEEP_ALIVE
+            return self._events.keep_alive
         now = time.monotonic()
         if self._last and piece.token_ids:
             self._metrics.note_event(self._model, now - self._last)

@@ -1,8 +1,10 @@
-"""The endpoints that generate text: `/v1/completions`, `/v1/chat/completions` and `/v1/responses`."""
+"""The endpoints that generate text: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`, `/v1/messages`."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,13 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from specq.gateway import chat_call, completion_call, idempotency, responses_call
+from specq.client import ServedModel
+from specq.gateway import chat_call, completion_call, idempotency, messages_call, responses_call
+from specq.gateway.answer_form import read_chat
 from specq.gateway.answers import Answering
+from specq.gateway.chat_call import MAX_LENGTH
 from specq.gateway.completion_call import Call
 from specq.gateway.endpoint import Parts, endpoint
 from specq.gateway.errors import of_job
 from specq.gateway.evaluation_answer import EvaluatedChoices, shown_codec
 from specq.gateway.guard import CALLER
+from specq.gateway.messages_answer import Messages
 from specq.gateway.replies import EventStream, json_response, read_json, unless_gone
 from specq.gateway.responses_answer import Responses
 from specq.gateway.serving import AnswerStream, MakeAnswering, Prepared, complete, prepare
@@ -82,3 +88,30 @@ def responses_routes(parts: Parts) -> list[Route]:
 
 def _responses(codec: TextCodec, call: Call) -> Answering:
     return Responses(call, ChatShape(codec, call.num_top, call))
+
+
+def messages_routes(parts: Parts) -> list[Route]:
+    """Return the routes of Anthropic's API."""
+    return [
+        Route("/v1/messages", endpoint(parts, partial(answer, messages_call.read, _messages)), methods=["POST"]),
+        Route("/v1/messages/count_tokens", endpoint(parts, _count), methods=["POST"]),
+    ]
+
+
+def _messages(_: TextCodec, call: Call) -> Answering:
+    messages_call.check_thinking(call)
+    return Messages(call)
+
+
+async def _count(parts: Parts, request: Request) -> Response:
+    body, _ = await read_json(request, parts.limits)
+    call = messages_call.read_counted(body)
+    _, served = await parts.upstream.get(call.model)
+    return json_response({"input_tokens": await asyncio.to_thread(_num_tokens, call, served)})
+
+
+def _num_tokens(call: Call, served: ServedModel) -> int:
+    """Return the tokens of a prompt, which may be longer than the model's room."""
+    roomy = replace(served, info=replace(served.info, max_length=MAX_LENGTH, kv_slots=0))
+    requests, _ = read_chat(call.arguments, roomy, call.tools)
+    return len(requests[0].submits[0].prompt_ids)

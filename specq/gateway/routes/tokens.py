@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -137,20 +138,21 @@ def model_routes(parts: Parts) -> list[Route]:
 
 
 async def _list(parts: Parts, request: Request) -> Response:
-    found = [await _describe(parts, model) for model in await parts.upstream.models()]
-    return json_response({"object": "list", "data": found})
+    found = [await _describe(parts, request, model) for model in await parts.upstream.models()]
+    return json_response({"object": "list", "data": found, "has_more": False})
 
 
 async def _one(parts: Parts, request: Request) -> Response:
     model = request.path_params["model"]
     if model not in await parts.upstream.models():
         raise ApiError(f"the model {model[:200]!r} is not served here", 404, "model", "model_not_found")
-    return json_response(await _describe(parts, model))
+    return json_response(await _describe(parts, request, model))
 
 
-async def _describe(parts: Parts, model: str) -> dict[str, Any]:
+async def _describe(parts: Parts, request: Request, model: str) -> dict[str, Any]:
     _, served = await parts.upstream.get(model)
-    return describe(served, parts.upstream.first_served(model))
+    described = describe(served, parts.upstream.first_served(model))
+    return described | (as_at_anthropic(described) if "anthropic-version" in request.headers else {})
 
 
 def describe(served: ServedModel, created: int) -> dict[str, Any]:
@@ -168,3 +170,10 @@ def describe(served: ServedModel, created: int) -> dict[str, Any]:
         "parent": None,
         "max_model_len": info.max_length,
     }
+
+
+def as_at_anthropic(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that Anthropic's API has for a model that `describe` returns."""
+    created = datetime.fromtimestamp(described["created"], UTC).isoformat().replace("+00:00", "Z")
+    limits = dict.fromkeys(("max_input_tokens", "max_tokens"), described["max_model_len"])
+    return {"type": "model", "display_name": described["id"], "created_at": created, "lifecycle": "active", **limits}
