@@ -73,7 +73,10 @@ def matcher_of(tokenizer: GrammarTokenizer, grammar: dict[str, Any], limits: Gra
 
 
 def session_grammar(
-    tokenizer: GrammarTokenizer, grammar: dict[str, Any], end_ids: Sequence[int] = (EOS,), limits: GrammarLimits | None = None
+    tokenizer: GrammarTokenizer,
+    grammar: dict[str, Any],
+    end_ids: Sequence[int] = (EOS,),
+    limits: GrammarLimits | None = None,
 ) -> SessionGrammar:
     """Return the grammar of a session at its start."""
     return SessionGrammar(matcher_of(tokenizer, grammar, limits), tokenizer.inner, end_ids)
