@@ -103,7 +103,7 @@ def _suite() -> list[Any]:
 def take_suite(make_builder: Callable[[], GrammarBuilder], most: int = 200) -> int:
     """Keep the schemas of Debian's suite that are built without `strict` being off; return their number."""
     from specq.grammar.building import build_matcher
-    from specq.grammar.limits import Limits
+    from specq.grammar.limits import GrammarLimits
     from specq.protocol import JobError
     from specq.protocol.grammars import grammar_text
 
@@ -112,7 +112,7 @@ def take_suite(make_builder: Callable[[], GrammarBuilder], most: int = 200) -> i
         if not isinstance(one.schema, dict) or one.draft not in ("draft7", "draft2020-12"):
             continue
         try:
-            build_matcher(tokenizer, grammar_text({"json_schema": one.schema}), Limits())
+            build_matcher(tokenizer, grammar_text({"json_schema": one.schema}), GrammarLimits())
         except JobError:
             continue
         _taken.append(one.schema)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from specq.grammar import GrammarTokenizer, SessionGrammar
 from specq.grammar.building import build_matcher
-from specq.grammar.limits import Limits
+from specq.grammar.limits import GrammarLimits
 from specq.grammar.tokenizer import build_tokenizer
 
 LETTERS = "abcd"
@@ -87,4 +87,4 @@ class Automaton:
                 options = " | ".join(f'"{LETTERS[token]}" s{to}_{depth + 1}' for token, to in ways.items())
                 lines.append(f"s{state}_{depth}: {options}")
         lines += [f's{state}_{self.length}: "z"' for state in range(self.num_states)]
-        return build_matcher(letters(), json.dumps({"lark": "\n".join(lines)}), Limits())
+        return build_matcher(letters(), json.dumps({"lark": "\n".join(lines)}), GrammarLimits())

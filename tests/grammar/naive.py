@@ -12,7 +12,7 @@ import numpy as np
 
 from specq.grammar import GrammarTokenizer, SessionGrammar
 from specq.grammar.building import build_matcher
-from specq.grammar.limits import Limits
+from specq.grammar.limits import GrammarLimits
 from specq.grammar.tokenizer import build_tokenizer
 from specq.models import resolve_model
 from specq.protocol.arrays import Int32Array
@@ -63,17 +63,20 @@ _AT_START: dict[tuple[int, str], tuple[GrammarTokenizer, Any]] = {}  # by tokeni
 def _at_start(tokenizer: GrammarTokenizer, text: str) -> Any:
     key = id(tokenizer), text
     if key not in _AT_START:
-        _AT_START[key] = tokenizer, build_matcher(tokenizer, text, Limits())
+        _AT_START[key] = tokenizer, build_matcher(tokenizer, text, GrammarLimits())
     return _AT_START[key][1]
 
 
-def matcher_of(tokenizer: GrammarTokenizer, grammar: dict[str, Any], limits: Limits | None = None) -> Any:
+def matcher_of(tokenizer: GrammarTokenizer, grammar: dict[str, Any], limits: GrammarLimits | None = None) -> Any:
     """Return a matcher at its start."""
-    return build_matcher(tokenizer, json.dumps(grammar), limits or Limits())
+    return build_matcher(tokenizer, json.dumps(grammar), limits or GrammarLimits())
 
 
 def session_grammar(
-    tokenizer: GrammarTokenizer, grammar: dict[str, Any], end_ids: Sequence[int] = (EOS,), limits: Limits | None = None
+    tokenizer: GrammarTokenizer,
+    grammar: dict[str, Any],
+    end_ids: Sequence[int] = (EOS,),
+    limits: GrammarLimits | None = None,
 ) -> SessionGrammar:
     """Return the grammar of a session at its start."""
     return SessionGrammar(matcher_of(tokenizer, grammar, limits), tokenizer.inner, end_ids)

@@ -16,7 +16,7 @@ from specq.drafting.suffix.source import SuffixDecoder
 from specq.engines import check_asked
 from specq.grammar import GrammarTokenizer
 from specq.grammar.building import build_matcher
-from specq.grammar.limits import Limits
+from specq.grammar.limits import GrammarLimits
 from specq.protocol import (
     NO_TAP,
     Ack,
@@ -92,14 +92,14 @@ class LateLogitEngine(LateEngine, LogitEngine):
 class Builder:
     """Builds at once. `limits` of single sessions."""
 
-    def __init__(self, limits: dict[int, Limits] | None = None) -> None:
+    def __init__(self, limits: dict[int, GrammarLimits] | None = None) -> None:
         self._limits, self._ready = limits or {}, list[tuple[int, Any, str]]()
 
     def tokenizer(self) -> GrammarTokenizer:
         return small()
 
     def begin(self, key: int, grammar: str) -> None:
-        self._ready.append((key, build_matcher(small(), grammar, self._limits.get(key, Limits())), ""))
+        self._ready.append((key, build_matcher(small(), grammar, self._limits.get(key, GrammarLimits())), ""))
 
     def ready(self) -> list[tuple[int, Any, str]]:
         ready, self._ready = self._ready, []
@@ -134,7 +134,7 @@ class GrammarService:
         *,
         overlaps: bool = False,
         guesses: Callable[[int], list[int]] | None = None,
-        limits: dict[int, Limits] | None = None,
+        limits: dict[int, GrammarLimits] | None = None,
         seed: int = 0,
     ) -> None:
         self.engine = LateLogitEngine(small_info()) if overlaps else LogitEngine()

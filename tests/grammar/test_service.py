@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from specq.grammar import SessionGrammar, StepMasks
-from specq.grammar.limits import Limits
+from specq.grammar.limits import GrammarLimits
 from specq.protocol import GRAMMAR, ORIGIN_CODES, SamplingParams
 from specq.testing import oracle
 from specq.verifier.step import plan
@@ -200,7 +200,9 @@ def test_where_nothing_is_allowed_the_job_fails_and_no_other(kind: str, overlaps
 def test_a_matcher_that_runs_into_a_limit_fails_its_session_alone(overlaps: bool) -> None:
     """In the middle of its text, with llguidance's reason."""
     bad = {"regex": "(a|b)*c(a|b){12}d"}, {"logit_bias": ((small().ids("c")[0], 2.0),)}
-    said = check_failure(bad, "too complex here", overlaps=overlaps, limits={7: replace(Limits(), lexer_states=24)})
+    said = check_failure(
+        bad, "too complex here", overlaps=overlaps, limits={7: replace(GrammarLimits(), lexer_states=24)}
+    )
     assert "too many states" in said.failed
     assert said.token_ids
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specq.grammar import SessionGrammar, StepMasks
-from specq.grammar.limits import Limits
+from specq.grammar.limits import GrammarLimits
 from specq.grammar.tokenizer import build_tokenizer
 from specq.protocol import ConfigError, EngineError, SamplingParams, SessionStep
 from specq.testing.tokenizer import tokenizer_files
@@ -195,7 +195,7 @@ def test_a_committed_token_that_is_not_allowed_is_an_error() -> None:
 
 def test_a_matcher_that_runs_into_a_limit_allows_nothing_and_says_why() -> None:
     """In a mask, or on the way to a node. No call raises but `commit`."""
-    limits = replace(Limits(), lexer_states=20)
+    limits = replace(GrammarLimits(), lexer_states=20)
     grammar = session_grammar(small(), {"regex": "(a|b)*c(a|b){12}d"}, limits=limits)
     tokens = small().ids("abacabab")
     parents = list(range(-1, len(tokens) - 1))

@@ -8,7 +8,7 @@ import numpy as np
 
 from specq.grammar import SessionGrammar, StepMasks, step_masks
 from specq.grammar.building import build_matcher
-from specq.grammar.limits import Limits
+from specq.grammar.limits import GrammarLimits
 from specq.grammar.tokenizer import build_tokenizer
 from specq.protocol import SamplingParams, SessionStep, Tree
 from specq.protocol.grammars import grammar_text
@@ -26,7 +26,7 @@ BANNING: list[dict[str, Any]] = [
 
 
 def grammar_of(regex: str) -> SessionGrammar:
-    matcher = build_matcher(TOKENIZER, grammar_text({"regex": regex}), Limits())
+    matcher = build_matcher(TOKENIZER, grammar_text({"regex": regex}), GrammarLimits())
     return SessionGrammar(matcher, TOKENIZER.inner, (EOS,))
 
 
