@@ -30,6 +30,7 @@ from specq.engines.interface import (
     judges_late,
     launch,
     scores_rows,
+    takes_masks,
     takes_unread,
     tidy,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "resolve_checkpoint",
     "resolve_directory",
     "scores_rows",
+    "takes_masks",
     "takes_unread",
     "tidy",
     "tokenizer_files",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.engines.interface import Engine, scores_rows
+from specq.engines.interface import Engine, scores_rows, takes_masks
 from specq.protocol import (
     FINAL,
     EngineError,
@@ -64,7 +64,7 @@ def _check_scratch(step: SessionStep, info: ModelInfo) -> None:
 
 
 def check_asked(engine: Engine, steps: Sequence[SessionStep], tap: Tap) -> None:
-    """Raise EngineError if the engine does not support the requested hidden states, scratch or scored rows."""
+    """Raise EngineError if the engine does not support the requested hidden states, scratch rows, masks, scored rows."""
     if tap.layers:
         num_layers = engine.num_tap_layers
         if not num_layers:
@@ -78,6 +78,8 @@ def check_asked(engine: Engine, steps: Sequence[SessionStep], tap: Tap) -> None:
         for step in steps:
             if step.scratch.num_rows:
                 raise misfit(step, f"the {engine.info.engine} engine takes no scratch rows")
+    if not takes_masks(engine) and StepBatch.of(steps).masks is not None:
+        raise misfit(steps[0], f"the {engine.info.engine} engine takes no masks")
     if not scores_rows(engine) and (scored := StepBatch.of(steps).scored):
         raise misfit(steps[min(scored)], reason_against_scored(engine.info))
 

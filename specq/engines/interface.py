@@ -212,6 +212,11 @@ def scores_rows(engine: Engine) -> bool:
     return bool(getattr(engine, "scores_rows", False))
 
 
+def takes_masks(engine: Engine) -> bool:
+    """Return whether the engine's judge applies the masks of grammars (`StepBatch.masks`). Others serve no grammars."""
+    return bool(getattr(engine, "takes_masks", False))
+
+
 def tidy(engine: Engine) -> None:
     """Let an engine do the work that it deferred when it collected a step.
 

@@ -13,7 +13,7 @@ import zmq
 
 from specq.config import TargetConfig, own_options
 from specq.drafting import make_sources
-from specq.engines import ENGINES, Engine, EngineSpec, warm_up_steps
+from specq.engines import ENGINES, Engine, EngineSpec, takes_masks, warm_up_steps
 from specq.grammar import GrammarBuilder, limits_of
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import (
@@ -294,6 +294,9 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
 
 def _grammar_builder(files: dict[str, str], engine: Engine, step_s: float, max_sessions: int) -> GrammarBuilder | None:
     """Return what builds the grammars of jobs, for steps of `step_s` seconds; None if that is impossible here."""
+    if not takes_masks(engine):
+        log.info("grammars_not_served", reason=f"the {engine.info.engine} engine takes no masks")
+        return None
     info, limits = engine.info, limits_of(step_s, GRAMMAR_BYTES // max_sessions)
     builder = GrammarBuilder(files, info.vocab_size, info.eos_ids, limits)
     reason = builder.prepare()

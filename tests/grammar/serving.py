@@ -32,6 +32,7 @@ from specq.protocol import (
     Verdict,
 )
 from specq.testing.late import LateEngine
+from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info
 from specq.verification import StepBatch
 from specq.verification.judge import judge_each
@@ -60,7 +61,7 @@ def small_info() -> ModelInfo:
 class LogitEngine(ToyEngine):
     """Computes rows of logits, and judges them as real engines do."""
 
-    judges_late = True
+    judges_late = takes_masks = True
 
     def __init__(self, info: ModelInfo | None = None, *, max_chain: int = 0) -> None:
         super().__init__(info or small_info(), max_chain=max_chain)
@@ -140,7 +141,7 @@ class GrammarService:
         self.engine = LateLogitEngine(small_info()) if overlaps else LogitEngine()
         self.verifier = Verifier(
             self.engine, StepCurve([1, 64], [0.005, 0.006]), [SuffixDecoder(0), ForcedTokens()], incarnation=1,
-            measures_drafts=False, grammar_builder=Builder(limits),
+            measures_drafts=False, grammar_builder=Builder(limits), tokenizer_files=tokenizer_files(),
         )  # fmt: skip
         self.said: dict[int, Said] = {}
         self._guesses, self._random, self._next_ids = guesses, Random(seed), dict[int, int]()

@@ -12,6 +12,7 @@ from specq.drafting import SOURCES
 from specq.drafting.draft_model.shaped import ShapedTrees
 from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.eagle3.source import EagleSource
+from specq.drafting.grammar.source import ForcedTokens
 from specq.drafting.lookahead.source import LookaheadDecoder
 from specq.drafting.medusa.source import MedusaSource
 from specq.drafting.suffix.source import SuffixDecoder
@@ -88,6 +89,7 @@ def colocated(**options: Any) -> ColocatedSource:
 MAKERS: dict[str, Callable[[], DraftSource | None]] = {
     "remote": lambda: None,
     "suffix": lambda: SuffixDecoder(10_000),
+    "grammar": ForcedTokens,  # of sessions without one; tests/grammar/test_service.py has the others
     "lookahead": lambda: LookaheadDecoder(toy_info(), window=6, ngram=3, is_adaptive=False),
     "lookahead, adaptive": lambda: LookaheadDecoder(toy_info(), window=15, ngram=5),
     "colocated": lambda: colocated(wrong_every=4),

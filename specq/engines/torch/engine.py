@@ -64,7 +64,7 @@ class TorchEngine:
 
     max_chain = 0
     takes_scratch = True
-    scores_rows = True
+    scores_rows = takes_masks = True
 
     def __init__(
         self,

@@ -56,6 +56,7 @@ class VllmEngine:
     is_helped = False
     jumps: tuple[int, ...] = ()
     takes_scratch = False
+    takes_masks = True
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ import pytest
 
 from specq.engines import Engine
 from specq.protocol import EngineError, SamplingParams, SessionStep, Tree
+from specq.testing.conformance.masks import MaskConformance, check_reference
 from specq.testing.conformance.step_outputs import StepOutputConformance
 from specq.testing.reference import Target, decode, plain
 
@@ -38,7 +39,7 @@ def generate(
     return text[: len(prompt) + count]
 
 
-class EngineConformance(StepOutputConformance):
+class EngineConformance(StepOutputConformance, MaskConformance):
     """Needs the fixture `engine`: a new one with 512 KV slots and a vocabulary of at least 64 tokens.
 
     A text must have space for 600 tokens.
@@ -161,3 +162,9 @@ class ReferenceConformance:
         assert drafted.token_ids == expected
         assert max(drafted.accepted) == 3
         assert generate(engine, 1, prompt, 16, params, draft)[len(prompt) :] == expected
+
+    @pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+    def test_masked_texts_are_the_reference_decoders(
+        self, engine: Engine, target: Target, params: SamplingParams
+    ) -> None:
+        check_reference(engine, target, params)

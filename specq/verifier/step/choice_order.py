@@ -11,8 +11,8 @@ So the verifier sees the order of the expansions. Two cases hide it:
                           in it depends on each node before it
     a lost message        it may have held any expansion. So everything after it depends on all nodes before it
 
-Other sources draft point masses beside and below sampled nodes. Such a point mass shows that the drafter has not drafted
-there, or has not sent that node yet. This depends on the same tokens. So it waits for all nodes that were expanded.
+Other sources draft point masses beside and below sampled nodes. Such a point mass shows that the drafter has not yet
+drafted or sent the same node. This depends on the same tokens. So it waits for all nodes that were expanded.
 
 A node may be left out if it is too unlikely, or if the engine does not support trees. Such a node is not verified in
 this step. No other node waits for it.
