@@ -27,7 +27,8 @@ import click
 
 from bench.grammars.cases import FORM_NAMES, fault_of, grammar_of, take_suite
 from bench.grammars.covering import Row, covering, pairs_left
-from bench.grammars.ways import WAYS, Arguments, Outcome, configured, serve, ways_of
+from bench.grammars.ways import PATIENCE_S, WAYS, Arguments, Outcome, configured, serve, ways_of
+from specq.client import Client
 from specq.models import resolve_model
 from specq.processes.servers import Servers
 from specq.protocol import JobError
@@ -128,7 +129,8 @@ def serving(place: str, model: str) -> Iterator[Serve]:
         return
     with configured(place, model) as config, Servers(config) as servers:
         servers.wait_ready(600)
-        yield lambda jobs, in_flight: serve(servers.client, jobs, in_flight)
+        with Client(servers.address, timeout_s=PATIENCE_S) as client:
+            yield lambda jobs, in_flight: serve(client, jobs, in_flight)
 
 
 def run_place(place: str, model: str, asked: Sequence[Combination]) -> Iterator[tuple[Combination, Outcome, Outcome]]:

@@ -40,7 +40,7 @@ from specq.verification import judge as judging
 from specq.verifier import StepCurve, Verifier
 
 PROMPT = np.arange(100, 116, dtype=np.int32)
-MOST_TOKENS = 1_000
+MOST_TOKENS = 1_900
 KV_SLOTS = 80_000
 Clock = Callable[[], float]
 
@@ -62,6 +62,10 @@ class Side:
             engine, StepCurve([1, 64], [0.02, 0.2]), incarnation=1, tokenizer_files=files, grammar_builder=self.builder,
             max_uncommitted=2 * MOST_TOKENS,
         )  # fmt: skip
+        self.add(num_sessions, ids, has=has)
+
+    def add(self, num_sessions: int, ids: Iterator[int], *, has: bool) -> None:
+        """Open more sessions, and wait for their grammars."""
         for number in range(num_sessions):
             params = SamplingParams(
                 max_tokens=MOST_TOKENS, ignore_eos=True, temperature=0.8, seed=number, grammar=endless(number) if has else ""

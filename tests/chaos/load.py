@@ -19,7 +19,6 @@ from specq.client.events import Event, JobDone, NewTokens, RequestFailed
 from specq.client.request import read_request
 
 
-
 class Asked(NamedTuple):
     """A job: its prompt, the text that must come of it, and its parameters."""
 

@@ -309,7 +309,7 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
     trees, places, sessions = shares.sessions[0].trees, shares.places, shares.sessions
     room = trees.limit[places] - trees.length[places]
     kept = judgements.num_tokens if judgements.are_single else np.minimum(judgements.num_tokens, room)
-    finishes, by_text, failed = dict[int, str](), list[int](), list[int]()
+    finishes, by_text = dict[int, str](), list[int]()
     is_full = room == 1 if judgements.are_single else kept == room
     if np.count_nonzero(is_full):
         finishes = dict.fromkeys(is_full.nonzero()[0].tolist(), "length")
@@ -319,18 +319,17 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
     ends_by_text = trees.ends_by_text[places]
     if np.count_nonzero(ends_by_text):
         by_text = ends_by_text.nonzero()[0].tolist()
-    for i in sorted({*by_text, *judgements.logprobs}):
+    for i in by_text:
         with faults.of(sessions[i], "committed"):
-            if i in by_text:
-                kept[i], finishes[i] = sessions[i].up_to_end(judgements[i].token_ids.tolist())
-            if i in judgements.logprobs:
-                sessions[i].logprobs.add(judgements.logprobs[i], int(kept[i]))
-        failed += [i] if faults.found and sessions[i] in faults else []
+            kept[i], finishes[i] = sessions[i].up_to_end(judgements[i].token_ids.tolist())
     has_grammar = trees.traits[places] & WITH_GRAMMAR
     if np.count_nonzero(has_grammar):
-        which = [i for i in has_grammar.nonzero()[0].tolist() if i not in failed]
+        which = [i for i in has_grammar.nonzero()[0].tolist() if not (faults.found and sessions[i] in faults)]
         finishes |= dict.fromkeys(_follow_grammars(sessions, judgements, kept, which, faults), "stop")
-        failed += [i for i in which if faults.found and sessions[i] in faults]
+    for i, logprobs in judgements.logprobs.items():
+        with faults.of(sessions[i], "committed"):
+            sessions[i].logprobs.add(logprobs, int(kept[i]))
+    failed = [i for i, session in enumerate(sessions) if session in faults] if faults.found else []
     return _Kept(kept, [(sessions[i], reason) for i, reason in finishes.items() if reason and i not in failed], failed)
 
 
