@@ -111,7 +111,7 @@ def _ended(job: Any) -> Outcome:
         return Outcome("error", [], "", str(job))
     try:
         return outcome_of(job.result(PATIENCE_S))
-    except SpecqError as error:
+    except (SpecqError, TimeoutError) as error:
         return Outcome("error", [], "", str(error))
 
 
