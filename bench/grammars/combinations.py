@@ -74,7 +74,7 @@ class Combination:
         is_same = (found.token_ids, found.finish, found.reason) == (plain.token_ids, plain.finish, plain.reason)
         if self.row["strategy"] == "deterministic" and not is_same:
             return "differs from plain decoding"
-        if found.finish == "error" and not plain.finish == "error":
+        if found.finish == "error" and plain.finish != "error":
             return f"failed: {found.reason}"
         if found.finish == "stop" and not self._may_be_cut(found):
             return fault_of(self.grammar, found.text)
@@ -165,7 +165,12 @@ def main(model: str, num: int, only: tuple[int, ...], some_ways: tuple[str, ...]
     rows, left = combinations_of(model, num, ways)
     asked = [one for one in rows if (not only or one.number in only) if not some_ways or one.row["way"] in some_ways]
     skipped = [way for way in WAYS if way not in ways]
-    about = {"model": model, "suite_schemas": num_suite, "pairs_left_out": left, "ways_skipped": skipped}
+    about: dict[str, Any] = {
+        "model": model,
+        "suite_schemas": num_suite,
+        "pairs_left_out": left,
+        "ways_skipped": skipped,
+    }
     counts, failures, began = Counter[str](), list[dict[str, Any]](), time.monotonic()
     by_way: dict[str, Counter[str]] = {way: Counter() for way in ways}
     for place in dict.fromkeys(WAYS[way][0] for way in ways):
@@ -180,8 +185,8 @@ def main(model: str, num: int, only: tuple[int, ...], some_ways: tuple[str, ...]
         seconds = round(time.monotonic() - began)
         click.echo(f"{place}: {json.dumps(counts)} after {seconds} s")
         if out is not None:  # what is known if a later place fails
-            found_so_far = {"counts": counts, "by_way": by_way, "failures": failures, "seconds": seconds}
-            out.write_text(json.dumps(_described() | about | found_so_far, indent=1, ensure_ascii=False) + "\n", "utf-8")
+            about |= {"counts": counts, "by_way": by_way, "failures": failures, "seconds": seconds}
+            out.write_text(json.dumps(_described() | about, indent=1, ensure_ascii=False) + "\n", "utf-8")
     click.echo(json.dumps({"counts": counts, "by_way": by_way}, indent=1))
     sys.exit(1 if failures else 0)
 

@@ -1,4 +1,4 @@
-"""Jobs with grammars under mixed loads: each job must end with the text that plain decoding gives, and follow its grammar.
+"""Jobs with grammars under mixed loads: each ends with the text of plain decoding, which follows its grammar.
 
     python -m bench.grammars.mixed --out mixed.json
 
@@ -72,8 +72,8 @@ def jobs_of(scenario: Scenario) -> list[Arguments]:
         grammar: dict[str, Any] = {"json_schema": schemas[i % len(schemas)]}
         if kind:
             grammar = {} if kind == 1 else REFUSED[i // 3 % len(REFUSED)]
-        most = 256 if grammar else 60
-        found.append({"prompt": QUESTION, "grammar": grammar, "seed": i, "temperature": 0.8 * (i % 2), "max_tokens": most})
+        own = {"seed": i, "temperature": 0.8 * (i % 2), "max_tokens": 256 if grammar else 60}
+        found.append({"prompt": QUESTION, "grammar": grammar, **own})
     return found
 
 
