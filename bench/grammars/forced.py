@@ -2,8 +2,8 @@
 
     python -m bench.grammars.forced --model smollm2 --out forced.json
 
-One engine, one session at a time, greedy: each object plainly, with forced tokens alone, with suffix decoding alone, and
-with both, in turns. Times are from the first step to the last. The ratios are medians over the objects, of tokens a
+One engine, one session at a time, greedy: each object plainly, with forced tokens alone, with suffix decoding alone,
+and with both, in turns. Times are from the first step to the last. The ratios are medians over the objects, of tokens a
 second of wall time and of the processor's time.
 """
 
@@ -91,7 +91,8 @@ def main(model: str, turns: int, out: Path | None) -> None:
     """Measure, and print the ratios."""
     at = resolve_model(model, "target")
     engine, files = TorchEngine(at, device="cpu", kv_slots=KV_SLOTS), load_tokenizer_files(at)
-    curve, ids = StepCurve(SIZES, engine.step_times(SIZES)), count(1)
+    times, ids = engine.step_times(SIZES), count(1)
+    curve = StepCurve(SIZES[: len(times)], times)
     builder = GrammarBuilder(files, engine.info.vocab_size, engine.info.eos_ids)
     verifiers = {
         name: Verifier(
