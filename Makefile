@@ -37,6 +37,7 @@ test-vllm: $(VLLM)/.ready ## Test the vllm engine: real vLLM on the CPU, in an e
 	@$(VLLM_PYTEST) tests/engines/test_conformance.py $(wildcard tests/engines/test_vllm*.py) \
 		tests/drafting/test_conformance.py tests/drafting/vllm/test_vllm_model.py $(ARGS)
 	@$(VLLM_PYTEST) tests/end_to_end/test_vllm.py $(ARGS)
+	@$(VLLM)/bin/python -m pytest tests/grammar/test_versions.py tests/grammar/test_building.py $(ARGS) # an older llguidance
 
 # vLLM's kernels are made for Intel's OpenMP. vLLM and torch tell each other what is deprecated. A process in which vLLM ran
 # hands one core on to those that it starts: hence two calls.

@@ -17,12 +17,12 @@ NUM_OBJECTS = 25
 AFTER = ":"
 CHOICES = ["yes", "no", "maybe, but only if the weather is fine", "日本語", "yes, of course"]
 REGEX = r"(\+[0-9]{1,3} )?[0-9]{3}-[0-9]{4}( ext\. [1-9][0-9]{0,2})?"
-LARK = 'start: "SELECT " column (", " column)* " FROM " NAME (" LIMIT " /[1-9][0-9]{0,2}/)?\n' + (
-    'column: "*" | NAME | "count(" NAME ")"\nNAME: /[a-z]{1,8}/\n'
-)
-LARK_RE = r"SELECT @(, @)* FROM [a-z]{1,8}( LIMIT [1-9][0-9]{0,2})?".replace(
-    "@", r"(\*|[a-z]{1,8}|count\([a-z]{1,8}\))"
-)
+LARK = """start: "SELECT " column (", " column)* " FROM " NAME (" LIMIT " /[1-9][0-9]{0,2}/)?
+column: "*" | NAME | "count(" NAME ")"
+NAME: /[a-z]{1,8}/
+"""
+COLUMN = r"(\*|[a-z]{1,8}|count\([a-z]{1,8}\))"
+LARK_RE = rf"SELECT {COLUMN}(, {COLUMN})* FROM [a-z]{{1,8}}( LIMIT [1-9][0-9]{{0,2}})?"  # noqa: S608 - a pattern
 TAG_BEGIN, TAG_END = "<call={}>", "</call>"
 FORM_NAMES = (*FORMS, "suite", "object", "regex", "choice", "lark", "tag", "after")
 
@@ -40,8 +40,11 @@ def grammar_of(form: str, number: int) -> Grammar:
     if form == "after":
         return {"json_schema": _api()[f"list/{number % NUM_OBJECTS}"], "after": AFTER}
     others: dict[str, Grammar] = {
-        "object": {"json_object": True}, "regex": {"regex": REGEX}, "choice": {"choice": CHOICES}, "lark": {"lark": LARK}
-    }  # fmt: skip
+        "object": {"json_object": True},
+        "regex": {"regex": REGEX},
+        "choice": {"choice": CHOICES},
+        "lark": {"lark": LARK},
+    }
     return others[form]
 
 

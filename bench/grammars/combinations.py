@@ -27,7 +27,8 @@ import click
 
 from bench.grammars.cases import FORM_NAMES, fault_of, grammar_of, take_suite
 from bench.grammars.covering import Row, covering, pairs_left
-from bench.grammars.ways import WAYS, Arguments, Outcome, configured, serve, ways_of
+from bench.grammars.ways import PATIENCE_S, WAYS, Arguments, Outcome, configured, serve, ways_of
+from specq.client import Client
 from specq.models import resolve_model
 from specq.processes.servers import Servers
 from specq.protocol import JobError
@@ -73,7 +74,7 @@ class Combination:
         is_same = (found.token_ids, found.finish, found.reason) == (plain.token_ids, plain.finish, plain.reason)
         if self.row["strategy"] == "deterministic" and not is_same:
             return "differs from plain decoding"
-        if found.finish == "error" and not plain.finish == "error":
+        if found.finish == "error" and plain.finish != "error":
             return f"failed: {found.reason}"
         if found.finish == "stop" and not self._may_be_cut(found):
             return fault_of(self.grammar, found.text)
@@ -128,7 +129,8 @@ def serving(place: str, model: str) -> Iterator[Serve]:
         return
     with configured(place, model) as config, Servers(config) as servers:
         servers.wait_ready(600)
-        yield lambda jobs, in_flight: serve(servers.client, jobs, in_flight)
+        with Client(servers.address, timeout_s=PATIENCE_S) as client:
+            yield lambda jobs, in_flight: serve(client, jobs, in_flight)
 
 
 def run_place(place: str, model: str, asked: Sequence[Combination]) -> Iterator[tuple[Combination, Outcome, Outcome]]:
@@ -163,7 +165,12 @@ def main(model: str, num: int, only: tuple[int, ...], some_ways: tuple[str, ...]
     rows, left = combinations_of(model, num, ways)
     asked = [one for one in rows if (not only or one.number in only) if not some_ways or one.row["way"] in some_ways]
     skipped = [way for way in WAYS if way not in ways]
-    about = {"model": model, "suite_schemas": num_suite, "pairs_left_out": left, "ways_skipped": skipped}
+    about: dict[str, Any] = {
+        "model": model,
+        "suite_schemas": num_suite,
+        "pairs_left_out": left,
+        "ways_skipped": skipped,
+    }
     counts, failures, began = Counter[str](), list[dict[str, Any]](), time.monotonic()
     by_way: dict[str, Counter[str]] = {way: Counter() for way in ways}
     for place in dict.fromkeys(WAYS[way][0] for way in ways):
@@ -178,10 +185,8 @@ def main(model: str, num: int, only: tuple[int, ...], some_ways: tuple[str, ...]
         seconds = round(time.monotonic() - began)
         click.echo(f"{place}: {json.dumps(counts)} after {seconds} s")
         if out is not None:  # what is known if a later place fails
-            found_so_far = {"counts": counts, "by_way": by_way, "failures": failures, "seconds": seconds}
-            out.write_text(
-                json.dumps(_described() | about | found_so_far, indent=1, ensure_ascii=False) + "\n", "utf-8"
-            )
+            about |= {"counts": counts, "by_way": by_way, "failures": failures, "seconds": seconds}
+            out.write_text(json.dumps(_described() | about, indent=1, ensure_ascii=False) + "\n", "utf-8")
     click.echo(json.dumps({"counts": counts, "by_way": by_way}, indent=1))
     sys.exit(1 if failures else 0)
 

@@ -40,8 +40,13 @@ def submit(verifier: Verifier, session_id: int, grammar: dict[str, Any]) -> None
     """Open a session with a hostile grammar."""
     params = SamplingParams(max_tokens=HOSTILE_TOKENS, temperature=0.8, seed=session_id, grammar=grammar_text(grammar))
     message = Open(
-        session_id=session_id, epoch=1, prompt_len=len(PROMPT), tokens_left=HOSTILE_TOKENS, params=params, token_ids=PROMPT
-    )  # fmt: skip
+        session_id=session_id,
+        epoch=1,
+        prompt_len=len(PROMPT),
+        tokens_left=HOSTILE_TOKENS,
+        params=params,
+        token_ids=PROMPT,
+    )
     verifier.handle(message, time.monotonic())
 
 
@@ -53,10 +58,10 @@ def main(windows: int, out: Path | None) -> None:
     at = resolve_model("tiny", "target")
     files, ids = load_tokenizer_files(at), count(1)
     engine = TorchEngine(at, device="cpu", kv_slots=KV_SLOTS)
-    side = Side(engine, files, SESSIONS, ids, has=True)
+    side = Side(engine, files, ids)
+    side.add(SESSIONS, has=True)
+    side.add(SESSIONS, has=False)
     verifier, others = side.verifier, {*side.verifier.sessions}
-    side.add(SESSIONS, ids, has=False)
-    others |= {*verifier.sessions}
     hostile = cycle(HOSTILE.items())
     intervals: dict[bool, list[float]] = {False: [], True: []}
     ends, names, waiting = Counter[str](), dict[int, str](), set[int]()

@@ -4,8 +4,7 @@
 
 One engine serves both, plain decoding, one row for each session. Wall time and processor time of a step are medians.
 A ratio is the median of the ratios of neighbouring steps, since other processes may load the machine. `masks` is the
-time of `StepMasks` and of writing them into the logits, a part of the step. `draft` drafts so many forced or invented
-nodes for each session: with 8 the step has 9 rows of each.
+time of `StepMasks` and of writing them into the logits, a part of the step.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from specq.verification import judge as judging
 from specq.verifier import StepCurve, Verifier
 
 PROMPT = np.arange(100, 116, dtype=np.int32)
-MOST_TOKENS = 1_000
+MOST_TOKENS = 1_900
 KV_SLOTS = 80_000
 Clock = Callable[[], float]
 
@@ -55,21 +54,22 @@ def endless(number: int) -> str:
 class Side:
     """A verifier with sessions that decode plainly, with or without grammars."""
 
-    def __init__(
-        self, engine: Engine, files: dict[str, str], num_sessions: int, ids: Iterator[int], *, has: bool
-    ) -> None:
+    def __init__(self, engine: Engine, files: dict[str, str], ids: Iterator[int]) -> None:
         info = engine.info
         self.builder = GrammarBuilder(files, info.vocab_size, info.eos_ids)
         self.verifier = Verifier(
             engine, StepCurve([1, 64], [0.02, 0.2]), incarnation=1, tokenizer_files=files, grammar_builder=self.builder,
             max_uncommitted=2 * MOST_TOKENS,
         )  # fmt: skip
+        self._ids = ids
+
+    def add(self, num_sessions: int, *, has: bool) -> None:
+        """Open sessions, and wait for their grammars, if they have any."""
         for number in range(num_sessions):
-            params = SamplingParams(
-                max_tokens=MOST_TOKENS, ignore_eos=True, temperature=0.8, seed=number, grammar=endless(number) if has else ""
-            )  # fmt: skip
+            own: dict[str, Any] = {"max_tokens": MOST_TOKENS, "temperature": 0.8, "seed": number, "ignore_eos": True}
+            params = SamplingParams(**own, grammar=endless(number) if has else "")
             message = Open(
-                session_id=next(ids), epoch=1, prompt_len=len(PROMPT), tokens_left=MOST_TOKENS, params=params,
+                session_id=next(self._ids), epoch=1, prompt_len=len(PROMPT), tokens_left=MOST_TOKENS, params=params,
                 speculation=Speculation(mode="plain"), token_ids=PROMPT,
             )  # fmt: skip
             assert not self.verifier.handle(message, 0.0)
@@ -112,7 +112,9 @@ def timed_masks(spent: list[float]) -> Iterator[None]:
 def measure(engine: Engine, files: dict[str, str], num_sessions: int, num_steps: int) -> dict[str, Any]:
     """Return the figures of one number of sessions."""
     ids = count(1)
-    sides = [Side(engine, files, num_sessions, ids, has=has) for has in (False, True)]
+    sides = [Side(engine, files, ids) for _ in range(2)]
+    for has, side in enumerate(sides):
+        side.add(num_sessions, has=bool(has))
     spent: list[float] = []
     found: list[list[tuple[float, float]]] = [[], []]
     with timed_masks(spent):

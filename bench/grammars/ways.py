@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +19,7 @@ from specq.protocol import SpecqError
 
 Arguments = dict[str, Any]
 PATIENCE_S = 300.0
+LIVENESS_MS = 60_000  # other programs may load the machine
 ALONE = {"prompt_lookup": "none"}
 ALWAYS = {"drafts": "always", **ALONE}
 STATIC_TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
@@ -110,7 +111,7 @@ def _ended(job: Any) -> Outcome:
         return Outcome("error", [], "", str(job))
     try:
         return outcome_of(job.result(PATIENCE_S))
-    except SpecqError as error:
+    except (SpecqError, TimeoutError) as error:
         return Outcome("error", [], "", str(error))
 
 
@@ -122,7 +123,8 @@ def configured(place: str, model: str) -> Iterator[Any]:
     with TemporaryDirectory() as folder:
         if found.heads:
             own["heads"] = str(_made_eagle(model, Path(folder))) if found.heads == "eagle" else found.heads
-        yield deployment(model, model, found.drafters, has_journal=True, **own)
+        made = deployment(model, model, found.drafters, has_journal=True, **own)
+        yield replace(made, broker=replace(made.broker, liveness_ms=LIVENESS_MS))
 
 
 def _made_eagle(model: str, folder: Path) -> Path:

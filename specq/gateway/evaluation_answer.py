@@ -77,7 +77,7 @@ class EvaluatedShape:
     def whole(self, index: int, result: Result) -> Json:
         asked = self._call.evaluation
         choice = self._shape.whole(index, result)
-        choice["stop_reason"] = result.stop_reason
+        choice |= {"stop_reason": result.stop_reason, **dict.fromkeys(("token_ids", *_OF_CHAT))}  # null, as in vLLM
         if asked.num_prompt_top >= 0:
             choice["prompt_logprobs"] = self._prompt_logprobs(result)
         if asked.with_ids:

@@ -1,0 +1,131 @@
+"""How much faster objects with four fields are written with forced tokens, with drafts, and with both.
+
+    python -m bench.grammars.forced --model smollm2 --out forced.json
+
+One engine, one session at a time, greedy: each object plainly, with forced tokens alone, with suffix decoding alone,
+and with both, in turns. Times are from the first step to the last. The ratios are medians over the objects, of tokens a
+second of wall time and of the processor's time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import numpy as np
+
+from bench.grammars.forms import FORMS
+from bench.grammars.parts import OBJECTS
+from bench.grammars.step_cost import KV_SLOTS
+from specq.drafting.grammar.source import ForcedTokens
+from specq.drafting.suffix.source import SuffixDecoder
+from specq.engines.torch.engine import TorchEngine
+from specq.grammar import GrammarBuilder
+from specq.models import resolve_model
+from specq.protocol import Open, SamplingParams, Speculation
+from specq.protocol.grammars import grammar_text
+from specq.runtime.machine import describe
+from specq.text import TextCodec, load_tokenizer_files
+from specq.verifier import StepCurve, Verifier
+
+SIZES = [1, 2, 4, 8, 16, 32, 64]
+MOST_TOKENS = 160
+SIDES: dict[str, tuple[type, ...]] = {
+    "plain": (),
+    "forced": (ForcedTokens,),
+    "suffix": (SuffixDecoder,),
+    "both": (SuffixDecoder, ForcedTokens),
+}
+
+
+def prompts(codec: TextCodec) -> list[tuple[str, Any, Any]]:
+    """Return the objects with four fields: their names, prompts and grammars."""
+    found = []
+    for name, (about, fields) in OBJECTS.items():
+        if len(fields) != 4:
+            continue
+        example = ", ".join(f'"{field}": ...' for field in fields)
+        question = f"{about} Answer as JSON with the keys {{{example}}}.\n"
+        found.append((name, codec.encode(question), grammar_text({"json_schema": FORMS["arguments"](name, name)})))
+    return found
+
+
+def run(verifier: Verifier, session_id: int, prompt: list[int], grammar: str, mode: str) -> tuple[int, float, float]:
+    """Write one object; return its number of tokens, and the seconds of wall and of processor time."""
+    params = SamplingParams(max_tokens=MOST_TOKENS, grammar=grammar)
+    message = Open(
+        session_id=session_id,
+        epoch=1,
+        prompt_len=len(prompt),
+        tokens_left=MOST_TOKENS,
+        params=params,
+        speculation=Speculation(mode=mode),
+        token_ids=np.array(prompt, np.int32),
+    )
+    assert not verifier.handle(message, 0.0)
+    while verifier.grammars.num_waiting:
+        assert not verifier.take_grammars()
+        time.sleep(0.002)
+    num_tokens, began, used = 0, 0.0, 0.0
+    while verifier.has_work:
+        for verdict in verifier.step(time.monotonic):
+            num_tokens += len(verdict.token_ids)
+        if not began:  # the prompt has been computed
+            began, used, num_tokens = time.perf_counter(), time.process_time(), 0
+    return num_tokens, time.perf_counter() - began, time.process_time() - used
+
+
+@click.command()
+@click.option("--model", default="smollm2", show_default=True, help="Target.")
+@click.option("--turns", default=3, show_default=True, help="How often each object is written.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for the report, JSON.")
+def main(model: str, turns: int, out: Path | None) -> None:
+    """Measure, and print the ratios."""
+    at = resolve_model(model, "target")
+    engine, files = TorchEngine(at, device="cpu", kv_slots=KV_SLOTS), load_tokenizer_files(at)
+    times, ids = engine.step_times(SIZES), count(1)
+    curve = StepCurve(SIZES[: len(times)], times)
+    builder = GrammarBuilder(files, engine.info.vocab_size, engine.info.eos_ids)
+    verifiers = {
+        name: Verifier(
+            *(engine, curve, [make() for make in sources]),
+            incarnation=1,
+            tokenizer_files=files,
+            grammar_builder=builder,
+            measures_drafts=False,
+        )
+        for name, sources in SIDES.items()
+    }
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in SIDES}  # tokens a second: wall, processor
+    for turn in range(turns):
+        for _, prompt, grammar in prompts(TextCodec(files)):
+            for name in list(SIDES)[:: 1 if turn % 2 else -1]:
+                mode = "plain" if name == "plain" else "async"
+                num_tokens, wall_s, processor_s = run(verifiers[name], next(ids), prompt, grammar, mode)
+                found[name].append((num_tokens / wall_s, num_tokens / processor_s))
+    builder.close()
+    rates = {name: np.array(own) for name, own in found.items()}
+    better = np.maximum(rates["forced"], rates["suffix"])
+    ratios = {f"{name} to plain": rates[name] / rates["plain"] for name in ("forced", "suffix", "both")}
+    ratios["both to the better of the two"] = rates["both"] / better
+    report: dict[str, Any] = {"model": model, "objects": len(found["plain"]) // turns, "load": os.getloadavg()}
+    report["plain_tokens_per_s"] = median(rates["plain"][:, 0])
+    report["ratios"] = {
+        name: {"wall": median(own[:, 0]), "processor": median(own[:, 1])} for name, own in ratios.items()
+    }
+    click.echo(json.dumps(report, indent=1))
+    if out is not None:
+        command = shlex.join(["python", "-m", "bench.grammars.forced", *sys.argv[1:]])
+        out.write_text(json.dumps(describe(command) | report, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
