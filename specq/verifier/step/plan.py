@@ -21,13 +21,11 @@ import numpy as np
 from specq.engines import Engine, even_chains
 from specq.grammar import StepMasks
 from specq.protocol import (
-    NO_SCORED,
     NO_SCRATCH,
     NO_TOKENS,
     BoolArray,
     Int32Array,
     IntpArray,
-    ScoredRows,
     ScratchRows,
 )
 from specq.runtime import Faults, in_halves
@@ -40,10 +38,8 @@ from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
 from specq.verifier.step.in_flight import InFlightStep
 from specq.verifier.step.node_choice import NO_CHAINS, NO_SHARES, Chosen, Shares, choose_nodes
+from specq.verifier.step.scored_rows import MAX_SCORED, SCORED_LOGITS, limit_scored, scored_rows
 from specq.verifier.trees import NONE
-
-SCORED_LOGITS = 1 << 26  # most logits of prompt rows in a step: 256 MB
-MAX_SCORED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,20 +155,12 @@ def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _C
         return _Chunks(chosen, places, starts, pending, pending > 0, num_tokens)
     sizes = filled(_beside_decoding(chosen, starts, pending, limits, is_late=is_fed), limits.room)
     if np.count_nonzero(trees.has_extras[places]):
-        _limit_scored(chosen, sizes, limits.max_scored)
+        limit_scored(chosen, sizes, limits.max_scored)
     some = sizes.nonzero()[0]
     if len(some) < len(chosen):
         chosen = [chosen[i] for i in some.tolist()]
         places, starts, pending, sizes = places[some], starts[some], pending[some], sizes[some]
     return _Chunks(chosen, places, starts, sizes, sizes == pending, int(sizes.sum()))
-
-
-def _limit_scored(sessions: list[Session], sizes: IntpArray, room: int) -> None:
-    """Limit the rows of prompts whose log-probabilities are wanted: each has logits of the whole vocabulary."""
-    for i in (sizes > 1).nonzero()[0].tolist():
-        if sessions[i].prompt_scores is not None:
-            sizes[i] = min(sizes[i], room)
-            room -= int(sizes[i])
 
 
 def _beside_decoding(
@@ -312,19 +300,9 @@ def _extras(chunks: _Chunks, num_nodes: IntpArray, nodes: Int32Array) -> dict[in
         own = nodes[ends[i] - count : ends[i]]
         distributions = trees.distributions_of(own) if count and session.takes_distributions else None
         found[i] = Extra(session.history(), _below(session.scratch, count), distributions)
-    for i, scored in _scored(chunks, has_extras).items():
-        found[i] = found.get(i, NO_EXTRA)._replace(scored=scored)
-    return found
-
-
-def _scored(chunks: _Chunks, has_extras: BoolArray) -> dict[int, ScoredRows]:
-    """Return the rows of prompts whose log-probabilities are wanted, by place."""
-    found = {}
-    for i in has_extras.nonzero()[0].tolist():
-        if (scores := chunks.sessions[i].prompt_scores) is not None:
-            scored = scores.wanted(start := int(chunks.starts[i]), start + int(chunks.sizes[i]))
-            if scored is not NO_SCORED:
-                found[i] = scored
+    scored = scored_rows(chunks.sessions, chunks.starts, chunks.sizes, has_extras.nonzero()[0].tolist())
+    for i, rows in scored.items():
+        found[i] = found.get(i, NO_EXTRA)._replace(scored=rows)
     return found
 
 
