@@ -109,7 +109,7 @@ def test_strategies_judge_the_masked_target(is_begun: bool) -> None:
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_so_does_each_in_all_ways_of_a_cpu(name: str) -> None:
-    check_naive([name], is_begun=False, max_examples=200)
+    check_naive([name], is_begun=False, max_examples=80)
 
 
 def judged_with_and_without(found: list[Case], seed: int, *, is_plain: bool = False) -> list[list[Any]]:

@@ -329,8 +329,7 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
     for i, found in judgements.logprobs.items():
         with faults.of(sessions[i], "committed"):
             sessions[i].logprobs.add(found, int(kept[i]))
-    if faults.found:
-        failed = [i for i in sorted({*by_text, *with_grammar, *judgements.logprobs}) if sessions[i] in faults]
+    failed = [i for i, session in enumerate(sessions) if session in faults] if faults.found else []
     return _Kept(kept, [(sessions[i], reason) for i, reason in finishes.items() if reason and i not in failed], failed)
 
 
