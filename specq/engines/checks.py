@@ -64,11 +64,7 @@ def _check_scratch(step: SessionStep, info: ModelInfo) -> None:
 
 
 def check_asked(engine: Engine, steps: Sequence[SessionStep], tap: Tap) -> None:
-<<<<<<< HEAD
-    """Raise EngineError if the engine does not support the requested hidden states, scratch, masks or scored rows."""
-=======
     """Raise EngineError if the engine does not support the requested states, scratch rows, masks or scored rows."""
->>>>>>> main
     if tap.layers:
         num_layers = engine.num_tap_layers
         if not num_layers:

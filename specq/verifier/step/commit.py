@@ -309,7 +309,7 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
     trees, places, sessions = shares.sessions[0].trees, shares.places, shares.sessions
     room = trees.limit[places] - trees.length[places]
     kept = judgements.num_tokens if judgements.are_single else np.minimum(judgements.num_tokens, room)
-    finishes, by_text, failed = dict[int, str](), list[int](), list[int]()
+    finishes, by_text = dict[int, str](), list[int]()
     is_full = room == 1 if judgements.are_single else kept == room
     if np.count_nonzero(is_full):
         finishes = dict.fromkeys(is_full.nonzero()[0].tolist(), "length")
