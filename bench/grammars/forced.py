@@ -3,8 +3,8 @@
     python -m bench.grammars.forced --model smollm2 --out forced.json
 
 One engine, one session at a time, greedy: each object plainly, with forced tokens alone, with suffix decoding or the
-pair's draft model alone, and with both, in turns. Times are from the first step to the last. The ratios are medians over
-the objects, of tokens a second of wall time and of the processor's time.
+pair's draft model alone, and with both, in turns. Times are from the first step to the last. Ratios are medians over the
+objects, of tokens a second of wall time and of the processor's time.
 """
 
 from __future__ import annotations
