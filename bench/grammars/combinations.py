@@ -71,7 +71,9 @@ class Combination:
 
     def fault(self, found: Outcome, plain: Outcome) -> str:
         """Return what is wrong, "": nothing."""
-        is_same = (found.token_ids, found.finish, found.reason) == (plain.token_ids, plain.finish, plain.reason)
+        is_same = (found.finish, found.reason) == (plain.finish, plain.reason)
+        if found.finish != "error":  # a failed job's last round has no tokens, and with drafts it is longer
+            is_same = is_same and found.token_ids == plain.token_ids
         if self.row["strategy"] == "deterministic" and not is_same:
             return "differs from plain decoding"
         if found.finish == "error" and plain.finish != "error":

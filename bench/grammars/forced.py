@@ -2,9 +2,9 @@
 
     python -m bench.grammars.forced --model smollm2 --out forced.json
 
-One engine, one session at a time, greedy: each object plainly, with forced tokens alone, with suffix decoding alone,
-and with both, in turns. Times are from the first step to the last. The ratios are medians over the objects, of tokens a
-second of wall time and of the processor's time.
+One engine, one session at a time, greedy: each object plainly, with forced tokens alone, with suffix decoding or the
+pair's draft model alone, and with both, in turns. Times are from the first step to the last. Ratios are medians over the
+objects, of tokens a second of wall time and of the processor's time.
 """
 
 from __future__ import annotations
@@ -25,25 +25,39 @@ import numpy as np
 from bench.grammars.forms import FORMS
 from bench.grammars.parts import OBJECTS
 from bench.grammars.step_cost import KV_SLOTS
+from specq.config import TargetConfig
+from specq.drafting.draft_model import making
 from specq.drafting.grammar.source import ForcedTokens
 from specq.drafting.suffix.source import SuffixDecoder
 from specq.engines.torch.engine import TorchEngine
 from specq.grammar import GrammarBuilder
-from specq.models import resolve_model
-from specq.protocol import Open, SamplingParams, Speculation
+from specq.models import resolve_model, tokenizer_of
+from specq.protocol import ModelInfo, Open, SamplingParams, Speculation
 from specq.protocol.grammars import grammar_text
 from specq.runtime.machine import describe
 from specq.text import TextCodec, load_tokenizer_files
-from specq.verifier import StepCurve, Verifier
+from specq.verifier import DraftSource, Setup, StepCurve, Verifier
 
 SIZES = [1, 2, 4, 8, 16, 32, 64]
 MOST_TOKENS = 160
-SIDES: dict[str, tuple[type, ...]] = {
-    "plain": (),
-    "forced": (ForcedTokens,),
-    "suffix": (SuffixDecoder,),
-    "both": (SuffixDecoder, ForcedTokens),
-}
+BEHIND = " and forced"
+
+
+def sides_of(model: str, info: ModelInfo) -> dict[str, list[DraftSource]]:
+    """Return the draft sources of each side."""
+    found: dict[str, list[DraftSource]] = {"plain": [], "forced": [ForcedTokens()]}
+    for name, make in {"suffix": SuffixDecoder, "draft model": lambda: _colocated(model, info)}.items():
+        found |= {name: [make()], name + BEHIND: [make(), ForcedTokens()]}
+    return found
+
+
+def _colocated(model: str, info: ModelInfo) -> DraftSource:
+    config = TargetConfig(model=model, draft_model=model)
+    made = making.make(
+        Setup(config, info, resolve_model(model, "draft"), "cpu", bool, draft_tokenizer=tokenizer_of(model, "draft"))
+    )
+    assert made is not None
+    return made
 
 
 def prompts(codec: TextCodec) -> list[tuple[str, Any, Any]]:
@@ -96,26 +110,27 @@ def main(model: str, turns: int, out: Path | None) -> None:
     builder = GrammarBuilder(files, engine.info.vocab_size, engine.info.eos_ids)
     verifiers = {
         name: Verifier(
-            *(engine, curve, [make() for make in sources]),
+            *(engine, curve, sources),
             incarnation=1,
             tokenizer_files=files,
             grammar_builder=builder,
             measures_drafts=False,
         )
-        for name, sources in SIDES.items()
+        for name, sources in sides_of(model, engine.info).items()
     }
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in SIDES}  # tokens a second: wall, processor
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in verifiers}  # tokens a second: wall, processor
     for turn in range(turns):
         for _, prompt, grammar in prompts(TextCodec(files)):
-            for name in list(SIDES)[:: 1 if turn % 2 else -1]:
+            for name in list(verifiers)[:: 1 if turn % 2 else -1]:
                 mode = "plain" if name == "plain" else "async"
                 num_tokens, wall_s, processor_s = run(verifiers[name], next(ids), prompt, grammar, mode)
                 found[name].append((num_tokens / wall_s, num_tokens / processor_s))
     builder.close()
     rates = {name: np.array(own) for name, own in found.items()}
-    better = np.maximum(rates["forced"], rates["suffix"])
-    ratios = {f"{name} to plain": rates[name] / rates["plain"] for name in ("forced", "suffix", "both")}
-    ratios["both to the better of the two"] = rates["both"] / better
+    ratios = {f"{name} to plain": own / rates["plain"] for name, own in rates.items() if name != "plain"}
+    for name in ("suffix", "draft model"):
+        better = max(rates["forced"], rates[name], key=lambda own: float(np.median(own[:, 1])))
+        ratios[f"{name}{BEHIND} to the better of the two"] = rates[name + BEHIND] / better
     report: dict[str, Any] = {"model": model, "objects": len(found["plain"]) // turns, "load": os.getloadavg()}
     report["plain_tokens_per_s"] = median(rates["plain"][:, 0])
     report["ratios"] = {

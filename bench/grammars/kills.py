@@ -16,6 +16,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 
@@ -27,6 +28,7 @@ from specq.text import TextCodec, load_tokenizer_files
 from tests.chaos.load import Asked
 from tests.chaos.processes import Deployment, attack, grammar_prompts
 
+PART = 5  # kills between two reports
 RECOVERY_S = 120.0  # a verifier starts in 10 s, and others load the machine
 ROLES = ("target", "target", "target", "draft", "target", "target", "target", "broker")
 
@@ -42,15 +44,29 @@ def main(kills: int, jobs: int, seed: int, out: Path | None) -> None:
     Random(seed).shuffle(faults)
     taken_suite("tiny")
     grammars = [grammar_of(form, number) for number in range(3) for form in FORM_NAMES]
+    report: dict[str, Any] = {"texts": len(grammars), "faults": {}, "invalid": [], "stuck": [], "failures": []}
     with TemporaryDirectory() as folder, Deployment(Path(folder), real=True) as deployment:
         asked = list(islice(grammar_prompts(deployment, grammars, {}), len(grammars)))
-        found = attack(deployment, cycle(asked), faults, seed=seed, recovery_s=RECOVERY_S, num_jobs=jobs)
-    report = found.report() | {"texts": len(asked), "invalid": _invalid(asked)}
-    click.echo(json.dumps(report, indent=1))
-    if out is not None:
-        command = shlex.join(["python", "-m", "bench.grammars.kills", *sys.argv[1:]])
-        out.write_text(json.dumps(describe(command) | report, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        report["invalid"] = _invalid(asked)
+        for first in range(0, kills, PART):
+            part = faults[first : first + PART]
+            found = attack(deployment, cycle(asked), part, seed=seed + first, recovery_s=RECOVERY_S, num_jobs=jobs)
+            _add(report, found.report())
+            click.echo(json.dumps(report))
+            if out is not None:  # what is known so far
+                command = shlex.join(["python", "-m", "bench.grammars.kills", *sys.argv[1:]])
+                out.write_text(json.dumps(describe(command) | report, indent=1, ensure_ascii=False) + "\n", "utf-8")
     sys.exit(any(report[name] for name in ("lost", "doubled", "wrong", "stuck", "invalid")))
+
+
+def _add(report: dict[str, Any], found: dict[str, Any]) -> None:
+    for name in ("jobs", "lost", "doubled", "wrong"):
+        report[name] = report.get(name, 0) + found[name]
+    for name, number in found["faults"].items():
+        report["faults"][name] = report["faults"].get(name, 0) + number
+    for name in ("stuck", "failures"):
+        report[name] += found[name]
+    report["recover_max_s"] = max(report.get("recover_max_s", 0.0), found["recover_max_s"] or 0.0)
 
 
 def _invalid(asked: list[Asked]) -> list[str]:
