@@ -3,8 +3,8 @@
     python -m bench.grammars.forced --model smollm2 --out forced.json
 
 One engine, one session at a time, greedy: each object plainly, with forced tokens alone, with suffix decoding or the
-pair's draft model alone, and with both, in turns. Times are from the first step to the last. Ratios are medians over the
-objects, of tokens a second of wall time and of the processor's time.
+pair's draft model alone, and with both, in turns. Times are from the first step to the last. Ratios are medians over
+the objects, of tokens a second of wall time and of the processor's time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from specq.drafting.suffix.source import SuffixDecoder
 from specq.engines.torch.engine import TorchEngine
 from specq.grammar import GrammarBuilder
 from specq.models import resolve_model, tokenizer_of
-from specq.protocol import ModelInfo, Open, SamplingParams, Speculation
+from specq.protocol import ModelInfo, Open, SamplingParams, Speculation, Verdict
 from specq.protocol.grammars import grammar_text
 from specq.runtime.machine import describe
 from specq.text import TextCodec, load_tokenizer_files
@@ -46,8 +46,9 @@ BEHIND = " and forced"
 def sides_of(model: str, info: ModelInfo) -> dict[str, list[DraftSource]]:
     """Return the draft sources of each side."""
     found: dict[str, list[DraftSource]] = {"plain": [], "forced": [ForcedTokens()]}
-    for name, make in {"suffix": SuffixDecoder, "draft model": lambda: _colocated(model, info)}.items():
-        found |= {name: [make()], name + BEHIND: [make(), ForcedTokens()]}
+    found |= {"suffix": [SuffixDecoder()], f"suffix{BEHIND}": [SuffixDecoder(), ForcedTokens()]}
+    of_model = _colocated(model, info), _colocated(model, info)
+    found |= {"draft model": [of_model[0]], f"draft model{BEHIND}": [of_model[1], ForcedTokens()]}
     return found
 
 
@@ -91,6 +92,7 @@ def run(verifier: Verifier, session_id: int, prompt: list[int], grammar: str, mo
     num_tokens, began, used = 0, 0.0, 0.0
     while verifier.has_work:
         for verdict in verifier.step(time.monotonic):
+            assert isinstance(verdict, Verdict), verdict
             num_tokens += len(verdict.token_ids)
         if not began:  # the prompt has been computed
             began, used, num_tokens = time.perf_counter(), time.process_time(), 0

@@ -87,7 +87,7 @@ def main(windows: int, out: Path | None) -> None:
                     assert not isinstance(message, SessionFailed), message
     assert others <= {*verifier.sessions}, "a neighbour has ended"
     side.close()
-    report = {("hostile" if kind else "calm"): summary(own) for kind, own in intervals.items()}
+    report: dict[str, Any] = {("hostile" if kind else "calm"): summary(own) for kind, own in intervals.items()}
     report |= {"load": os.getloadavg(), "ends": ends}
     click.echo(json.dumps(report, indent=1))
     if out is not None:

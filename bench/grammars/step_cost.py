@@ -35,7 +35,7 @@ from specq.protocol import Open, SamplingParams, Speculation
 from specq.protocol.grammars import grammar_text
 from specq.runtime.machine import describe
 from specq.text import load_tokenizer_files
-from specq.verification import judge as judging
+from specq.verification import masking
 from specq.verifier import StepCurve, Verifier
 
 PROMPT = np.arange(100, 116, dtype=np.int32)
@@ -97,7 +97,7 @@ class Side:
 @contextmanager
 def timed_masks(spent: list[float]) -> Iterator[None]:
     """Note the seconds of each call that makes and applies masks, if there are any."""
-    apply = judging.mask
+    apply = masking.mask
 
     def timed(steps: Any, logits: Any) -> None:
         began = time.perf_counter()
@@ -105,7 +105,7 @@ def timed_masks(spent: list[float]) -> Iterator[None]:
         if steps.batch.masks is not None:
             spent.append(time.perf_counter() - began)
 
-    with patch.object(judging, "mask", timed):
+    with patch("specq.verification.judge.mask", timed):
         yield
 
 

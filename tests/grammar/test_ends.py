@@ -19,7 +19,7 @@ from specq.verifier import StepCurve, Verifier
 GRAMMAR = grammar_text({"choice": ["yes, of course, gladly"]})  # forced from the first token to the last
 
 
-def test_a_verdict_has_as_many_logprobs_as_tokens():
+def test_a_verdict_has_as_many_logprobs_as_tokens() -> None:
     """The broker drops a verdict with others, and then the job never ends."""
     at = resolve_model("tiny", "target")
     engine, files = TorchEngine(at, device="cpu", kv_slots=256), load_tokenizer_files(at)
