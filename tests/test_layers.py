@@ -104,7 +104,7 @@ DOORS = {
 }
 # Who measures the parts of an engine or a drafter, or builds a head's layer of an engine's kernels, knows them.
 INSIDERS = {
-    "bench.grammars.": ("specq.grammar.",),
+    "bench.grammars.": ("specq.grammar.", "specq.drafting.", "specq.engines.torch."),
     "bench.host_time": ("specq.engines.torch.", "specq.engines.native."),
     "specq.drafting.eagle3.": ("specq.engines.torch.",),
     "specq.proposers": ("specq.drafting.",),

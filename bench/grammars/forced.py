@@ -2,9 +2,9 @@
 
     python -m bench.grammars.forced --model smollm2 --out forced.json
 
-One engine, one session at a time, greedy: each object plainly, with forced tokens alone, with suffix decoding or the
-pair's draft model alone, and with both, in turns. Times are from the first step to the last. Ratios are medians over
-the objects, of tokens a second of wall time and of the processor's time.
+One engine, one session at a time, greedy. The sides, in turns: each object plainly, with forced tokens alone, with
+suffix decoding or the pair's draft model alone, and with both. Times are from the first step to the last. Ratios are
+medians over the objects, of tokens a second of wall time and of the processor's time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -32,8 +34,7 @@ from specq.drafting.suffix.source import SuffixDecoder
 from specq.engines.torch.engine import TorchEngine
 from specq.grammar import GrammarBuilder
 from specq.models import resolve_model, tokenizer_of
-from specq.protocol import ModelInfo, Open, SamplingParams, Speculation, Verdict
-from specq.protocol.grammars import grammar_text
+from specq.protocol import ModelInfo, Open, SamplingParams, Speculation, Verdict, grammar_text
 from specq.runtime.machine import describe
 from specq.text import TextCodec, load_tokenizer_files
 from specq.verifier import DraftSource, Setup, StepCurve, Verifier
@@ -46,9 +47,12 @@ BEHIND = " and forced"
 def sides_of(model: str, info: ModelInfo) -> dict[str, list[DraftSource]]:
     """Return the draft sources of each side."""
     found: dict[str, list[DraftSource]] = {"plain": [], "forced": [ForcedTokens()]}
-    found |= {"suffix": [SuffixDecoder()], f"suffix{BEHIND}": [SuffixDecoder(), ForcedTokens()]}
-    of_model = _colocated(model, info), _colocated(model, info)
-    found |= {"draft model": [of_model[0]], f"draft model{BEHIND}": [of_model[1], ForcedTokens()]}
+    makers: dict[str, Callable[[], DraftSource]] = {
+        "suffix": SuffixDecoder,
+        "draft model": partial(_colocated, model, info),
+    }
+    for name, make in makers.items():
+        found |= {name: [make()], name + BEHIND: [make(), ForcedTokens()]}
     return found
 
 
@@ -92,7 +96,7 @@ def run(verifier: Verifier, session_id: int, prompt: list[int], grammar: str, mo
     num_tokens, began, used = 0, 0.0, 0.0
     while verifier.has_work:
         for verdict in verifier.step(time.monotonic):
-            assert isinstance(verdict, Verdict), verdict
+            assert isinstance(verdict, Verdict)
             num_tokens += len(verdict.token_ids)
         if not began:  # the prompt has been computed
             began, used, num_tokens = time.perf_counter(), time.process_time(), 0

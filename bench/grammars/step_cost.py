@@ -31,8 +31,7 @@ from specq.engines import Engine
 from specq.engines.torch.engine import TorchEngine
 from specq.grammar import GrammarBuilder
 from specq.models import resolve_model
-from specq.protocol import Open, SamplingParams, Speculation
-from specq.protocol.grammars import grammar_text
+from specq.protocol import Open, SamplingParams, Speculation, grammar_text
 from specq.runtime.machine import describe
 from specq.text import load_tokenizer_files
 from specq.verification import masking

@@ -1,6 +1,6 @@
 """Jobs with grammars under mixed loads: each ends with the text of plain decoding, which follows its grammar.
 
-    python -m bench.grammars.mixed --out mixed.json
+    python -m tests.grammar.runs.mixed --out mixed.json
 
 - storm: 200 jobs with 200 different schemas at once.
 - mixed: jobs with a grammar, free jobs and jobs whose grammar is refused, in turns.
@@ -28,19 +28,19 @@ from typing import Any
 import click
 
 from bench.deployments import deployment
-from bench.grammars.cases import fault_of
 from bench.grammars.forms import api_schemas
-from bench.grammars.ways import ALONE, ALWAYS, LIVENESS_MS, PATIENCE_S, Arguments, Outcome, serve
 from specq.client import Client
 from specq.processes.servers import Servers
 from specq.runtime.machine import describe
+from tests.grammar.runs.cases import fault_of
+from tests.grammar.runs.ways import ALONE, ALWAYS, LIVENESS_MS, PATIENCE_S, Arguments, WayOutcome, serve
 
 QUESTION = "Return JSON about a trip to Berlin."
 REFUSED = ({"regex": "(?=a)b"}, {"lark": "start: x"}, {"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}})
 
 
 @dataclass(frozen=True)
-class Scenario:
+class MixedLoad:
     """A deployment and its jobs. `cancelled`: how many other jobs are stopped meanwhile."""
 
     num_jobs: int = 64
@@ -53,17 +53,17 @@ class Scenario:
 
 
 SCENARIOS = {
-    "storm": Scenario(200, 200),
-    "mixed": Scenario(90, 32, has_others=True),
-    "cancelled": Scenario(cancelled=100),
-    "one session": Scenario(24, 24, target={**ALONE, "max_sessions": 1}),
-    "evicted": Scenario(48, 48, target={**ALWAYS, "kv_slots": 700}),
-    "sync": Scenario(32, 16, 2, ALWAYS, {"mode": "sync"}),
-    "jit": Scenario(32, 16, 2, ALWAYS, {"mode": "jit"}),
+    "storm": MixedLoad(200, 200),
+    "mixed": MixedLoad(90, 32, has_others=True),
+    "cancelled": MixedLoad(cancelled=100),
+    "one session": MixedLoad(24, 24, target={**ALONE, "max_sessions": 1}),
+    "evicted": MixedLoad(48, 48, target={**ALWAYS, "kv_slots": 700}),
+    "sync": MixedLoad(32, 16, 2, ALWAYS, {"mode": "sync"}),
+    "jit": MixedLoad(32, 16, 2, ALWAYS, {"mode": "jit"}),
 }
 
 
-def jobs_of(scenario: Scenario) -> list[Arguments]:
+def jobs_of(scenario: MixedLoad) -> list[Arguments]:
     """Return the jobs, each with another schema."""
     schemas = [schema for _, schema in api_schemas()]
     found = []
@@ -91,7 +91,7 @@ def stop_early(address: str, num: int, seed: int = 0) -> None:
         list(pool.map(one, range(num)))
 
 
-def run(scenario: Scenario) -> dict[str, Any]:
+def run(scenario: MixedLoad) -> dict[str, Any]:
     """Run a scenario, and plain decoding of the same jobs, eight at a time."""
     made = deployment("tiny", "tiny", scenario.drafters, has_journal=True, **scenario.target)
     made = replace(made, broker=replace(made.broker, liveness_ms=LIVENESS_MS))
@@ -109,7 +109,7 @@ def run(scenario: Scenario) -> dict[str, Any]:
     return {"seconds": round(seconds, 1), **_compared(jobs, found, plain), "counts": counts}
 
 
-def _compared(jobs: Sequence[Arguments], found: Sequence[Outcome], plain: Sequence[Outcome]) -> dict[str, Any]:
+def _compared(jobs: Sequence[Arguments], found: Sequence[WayOutcome], plain: Sequence[WayOutcome]) -> dict[str, Any]:
     faults = []
     for job, one, other in zip(jobs, found, plain, strict=True):
         fault = "" if one.finish != "stop" or not job["grammar"] else fault_of(job["grammar"], one.text)
@@ -133,7 +133,7 @@ def main(only: tuple[str, ...], out: Path | None) -> None:
         report[name] = run(SCENARIOS[name])
         click.echo(f"{name}: {json.dumps(report[name], ensure_ascii=False)[:1500]}")
         if out is not None:
-            about = describe(shlex.join(["python", "-m", "bench.grammars.mixed", *sys.argv[1:]]))
+            about = describe(shlex.join(["python", "-m", "tests.grammar.runs.mixed", *sys.argv[1:]]))
             out.write_text(json.dumps(about | {"load": os.getloadavg(), "scenarios": report}, indent=1) + "\n", "utf-8")
     sys.exit(any(one["faults"] for one in report.values()))
 

@@ -1,7 +1,7 @@
 """Grammars, temperatures, ways to serve, strategies and other options: combinations that cover all pairs of them.
 
-    python -m bench.grammars.combinations --model tiny --combinations 400 --out combinations_tiny.json
-    python -m bench.grammars.combinations --only 17 --model tiny ...   the same combination again, by its number
+    python -m tests.grammar.runs.combinations --model tiny --combinations 400 --out combinations_tiny.json
+    python -m tests.grammar.runs.combinations --only 17 --model tiny ...   the same combination again, by its number
 
 Each combination runs as it is, and decodes plainly with the same grammar and seed. Under `deterministic` both must have
 the same tokens and the same end. A text that ends by `stop` must follow its grammar. Texts cut by length are counted.
@@ -25,15 +25,15 @@ from typing import Any
 
 import click
 
-from bench.grammars.cases import FORM_NAMES, fault_of, grammar_of, take_suite
-from bench.grammars.covering import Row, covering, pairs_left
-from bench.grammars.ways import PATIENCE_S, WAYS, Arguments, Outcome, configured, serve, ways_of
 from specq.client import Client
 from specq.models import resolve_model
 from specq.processes.servers import Servers
 from specq.protocol import JobError
 from specq.runtime.machine import describe
 from specq.text import TextCodec, load_tokenizer_files
+from tests.grammar.runs.cases import FORM_NAMES, fault_of, grammar_of, take_suite
+from tests.grammar.runs.covering import Row, covering, pairs_left
+from tests.grammar.runs.ways import PATIENCE_S, WAYS, Arguments, WayOutcome, configured, serve, ways_of
 
 PROMPTS = (
     "Return JSON about the weather in Berlin.",
@@ -51,7 +51,7 @@ EXTRAS: dict[str, Callable[[TextCodec], Arguments]] = {
     "logprobs": lambda _: {"logprobs": 3},
     "stop strings": lambda _: {"stop": STOPS},
 }
-Serve = Callable[[Sequence[Arguments], int], list[Outcome]]
+Serve = Callable[[Sequence[Arguments], int], list[WayOutcome]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Combination:
         names = self.arguments.keys() - WAYS[self.row["way"]][1].keys()
         return {name: self.arguments[name] for name in names} | {"mode": "plain"}
 
-    def fault(self, found: Outcome, plain: Outcome) -> str:
+    def fault(self, found: WayOutcome, plain: WayOutcome) -> str:
         """Return what is wrong, "": nothing."""
         is_same = (found.finish, found.reason) == (plain.finish, plain.reason)
         if found.finish != "error":  # a failed job's last round has no tokens, and with drafts it is longer
@@ -82,7 +82,7 @@ class Combination:
             return fault_of(self.grammar, found.text)
         return ""
 
-    def _may_be_cut(self, found: Outcome) -> bool:
+    def _may_be_cut(self, found: WayOutcome) -> bool:
         """Return whether a stop string may have ended the text. The grammar says nothing of such a text."""
         return self.row["extra"] == "stop strings" and fault_of(self.grammar, found.text) != ""
 
@@ -123,7 +123,7 @@ def _combination(number: int, row: Row, codec: TextCodec) -> Combination:
 def serving(place: str, model: str) -> Iterator[Serve]:
     """Yield what runs jobs at a place."""
     if place.startswith("late"):
-        from bench.grammars.late_model import LateServer
+        from tests.grammar.runs.late_model import LateServer
 
         with closing(LateServer(model, has_drafts=place != "late")) as server:
             yield server.serve
@@ -135,7 +135,9 @@ def serving(place: str, model: str) -> Iterator[Serve]:
             yield lambda jobs, in_flight: serve(client, jobs, in_flight)
 
 
-def run_place(place: str, model: str, asked: Sequence[Combination]) -> Iterator[tuple[Combination, Outcome, Outcome]]:
+def run_place(
+    place: str, model: str, asked: Sequence[Combination]
+) -> Iterator[tuple[Combination, WayOutcome, WayOutcome]]:
     """Yield what the combinations of a place came to, and their plain decoding there."""
     with serving(place, model) as run:
         for load in ("1", "16"):
@@ -194,10 +196,10 @@ def main(model: str, num: int, only: tuple[int, ...], some_ways: tuple[str, ...]
 
 
 def _described() -> dict[str, Any]:
-    return describe(shlex.join(["python", "-m", "bench.grammars.combinations", *sys.argv[1:]]))
+    return describe(shlex.join(["python", "-m", "tests.grammar.runs.combinations", *sys.argv[1:]]))
 
 
-def _count(counter: Counter[str], one: Combination, found: Outcome, fault: str) -> None:
+def _count(counter: Counter[str], one: Combination, found: WayOutcome, fault: str) -> None:
     counter["combinations"] += 1
     counter["failed combinations"] += bool(fault)
     counter[f"ended by {found.finish}"] += 1
@@ -207,7 +209,7 @@ def _count(counter: Counter[str], one: Combination, found: Outcome, fault: str) 
     counter["compared"] += one.row["strategy"] == "deterministic"
 
 
-def _failure(one: Combination, found: Outcome, plain: Outcome, fault: str) -> dict[str, Any]:
+def _failure(one: Combination, found: WayOutcome, plain: WayOutcome, fault: str) -> dict[str, Any]:
     return {"number": one.number, "row": one.row, "fault": fault, "found": asdict(found), "plain": asdict(plain)}
 
 

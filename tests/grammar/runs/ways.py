@@ -70,7 +70,7 @@ WAYS: dict[str, tuple[str, Arguments]] = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WayOutcome:
     """What a job came to. `finish`: "stop", "length", or "error" with the reason."""
 
     finish: str
@@ -81,10 +81,10 @@ class Outcome:
     accepted: int = 0
 
 
-def outcome_of(result: Result) -> Outcome:
+def outcome_of(result: Result) -> WayOutcome:
     stats = result.stats
     counts = stats["draft_tokens"], stats["accepted_tokens"]
-    return Outcome(result.finish_reason, result.token_ids, result.text, result.error or "", *counts)
+    return WayOutcome(result.finish_reason, result.token_ids, result.text, result.error or "", *counts)
 
 
 def ways_of(model: str, *, has_vllm: bool) -> list[str]:
@@ -92,10 +92,10 @@ def ways_of(model: str, *, has_vllm: bool) -> list[str]:
     return [name for name, (place, _) in WAYS.items() if model in PLACES[place].models if (place == "vllm") == has_vllm]
 
 
-def serve(client: Client, jobs: Sequence[Arguments], in_flight: int) -> list[Outcome]:
+def serve(client: Client, jobs: Sequence[Arguments], in_flight: int) -> list[WayOutcome]:
     """Run jobs, so many at a time."""
     waiting: list[Any] = []
-    found: list[Outcome] = []
+    found: list[WayOutcome] = []
     for job in jobs:
         if len(waiting) >= in_flight:
             found.append(_ended(waiting.pop(0)))
@@ -106,13 +106,13 @@ def serve(client: Client, jobs: Sequence[Arguments], in_flight: int) -> list[Out
     return found + [_ended(job) for job in waiting]
 
 
-def _ended(job: Any) -> Outcome:
+def _ended(job: Any) -> WayOutcome:
     if isinstance(job, SpecqError):
-        return Outcome("error", [], "", str(job))
+        return WayOutcome("error", [], "", str(job))
     try:
         return outcome_of(job.result(PATIENCE_S))
     except (SpecqError, TimeoutError) as error:
-        return Outcome("error", [], "", str(error))
+        return WayOutcome("error", [], "", str(error))
 
 
 @contextmanager

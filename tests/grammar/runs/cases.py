@@ -22,7 +22,7 @@ column: "*" | NAME | "count(" NAME ")"
 NAME: /[a-z]{1,8}/
 """
 COLUMN = r"(\*|[a-z]{1,8}|count\([a-z]{1,8}\))"
-LARK_RE = rf"SELECT {COLUMN}(, {COLUMN})* FROM [a-z]{{1,8}}( LIMIT [1-9][0-9]{{0,2}})?"  # noqa: S608 - a pattern
+LARK_RE = rf"SELECT {COLUMN}(, {COLUMN})* FROM [a-z]{{1,8}}( LIMIT [1-9][0-9]{{0,2}})?"
 TAG_BEGIN, TAG_END = "<call={}>", "</call>"
 FORM_NAMES = (*FORMS, "suite", "object", "regex", "choice", "lark", "tag", "after")
 

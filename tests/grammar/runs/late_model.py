@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from bench.grammars.ways import Arguments, Outcome
 from specq.client.request import ServedModel, read_request
 from specq.drafting.grammar.source import ForcedTokens
 from specq.drafting.suffix.source import SuffixDecoder
-from specq.engines.torch.engine import TorchEngine
+from specq.engines.torch import TorchEngine
 from specq.grammar import GrammarBuilder
 from specq.models import resolve_model
 from specq.protocol import JobError, Open, SessionFailed, StepOutput, Submit, Tap
@@ -19,6 +18,7 @@ from specq.testing.late import LateEngine
 from specq.text import TextCodec, load_tokenizer_files
 from specq.verification import StepBatch
 from specq.verifier import StepCurve, Verifier
+from tests.grammar.runs.ways import Arguments, WayOutcome
 
 KV_SLOTS = 30_000
 
@@ -76,12 +76,12 @@ class LateServer:
         """The most steps that were in flight at once."""
         return self._engine.most
 
-    def serve(self, jobs: Sequence[Arguments], in_flight: int) -> list[Outcome]:
+    def serve(self, jobs: Sequence[Arguments], in_flight: int) -> list[WayOutcome]:
         """Run jobs, so many at a time."""
         return [one for at in range(0, len(jobs), in_flight) for one in self._together(jobs[at : at + in_flight])]
 
-    def _together(self, jobs: Sequence[Arguments]) -> list[Outcome]:
-        found: dict[int, Outcome] = {}
+    def _together(self, jobs: Sequence[Arguments]) -> list[WayOutcome]:
+        found: dict[int, WayOutcome] = {}
         texts: dict[int, list[int]] = {}
         of_job: list[int] = []
         for arguments in jobs:
@@ -89,7 +89,7 @@ class LateServer:
             try:
                 (submit,) = read_request(dict(arguments), self._served).submits
             except JobError as error:
-                found[of_job[-1]] = Outcome("error", [], "", str(error))
+                found[of_job[-1]] = WayOutcome("error", [], "", str(error))
                 continue
             texts[of_job[-1]] = []
             for message in self._verifier.handle(_open_of(submit, of_job[-1]), time.monotonic()):
@@ -104,15 +104,15 @@ class LateServer:
                 time.sleep(0.001)  # grammars are being built
         return [found[i] for i in of_job]
 
-    def _take(self, message: Any, texts: dict[int, list[int]], found: dict[int, Outcome]) -> None:
+    def _take(self, message: Any, texts: dict[int, list[int]], found: dict[int, WayOutcome]) -> None:
         session_id = message.session_id
         if isinstance(message, SessionFailed):
-            found[session_id] = Outcome("error", texts[session_id], "", message.reason)
+            found[session_id] = WayOutcome("error", texts[session_id], "", message.reason)
             return
         texts[session_id] += message.token_ids.tolist()
         if message.finish:
             tokens = texts[session_id]
-            found[session_id] = Outcome(message.finish, tokens, self._served.codec.decode(tokens))
+            found[session_id] = WayOutcome(message.finish, tokens, self._served.codec.decode(tokens))
 
     def close(self) -> None:
         self.builder.close()

@@ -1,6 +1,6 @@
 """Jobs with grammars while their processes are killed: each job must end with the text that plain decoding gave.
 
-    python -m bench.grammars.kills --kills 60 --out kills.json
+    python -m tests.grammar.runs.kills --kills 60 --out kills.json
 
 Two verifiers, two draft workers and a broker with a journal, all of the bundled pair `tiny`, over sockets. Each is
 killed with SIGKILL in the middle of the jobs and started again. Three of four kills hit a verifier. The texts that end
@@ -20,13 +20,13 @@ from typing import Any
 
 import click
 
-from bench.grammars.cases import FORM_NAMES, fault_of, grammar_of
-from bench.grammars.combinations import taken_suite
 from specq.models import resolve_model
 from specq.runtime.machine import describe
 from specq.text import TextCodec, load_tokenizer_files
 from tests.chaos.load import Asked
 from tests.chaos.processes import Deployment, attack, grammar_prompts
+from tests.grammar.runs.cases import FORM_NAMES, fault_of, grammar_of
+from tests.grammar.runs.combinations import taken_suite
 
 PART = 5  # kills between two reports
 RECOVERY_S = 120.0  # a verifier starts in 10 s, and others load the machine
@@ -54,7 +54,7 @@ def main(kills: int, jobs: int, seed: int, out: Path | None) -> None:
             _add(report, found.report())
             click.echo(json.dumps(report))
             if out is not None:  # what is known so far
-                command = shlex.join(["python", "-m", "bench.grammars.kills", *sys.argv[1:]])
+                command = shlex.join(["python", "-m", "tests.grammar.runs.kills", *sys.argv[1:]])
                 out.write_text(json.dumps(describe(command) | report, indent=1, ensure_ascii=False) + "\n", "utf-8")
     sys.exit(any(report[name] for name in ("lost", "doubled", "wrong", "stuck", "invalid")))
 

@@ -1,6 +1,6 @@
 """How long a verifier's steps take while hostile grammars are tried, built and followed beside ordinary sessions.
 
-    python -m bench.grammars.hostile_neighbour --out hostile_neighbour.json
+    python -m tests.grammar.runs.hostile_neighbour --out hostile_neighbour.json
 
 One verifier with 32 sessions of `tiny` that never end, half of them with a grammar. Windows with hostile jobs and calm
 windows take turns. An interval is the wall time from the end of one step to the end of the next: what a session waits
@@ -23,10 +23,9 @@ import click
 import numpy as np
 
 from bench.grammars.step_cost import KV_SLOTS, PROMPT, Side
-from specq.engines.torch.engine import TorchEngine
+from specq.engines.torch import TorchEngine
 from specq.models import resolve_model
-from specq.protocol import Open, SamplingParams, SessionFailed
-from specq.protocol.grammars import grammar_text
+from specq.protocol import Open, SamplingParams, SessionFailed, grammar_text
 from specq.runtime.machine import describe
 from specq.text import load_tokenizer_files
 from specq.verifier import Verifier
@@ -91,7 +90,7 @@ def main(windows: int, out: Path | None) -> None:
     report |= {"load": os.getloadavg(), "ends": ends}
     click.echo(json.dumps(report, indent=1))
     if out is not None:
-        command = shlex.join(["python", "-m", "bench.grammars.hostile_neighbour", *sys.argv[1:]])
+        command = shlex.join(["python", "-m", "tests.grammar.runs.hostile_neighbour", *sys.argv[1:]])
         out.write_text(json.dumps(describe(command) | report, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
