@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from specq.grammar.enforced import check_enforced
 from specq.grammar.forms import llguidance_grammar
 from specq.grammar.limits import GrammarLimits
 from specq.grammar.place import place_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 MOST_REASON = 300  # characters of what llguidance says
 MOST_STEPS = 32  # of one walk
 SHORT_STEPS, FEW_WALKS = 8, 8  # each of more walks than these is short
+MOST_SHARED = 16  # walks that share a lexer, where there are many: its limit of states counts for all of them
 _DEAD_END = "NoExtension"  # llguidance's name for it
 _OWN_PLACE = re.compile(r"^at 1\(\d+\): (?:failed to compile JSON schema: |(?=invalid regex))")  # in a line of `forms`
 PREFIX = "grammar: "
@@ -58,7 +60,7 @@ def build_matcher(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimi
     from llguidance import LLMatcher, LLParserLimits
 
     within = LLParserLimits(
-        max_items_in_row=limits.lark_items_in_row if grammar_kind(grammar) == "lark" else limits.items_in_row,
+        max_items_in_row=limits.items_in_row_of(grammar_kind(grammar)),
         initial_lexer_fuel=limits.initial_fuel,
         step_lexer_fuel=limits.step_fuel,
         step_max_items=limits.step_items,
@@ -76,7 +78,11 @@ def build_matcher(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimi
 
 
 def try_grammar(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> None:
-    """Build a grammar and walk along it. Raises JobError for what exceeds a limit, or allows no text."""
+    """Build a grammar and walk along it.
+
+    Raises JobError for what exceeds a limit, allows no text, or is a strict schema that would not be kept.
+    """
+    check_enforced(orjson.loads(grammar))
     try:
         _try_once(tokenizer, grammar, limits)
     except SlowMaskError:  # once more: a busy machine's caches make masks slower too
@@ -102,8 +108,12 @@ def _place(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> 
 
 
 def _try_once(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> None:
-    for one in _walks(tokenizer, grammar):
-        follow(build_matcher(tokenizer, grammar, limits), one, limits.mask_s)
+    walks = _walks(tokenizer, grammar)
+    each = 1 if len(walks) <= 1 + 2 * FEW_WALKS else MOST_SHARED
+    for at, one in enumerate(walks):
+        if at % each == 0:
+            matcher = build_matcher(tokenizer, grammar, limits)
+        follow(matcher if each == 1 else matcher.deep_copy(), one, limits.mask_s)
 
 
 def warm(tokenizer: GrammarTokenizer, grammar: str, matcher: LLMatcher) -> None:

@@ -18,7 +18,7 @@ from specq.protocol import JobError
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 FREE = r"/(?s:.*)/"  # any text
-GAP = r"/\s{0,4}/"
+GAP = r"/[ \t\r\n]{0,4}/"  # what JSON takes as white space
 MOST_GBNF = 4_096  # characters; their translation holds the GIL, for up to 20 ms
 _IN_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:))", re.MULTILINE)
 _REGEX_SIGNS = frozenset(r"\.+*?()|[]{}^$#&-~")
@@ -98,16 +98,21 @@ def _schema(schema: Mapping[str, Any], *, is_strict: bool) -> str:
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _escaped(regex: str) -> str:
-    """Return a regular expression without slashes and line ends, as it may stand between two slashes."""
+    """Return a regular expression without slashes and line ends, as it may stand between two slashes.
+
+    Raises JobError for one that ends with half an escape.
+    """
     found, is_escape = [], False
     for character in regex:
         plain = {"/": "\\/", "\n": "\\n", "\r": "\\r"}.get(character, character)
         found.append(plain if not is_escape or plain == character else plain[1:])
         is_escape = character == "\\" and not is_escape
+    if is_escape:
+        raise JobError("grammar: invalid regex: it ends with a \\ that escapes nothing", field="grammar")
     return "".join(found)
 
 

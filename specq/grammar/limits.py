@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specq.protocol.grammars import MAX_CHOICES
+
 # llguidance's own figures (LLParserLimits)
 FUEL_PER_MS = 14_000  # of the lexer
 ITEMS_PER_MS = 20_000  # of the parser
@@ -47,6 +49,11 @@ class GrammarLimits:
     lark_items_in_row: int = 500
     lexer_states: int = 65_536
     grammar_size: int = 500_000
+
+    def items_in_row_of(self, kind: str) -> int:
+        if kind == "choice":  # one for each text, and they have no parts
+            return max(self.items_in_row, MAX_CHOICES + 1)
+        return self.lark_items_in_row if kind == "lark" else self.items_in_row
 
     @property
     def memory_reason(self) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MOST_TRIED = 64  # parts of a schema
-_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_ONE = ("items", "additionalItems", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DEFINITIONS = ("$defs", "definitions")
 
@@ -23,7 +23,7 @@ def place_of(schema: Schema, reason_of: Callable[[Schema], str]) -> str:
     reason, place, part = reason_of(schema), "#", schema
     num_tried = 0
     while True:
-        for name, inner in _parts(part):
+        for name, inner in parts_of(part):
             num_tried += 1
             if num_tried > MOST_TRIED:
                 return place
@@ -34,7 +34,7 @@ def place_of(schema: Schema, reason_of: Callable[[Schema], str]) -> str:
             return place
 
 
-def _parts(schema: Schema) -> Iterator[tuple[str, Schema]]:
+def parts_of(schema: Schema) -> Iterator[tuple[str, Schema]]:
     """Yield the schemas directly inside a schema, with their pointers."""
     found = [(name, schema.get(name)) for name in _ONE]
     for name in _LISTS:

@@ -1,0 +1,108 @@
+"""Strict schemas that llguidance takes and does not keep are refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from specq.grammar.building import build_matcher, try_grammar
+from specq.grammar.limits import GrammarLimits
+from specq.grammar.tokenizer import build_tokenizer
+from specq.models import resolve_model
+from specq.protocol import JobError
+from specq.protocol.grammars import MAX_CHOICES, MOST_STRUCTURES, grammar_text
+from specq.text import load_tokenizer_files
+
+TOKENIZER = build_tokenizer(load_tokenizer_files(resolve_model("tiny", "target")), 4096, (0,))
+LIMITS = GrammarLimits(mask_s=0.1)  # a busy machine's
+
+
+def takes(grammar, text):
+    matcher = build_matcher(TOKENIZER, grammar_text(grammar), LIMITS)
+    token_ids = TOKENIZER.ids(text)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+# a schema, a text that llguidance takes and that violates it, the reason
+UNKEPT = [
+    ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**60}, str(2**53), "minimum 9007199254740993 cannot"),
+    ({"type": "integer", "minimum": 2**63, "maximum": 2**63 + 9}, str(2**63 - 1), "minimum 9223372036854775808"),
+    ({"type": "integer", "minimum": 0, "maximum": 2**53 + 3}, str(2**53 + 4), "maximum 9007199254740995"),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "0", "exclusiveMinimum 0 cannot be enforced beside"),
+    ({"type": "number", "minimum": -5.5, "exclusiveMaximum": -5}, "-5", "exclusiveMaximum -5 cannot"),
+    ({"const": 2**64 - 1}, "18446744073709552000", "18446744073709551615 in const"),
+    ({"enum": [{"a": [2**53 + 1]}]}, '{"a": [9007199254740992]}', "9007199254740993 in const or enum"),
+    ({"type": "object", "minProperties": 2}, '{"a": 1, "a": 2}', "minProperties 2 cannot"),
+    ({"prefixItems": [{"type": "null"}], "additionalItems": False}, "[1]", "prefixItems cannot"),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "reason"), UNKEPT, ids=lambda value: str(value)[:40])
+def test_a_strict_schema_that_would_not_be_kept_is_refused_with_the_place(schema, text, reason):
+    assert takes({"json_schema": schema}, text), "llguidance keeps it now: delete the check"
+    outer = {"type": "object", "properties": {"a/b": {"anyOf": [{"type": "null"}, schema]}}}
+    for grammar in (
+        {"json_schema": outer},
+        {"structural_tag": {"structures": [{"begin": "<f>", "schema": outer, "end": ""}], "triggers": ["<f>"]}},
+    ):
+        with pytest.raises(JobError, match=re.escape(reason)) as caught:
+            try_grammar(TOKENIZER, grammar_text(grammar), LIMITS)
+        assert str(caught.value).endswith(", at #/properties/a~1b/anyOf/1")
+    try_grammar(TOKENIZER, grammar_text({"json_schema": outer, "strict": False}), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1, "multipleOf": 1},
+        {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        {"type": "number", "exclusiveMinimum": 0.5, "maximum": 0.6},
+        {"type": "number", "exclusiveMinimum": -1, "maximum": -0.5},
+        {"enum": [2**53, 10**18, 1e30]},
+        {"type": "object", "required": ["a", "b"], "minProperties": 2},
+        {"type": "object", "minProperties": 1},
+        {"properties": {"const": {"enum": ["minProperties"]}, "prefixItems": {"type": "null"}}},
+    ],
+    ids=str,
+)
+def test_what_is_kept_is_not_refused(schema):
+    from specq.grammar.enforced import check_enforced
+
+    check_enforced({"json_schema": schema})
+
+
+@pytest.mark.parametrize("text", ["a\x7fb", "\0", 'q"\\', "\u2028\x85", "\x1b\r\n\t"])
+def test_a_fixed_text_may_have_any_character(text):
+    assert takes({"choice": [text]}, text)
+    tag = {"structures": [{"begin": text, "schema": {"type": "null"}, "end": text}], "triggers": [text[:1]]}
+    assert takes({"structural_tag": tag, "required": True}, f"{text}null{text}")
+
+
+def test_no_space_but_that_of_json_comes_before_it():
+    grammar = {"json_object": True, "after": "!"}
+    assert takes(grammar, "!\n {}")
+    assert not takes(grammar, "!\u2028{}")
+
+
+def test_a_regular_expression_that_ends_with_half_an_escape_is_refused_as_such():
+    with pytest.raises(JobError, match="invalid regex: it ends with"):
+        try_grammar(TOKENIZER, grammar_text({"regex": "abc\\"}), LIMITS)
+    assert takes({"regex": "abc\\\\"}, "abc\\")
+
+
+def test_as_many_choices_and_structures_as_the_form_allows_pass_the_trial():
+    try_grammar(TOKENIZER, grammar_text({"choice": [f"c{i}" for i in range(MAX_CHOICES)]}), LIMITS)
+    null = {"type": "null"}
+    structures = [{"begin": f"<f{i}>", "schema": null, "end": "</f>"} for i in range(MOST_STRUCTURES)]
+    tag = {"structures": structures, "triggers": ["<f"]}
+    try_grammar(TOKENIZER, grammar_text({"structural_tag": tag, "required": True}), LIMITS)
+
+
+def test_a_hostile_structure_among_many_is_found():
+    schemas = [{"type": "null"}] * 60 + [{"type": "string", "pattern": "^(ab){50000}$"}]
+    structures = [{"begin": f"<f{i}>", "schema": one, "end": ""} for i, one in enumerate(schemas)]
+    grammar = {"structural_tag": {"structures": structures, "triggers": ["<f"]}, "required": True}
+    with pytest.raises(JobError, match="of a trial takes"):
+        try_grammar(TOKENIZER, grammar_text(grammar), GrammarLimits(mask_s=0.003))
