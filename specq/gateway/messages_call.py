@@ -29,7 +29,7 @@ from specq.gateway.fields import (
 from specq.gateway.grammar_fields import VLLM, Grammar, Read, choose_grammar
 from specq.gateway.messages_input import read_conversation
 from specq.gateway.messages_tools import read_tools
-from specq.gateway.tool_fields import check_together, read_tool_use
+from specq.gateway.tool_fields import check_together, read_flat_tool_use
 
 KNOWN = (
     *("model", "messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "tool_choice", "thinking"),
@@ -95,7 +95,7 @@ def _call(fields: dict[str, Any]) -> Call:
     variables = read_variables({**chat, **_effort(fields), "add_generation_prompt": not is_open}) | thinking
     arguments = job_arguments(fields) | {"messages": messages, "max_tokens": limit, "chat_template_kwargs": variables}
     arguments |= {"continue_final_message": True} if is_open else {}
-    chosen, tools = choose_grammar(fields, _GRAMMARS), read_tool_use(chat)
+    chosen, tools = choose_grammar(fields, _GRAMMARS), read_flat_tool_use(chat, "input_schema")
     check_together(tools, chosen.grammar, chosen.field)
     arguments["grammar"] = chosen.grammar
     if "stop_sequences" in fields:

@@ -30,7 +30,7 @@ from specq.gateway.fields import (
 )
 from specq.gateway.grammar_fields import RESPONSES, choose_grammar
 from specq.gateway.tool_fields import FIELDS as TOOLS
-from specq.gateway.tool_fields import check_together, read_tool_use
+from specq.gateway.tool_fields import check_together, read_flat_tool_use
 
 _CALL_PARTS = ("input_text", "text")
 
@@ -138,7 +138,7 @@ def read(body: Any) -> Call:
     arguments = job_arguments(fields) | {"messages": _messages(fields), "max_tokens": most, "n": 1}
     chat = _chat_fields(fields)
     arguments["chat_template_kwargs"] = _variables(fields) | ({"tools": chat["tools"]} if chat.get("tools") else {})
-    chosen, tools = choose_grammar(fields, RESPONSES), read_tool_use(chat)
+    chosen, tools = choose_grammar(fields, RESPONSES), read_flat_tool_use(chat)
     check_together(tools, chosen.grammar, chosen.field)
     arguments["grammar"] = chosen.grammar
     if num_top >= 0:

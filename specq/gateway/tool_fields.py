@@ -17,6 +17,7 @@ from specq.gateway.fields import Part, is_flag, is_object, is_text, need
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "tool_call_parser")
 MOST_TOOLS = 128  # as in OpenAI's API
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_LEVEL = re.compile(r"^(tools\[\d+\]|tool_choice)\.function(\.\w+)")
 _CHOICES = ("auto", "required", "none")
 
 
@@ -55,6 +56,18 @@ class ToolUse:
 
 
 NO_TOOLS = ToolUse()
+
+
+def read_flat_tool_use(fields: Mapping[str, Any], schema: str = "parameters") -> ToolUse:
+    """Return the tools of an endpoint where a function has no level of its own; see `read_tool_use`.
+
+    schema  its name for `parameters`.
+    """
+    try:
+        return read_tool_use(fields)
+    except ApiError as error:
+        flat = _LEVEL.sub(lambda found: found[1] + found[2].replace("parameters", schema), str(error))
+        raise ApiError(flat, error.status, error.param, error.code) from None
 
 
 def read_tool_use(fields: Mapping[str, Any]) -> ToolUse:

@@ -25,6 +25,8 @@ _OPEN = frozenset(  # keywords beside which additional properties may be meant
         *("allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"),
     ]
 )
+_VALUES = ("const", "enum", "default", "examples")  # keywords of values, not of schemas
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 Schema = dict[str, Any]
 Structures = tuple[list[Schema], list[str], int]  # the structures, their triggers, the most of them
 
@@ -138,13 +140,21 @@ def _one_of_calls(functions: Sequence[Function], arguments: str, *others: Any) -
     return (kinds[0] if len(kinds) == 1 else {"anyOf": kinds}) | {"$defs": defs}
 
 
-def _moved(schema: Any, place: str) -> Any:
-    """Return a schema whose references to itself are right at another place."""
+def _moved(schema: Any, place: str, *, is_named: bool = False) -> Any:
+    """Return a schema whose references to itself are right at another place.
+
+    is_named  whether it is an object of schemas by their names.
+    """
     if isinstance(schema, list):
         return [_moved(one, place) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {name: _moved(value, place) for name, value in schema.items()}
+    if is_named:
+        return {name: _moved(value, place) for name, value in schema.items()}
+    moved = {
+        name: value if name in _VALUES else _moved(value, place, is_named=name in _NAMED)
+        for name, value in schema.items()
+    }
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         moved["$ref"] = place + reference[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from specq.gateway import chat_call, responses_call
 from specq.gateway.answer_form import tool_arguments
 from specq.gateway.errors import ApiError
 from specq.gateway.parts import PartsForm, split
-from specq.gateway.tool_fields import read_tool_use
+from specq.gateway.tool_fields import Function, ToolUse, read_flat_tool_use, read_tool_use
 from specq.gateway.tool_forms import MOST_CALLS, choose_form, tool_grammar
 from specq.grammar import limits_of
 from specq.grammar.building import build_matcher
@@ -286,3 +287,30 @@ def test_templates_with_tools_receive_them_as_they_are():
     assert '"id": "0callabc1"' in mistral
     assert '"call_id": "0callabc2"' in mistral
     assert "You can call functions" in prompt(TEMPLATES["qwen25"], TURNS, form="general")
+
+
+def test_a_value_that_resembles_a_reference_stays():
+    value = {"$ref": "#abc"}
+    properties = {"x": {"const": value}, "y": {"enum": [value]}, "const": {"$ref": "#/$defs/z"}}
+    schema = {"type": "object", "properties": properties, "$defs": {"z": {"type": "null"}}}
+    grammar = tool_grammar(ToolUse((), (Function("f", schema),), is_required=True), "mistral", "")
+    (structure,) = grammar["structural_tag"]["structures"]
+    found = structure["schema"]["$defs"]["s0"]["properties"]
+    assert found == {"x": {"const": value}, "y": {"enum": [value]}, "const": {"$ref": "#/$defs/s0/$defs/z"}}
+
+
+@pytest.mark.parametrize(
+    ("function", "choice", "flat", "message"),
+    [
+        ({"name": "é"}, "auto", "tools[0].name is 'é', but", "tools[0].function.name is 'é', but"),
+        ({"name": "f", "parameters": []}, "auto", "tools[0].input_schema is a list", "tools[0].function.parameters is"),
+        ({"name": "f"}, "tools[0].function.x", "tool_choice is 'tools[0].function.x'", "tool_choice is 'tools[0].f"),
+    ],
+)
+def test_errors_name_a_field_as_the_endpoint_has_it(function, choice, flat, message):
+    fields = {"tools": [{"type": "function", "function": function}], "tool_choice": choice}
+    with pytest.raises(ApiError, match=re.escape(message)):
+        read_tool_use(fields)
+    with pytest.raises(ApiError, match=re.escape(flat)) as caught:
+        read_flat_tool_use(fields, "input_schema")
+    assert (caught.value.status, caught.value.param) == (400, flat.split("[")[0].split()[0])
