@@ -154,6 +154,14 @@ def follow(matcher: LLMatcher, walk: Walk, mask_s: float = math.inf) -> None:
         if matcher.is_stopped() or not token_ids or not matcher.consume_tokens(token_ids):
             _check_end(matcher, num_tokens)
             return
+        if not num_tokens:
+            _check_return(matcher, token_ids)
+
+
+def _check_return(matcher: LLMatcher, token_ids: list[int]) -> None:
+    """Return to the state before these tokens and follow them again, as drafts need it. Raises JobError."""
+    if not (matcher.rollback(len(token_ids)) and matcher.consume_tokens(token_ids)):
+        raise _refused(matcher.get_error())
 
 
 def _check_end(matcher: LLMatcher, num_tokens: int) -> None:

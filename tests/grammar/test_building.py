@@ -50,6 +50,12 @@ def test_a_trial_reaches_what_is_nested_in_values_that_may_be_left_out():
         try_grammar(TOKENIZER, grammar_text({"json_schema": slow}), replace(LIMITS, mask_s=0.003))
 
 
+@pytest.mark.parametrize("option", ['stop="a"', "max_tokens=3"])
+def test_a_grammar_that_no_draft_can_be_taken_back_from_is_refused(option):
+    with pytest.raises(JobError, match="rollback not supported"):
+        try_grammar(TOKENIZER, grammar_text({"lark": f'start: x "b"\nx[{option}]: /.*/'}), LIMITS)
+
+
 def test_each_limit_of_llguidance_is_set():
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string", "maxLength": 99} for i in range(20)}}
     grammar = grammar_text({"json_schema": schema})
