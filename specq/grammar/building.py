@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 MOST_REASON = 300  # characters of what llguidance says
 MOST_STEPS = 32  # of one walk
-SHORT_STEPS, FEW_WALKS = 8, 8  # each of more walks than these is short
-MOST_SHARED = 16  # walks that share a lexer, where there are many: its limit of states counts for all of them
+SHORT_STEPS, FEW_WALKS = 8, 8  # each of more walks than these is short, and they share a lexer
 _DEAD_END = "NoExtension"  # llguidance's name for it
 _OWN_PLACE = re.compile(r"^at 1\(\d+\): (?:failed to compile JSON schema: |(?=invalid regex))")  # in a line of `forms`
 PREFIX = "grammar: "
@@ -109,11 +108,18 @@ def _place(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> 
 
 def _try_once(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> None:
     walks = _walks(tokenizer, grammar)
-    each = 1 if len(walks) <= 1 + 2 * FEW_WALKS else MOST_SHARED
+    are_few = len(walks) <= 1 + 2 * FEW_WALKS
+    shared = build_matcher(tokenizer, grammar, limits)
     for at, one in enumerate(walks):
-        if at % each == 0:
-            matcher = build_matcher(tokenizer, grammar, limits)
-        follow(matcher if each == 1 else matcher.deep_copy(), one, limits.mask_s)
+        try:
+            follow(shared.deep_copy(), one, limits.mask_s)
+        except JobError:
+            if not at or are_few:
+                raise
+            shared = build_matcher(tokenizer, grammar, limits)  # the walks before may have used up the lexer's states
+            follow(shared.deep_copy(), one, limits.mask_s)
+        if are_few:
+            shared = build_matcher(tokenizer, grammar, limits)
 
 
 def warm(tokenizer: GrammarTokenizer, grammar: str, matcher: LLMatcher) -> None:

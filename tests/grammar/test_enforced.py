@@ -97,6 +97,8 @@ def test_as_many_choices_and_structures_as_the_form_allows_pass_the_trial():
     null = {"type": "null"}
     structures = [{"begin": f"<f{i}>", "schema": null, "end": "</f>"} for i in range(MOST_STRUCTURES)]
     tag = {"structures": structures, "triggers": ["<f"]}
+    walked = GrammarLimits(mask_s=0.1, lexer_states=300)  # of one walk: all of them need more
+    try_grammar(TOKENIZER, grammar_text({"structural_tag": tag, "required": True}), walked)
     try_grammar(TOKENIZER, grammar_text({"structural_tag": tag, "required": True}), LIMITS)
 
 
