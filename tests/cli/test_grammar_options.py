@@ -50,10 +50,11 @@ def test_a_wrong_grammar_of_a_line_fails_that_line(broker: FakeBroker, tmp_path:
     outcome, results = run(broker, tmp_path, "\n".join(map(json.dumps, lines)))
     assert outcome.exit_code == 1
     kinds = "json_object, json_schema, regex, choice, lark, structural_tag"
+    advice = '; give a JSON schema as {"json_schema": ...}'
     assert [result["error"] for result in results] == [
         f"line 1: grammar has 'ebnf', but must have exactly one of {kinds}",
         "line 2: grammar: regex is '', but must be a text that is not empty",
-        f"line 3: grammar has 'type', but must have exactly one of {kinds}; give a JSON schema as {{\"json_schema\": ...}}",
+        f"line 3: grammar has 'type', but must have exactly one of {kinds}{advice}",
         "line 4: grammar: json_schema has only name, schema; give the value of schema itself",
         None,
     ]
