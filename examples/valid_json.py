@@ -1,4 +1,4 @@
-"""Ask for an object that follows a JSON schema, and count the tokens that the schema forced.
+"""Ask for an object that follows a JSON schema, and count the tokens that were drafted from the schema.
 
 python examples/valid_json.py "Invent a person."
 """
@@ -31,7 +31,7 @@ def main(question: str) -> None:
         sys.exit(f"the text was cut: {text}")
     print(json.loads(text))
     origins = [origin for piece in pieces for origin in piece.origins]
-    print(f"the schema forced {origins.count('grammar')} of {len(origins)} tokens")
+    print(f"{origins.count('grammar')} of {len(origins)} tokens were drafted from the schema")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ MOST_STEPS = 32  # of one walk
 SHORT_STEPS, FEW_WALKS = 8, 8  # each of more walks than these is short, and they share a lexer
 _DEAD_END = "NoExtension"  # llguidance's name for it
 _OWN_PLACE = re.compile(r"^at 1\(\d+\): (?:failed to compile JSON schema: |(?=invalid regex))")  # in a line of `forms`
+_IGNORABLE = re.compile(r"Unimplemented keys|Unknown format|oneOf constraints")  # what "strict": false ignores
+_OWN_OPTION = re.compile(r"\. Enable '\w+' option to [^,;\n]*")  # jobs have no such option
 PREFIX = "grammar: "
 # A walk that prefers the first ends values soon, and one that prefers the second begins others: they meet many rules.
 _CLOSERS = ('"', '",', '":', "}", "]", ",", "0", "a")
@@ -87,7 +89,7 @@ def try_grammar(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits
     except SlowMaskError:  # once more: a busy machine's caches make masks slower too
         _try_once(tokenizer, grammar, limits)
     except JobError as error:
-        raise _refused(f"{error}{_place(tokenizer, grammar, limits)}") from None
+        raise _refused(f"{error}{_place(tokenizer, grammar, limits)}{_advice(str(error))}") from None
 
 
 def _place(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> str:
@@ -104,6 +106,11 @@ def _place(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> 
     if "json_schema" not in found or not reason_of(found["json_schema"]):
         return ""
     return f", at {place_of(found['json_schema'], reason_of)}"
+
+
+def _advice(reason: str) -> str:
+    """Return what helps against a reason, or ""."""
+    return '; leave this out, or let "strict": false ignore it' if _IGNORABLE.search(reason) else ""
 
 
 def _try_once(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> None:
@@ -197,7 +204,7 @@ def _refused(reason: str) -> JobError:
 
 def _reason(said: str) -> str:
     """Return a reason on one line, of limited length, without what llguidance quotes of the grammar."""
-    first, *others = _OWN_PLACE.sub("", said.removeprefix(PREFIX)).splitlines() or [""]
+    first, *others = _OWN_OPTION.sub("", _OWN_PLACE.sub("", said.removeprefix(PREFIX))).splitlines() or [""]
     errors = [line for line in others if line.startswith("error:")]
     kept = [first[: MOST_REASON // 2] if errors else first, *errors]
     return f"{PREFIX}{' '.join(map(str.strip, kept))}"[:MOST_REASON]

@@ -80,6 +80,9 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 GRAMMAR_KINDS = tuple(_FORMS)
+_INNER = ("json_schema", "schema")  # where OpenAI's forms have the schema
+_WRAPPER = {*_INNER, "name", "description", "strict"}
+_OF_SCHEMAS = {"type", "properties", "items", "enum", "anyOf", "$ref", "$schema"}
 _OPTIONS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool], str]] = {
     "strict": (("json_schema", "structural_tag"), lambda value: type(value) is bool, "true or false"),
     "required": (("structural_tag",), lambda value: type(value) is bool, "true or false"),
@@ -121,11 +124,14 @@ def grammar_text(value: Any) -> str:
     kinds = [name for name in found if name in _FORMS]
     if len(kinds) != 1:
         given = " and ".join(kinds) or ", ".join(map(shown, list(found)[:3])) or "nothing"
-        raise _wrong(f"grammar has {given}, but must have exactly one of {', '.join(GRAMMAR_KINDS)}")
+        advice = '; give a JSON schema as {"json_schema": ...}' if found.keys() & _OF_SCHEMAS else ""
+        raise _wrong(f"grammar has {given}, but must have exactly one of {', '.join(GRAMMAR_KINDS)}{advice}")
     (kind,) = kinds
     admits, allowed = _FORMS[kind]
     if not admits(found[kind]):
         raise _wrong(f"grammar: {kind} is {shown(found[kind])}, but must be {allowed}")
+    if kind == "json_schema":
+        _check_schema(found[kind])
     for name in found.keys() - {kind}:
         _check_option(kind, name, found[name])
     if "opens" in found and "after" not in found:
@@ -149,6 +155,13 @@ def _parsed(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _wrong(f"grammar is {shown(value)}, but must be an object with one of {', '.join(GRAMMAR_KINDS)}")
     return value
+
+
+def _check_schema(schema: dict[str, Any]) -> None:
+    """Refuse a schema within another object, which would be a schema that allows all JSON."""
+    inner = [name for name in _INNER if name in schema]
+    if inner and schema.keys() <= _WRAPPER:
+        raise _wrong(f"grammar: json_schema has only {', '.join(schema)}; give the value of {inner[0]} itself")
 
 
 def _check_option(kind: str, name: str, value: Any) -> None:

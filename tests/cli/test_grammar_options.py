@@ -44,13 +44,18 @@ def test_a_grammar_is_json_or_a_file_of_it(broker: FakeBroker, tmp_path: Path, a
 
 def test_a_wrong_grammar_of_a_line_fails_that_line(broker: FakeBroker, tmp_path: Path) -> None:
     """The message names the field and what is allowed."""
-    lines = [{"prompt": "a", "grammar": {"ebnf": "x"}}, {"prompt": "b", "grammar": {"regex": ""}}, {"prompt": "c"}]
+    wrapped = {"json_schema": {"name": "x", "schema": SCHEMA}}
+    grammars = {"ebnf": "x"}, {"regex": ""}, {"type": "integer"}, wrapped, None
+    lines = [{"prompt": "a", "grammar": grammar} for grammar in grammars]
     outcome, results = run(broker, tmp_path, "\n".join(map(json.dumps, lines)))
     assert outcome.exit_code == 1
     kinds = "json_object, json_schema, regex, choice, lark, structural_tag"
+    advice = '; give a JSON schema as {"json_schema": ...}'
     assert [result["error"] for result in results] == [
         f"line 1: grammar has 'ebnf', but must have exactly one of {kinds}",
         "line 2: grammar: regex is '', but must be a text that is not empty",
+        f"line 3: grammar has 'type', but must have exactly one of {kinds}{advice}",
+        "line 4: grammar: json_schema has only name, schema; give the value of schema itself",
         None,
     ]
 

@@ -15,7 +15,7 @@ from tests.deploying import group_of, ready
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHOWS = {
     "generate.py": "tokens a round",
-    "valid_json.py": "the schema forced",
+    "valid_json.py": "tokens were drafted from the schema",
     "stream_chat.py": "\n",
     "many_prompts.py": "'2 + 2 =': ",
     "same_text.py": "one text: ",

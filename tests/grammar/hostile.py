@@ -42,7 +42,11 @@ HOSTILE: dict[str, tuple[dict[str, Any], str | None]] = {
     "nothing": ({"json_schema": {"not": {}}}, "not"),
     "unknown keyword": (
         {"json_schema": {"properties": {"a/b": {"items": {"uniqueItems": True}}}}},
-        r'\["uniqueItems"\], at #/properties/a~1b/items$',
+        r'\["uniqueItems"\], at #/properties/a~1b/items; leave this out, or let "strict": false ignore it$',
+    ),
+    "oneOf": (
+        {"json_schema": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
+        "oneOf constraints are not supported, at #; leave this out,",
     ),
     "unknown rule": ({"lark": "start: x"}, r'at 1\(8\): unknown name: "x"'),
     "look-ahead": ({"regex": "(?=a)b"}, "look-around"),
