@@ -149,7 +149,7 @@ def test_heads_of_the_configuration_draft_in_this_process(tmp_path: Path, monkey
     heads = make_heads(tmp_path / "heads", 256, tokenizer=(num_tokens(tokenizer), tokenizer_hash(tokenizer)))
     config = TargetConfig(model="tiny", heads=str(heads), device="cpu", kv_slots=1024, max_step_rows=8)
     verifier = build_verifier(config, "target")
-    assert [source.name for source in verifier.sources.sources] == ["remote", "medusa", "suffix"]
+    assert [source.name for source in verifier.sources.sources] == ["remote", "medusa", "suffix", "grammar"]
     monkeypatch.setattr(target, "step_curves", lambda *_: pytest.fail("the target was loaded"))
     with pytest.raises(
         ConfigError, match=r"there is no directory of heads .*`specq train medusa` or `specq train eagle3` makes one"

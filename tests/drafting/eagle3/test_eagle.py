@@ -395,12 +395,12 @@ def test_a_head_is_made_of_a_configuration(tiny: str, random_eagle: Path, random
     info = TorchEngine(tiny, device="cpu", kv_slots=64).info
     config = TargetConfig(model="tiny", heads=str(random_eagle), heads_tree="[[0,0],[1]]", prompt_lookup="none")
     setup = Setup(config, info, "", "cpu", lambda line: None, target=tiny, heads=str(random_eagle))
-    (source,) = make_sources(setup)
+    source, _ = make_sources(setup)
     assert isinstance(source, EagleSource)
     assert source.layers == (1, 5, 8)
-    (other,) = make_sources(setup._replace(heads=str(random_heads)))
+    other, _ = make_sources(setup._replace(heads=str(random_heads)))
     assert isinstance(other, MedusaSource)
-    assert list(make_sources(setup._replace(heads=""))) == []
+    assert [one.name for one in make_sources(setup._replace(heads=""))] == ["grammar"]
     deeper = replace(config, heads_tree="[[0,0,0]]", chain=2)
     with pytest.raises(ConfigError, match=r"3 deep; target.chain is 2, so paths may have 2 ranks at most"):
         list(make_sources(setup._replace(config=deeper)))

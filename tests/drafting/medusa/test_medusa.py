@@ -312,10 +312,10 @@ def test_heads_are_made_of_a_configuration(tiny: str, random_heads: Path) -> Non
     info = TorchEngine(tiny, device="cpu", kv_slots=64).info
     config = TargetConfig(model="tiny", heads=str(random_heads), heads_tree=CHOICES, prompt_lookup="none")
     setup = Setup(config, info, "", "cpu", lambda line: None, target=tiny, heads=str(random_heads))
-    (source,) = make_sources(setup)
+    source, _ = make_sources(setup)
     assert isinstance(source, MedusaSource)
     assert source.heads.num_heads == 4
-    assert list(make_sources(setup._replace(heads=""))) == []
+    assert [one.name for one in make_sources(setup._replace(heads=""))] == ["grammar"]
     deeper = replace(config, heads_tree="[[0,0,0,0,0]]")
     with pytest.raises(ConfigError, match="5 deep"):
         list(make_sources(setup._replace(config=deeper)))
