@@ -1,9 +1,7 @@
 """The protocol: each value that crosses a process boundary, and its conversion to and from frames.
 
-- `arrays`: types of arrays, for all of specq.
-- `types`: draft trees, steps, judgements, models.
-- `params`: the options of a job.
-- `grammars`: the grammars of jobs, and their form as a parameter.
+- `types`, `arrays`: draft trees, steps, judgements, models; types of arrays, for all of specq.
+- `params`, `grammars`: the options of a job, and the form of one of them.
 - `activations`: the wire form of hidden states for drafters.
 - `step_output`: what a step returns beside judgements.
 - `explanation`: the fate of draft nodes, for a job that asks for it.
@@ -13,8 +11,7 @@
 - `versions`: the readable protocol versions, and the capabilities of a peer.
 - `bounds`: the allowed values of numbers and texts from outside.
 - `draft_checks`: the conditions for a draft before it enters a draft tree.
-- `status_report`: a broker's report as a `Status`, and back.
-- `trace_events`: the events of a traced job as numbers, and back.
+- `status_report`, `trace_events`: a broker's report and the events of a traced job as messages, and back.
 - `stats`: the counters of verifiers and workers.
 - `addresses`: how to write the address of a process.
 - `errors`: the exceptions of specq, and suggestions for unknown names.

@@ -336,10 +336,7 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
 def _follow_grammars(
     sessions: Sequence[Session], judgements: Judgements, kept: IntpArray, which: Sequence[int], faults: Faults
 ) -> list[int]:
-    """Let the grammars of some sessions follow the kept tokens; return the places where the texts end with these.
-
-    What lies behind such an end is not kept.
-    """
+    """Let grammars follow the kept tokens; return the places of texts that end with these. The rest is not kept."""
     ended, tokens, firsts = [], judgements.token_ids.tolist(), starts_of(judgements.num_tokens).tolist()
     for i in which:
         grammar = sessions[i].grammar
@@ -381,8 +378,8 @@ def _rounds(shares: Shares, judgements: Judgements, kept: IntpArray) -> Rounds:
     path = NOTHING
     if len(shares.nodes):
         path = np.where(nodes == CORRECTION, NONE, starts_of(num_nodes).repeat(kept) + nodes)
-    base_lens = sessions[0].trees.length[shares.places]
-    return Rounds(sessions, shares.places, base_lens, kept, token_ids, num_nodes, shares.nodes, path)
+    places, base_lens = shares.places, sessions[0].trees.length[shares.places]
+    return Rounds(sessions, places, base_lens, kept, token_ids, num_nodes, shares.nodes, path)
 
 
 def _append(rounds: Rounds) -> None:
