@@ -125,7 +125,7 @@ def _judge_alone(judged: StepBatch, logits: torch.Tensor, draws: Draws, error: E
     if not len(bad):
         return judgement
     row = int(bad[0])
-    fault = _fault_of_mask(placed, row) or _fault_of_row(placed[0], logits, row, float(highest[row]))
+    fault = _fault_of_mask(placed, row) or _fault_of_row(placed, logits, row, float(highest[row]))
     return _faulty(step, fault, error)
 
 
@@ -147,13 +147,15 @@ def _fault_of_mask(steps: Placed, row: int) -> Fault | None:
     return Fault(f"{reason}; position {steps[0].row_positions()[row]}")
 
 
-def _fault_of_row(judged: JudgedStep, logits: torch.Tensor, row: int, highest: float) -> Fault:
-    """Return what is wrong with a row of a step, given its plain logits and the highest of its shaped ones."""
-    position = judged.row_positions()[row]
+def _fault_of_row(steps: Placed, logits: torch.Tensor, row: int, highest: float) -> Fault:
+    """Return what is wrong with a row of one step, given its masked logits and the highest of its shaped ones."""
+    position, masks = steps[0].row_positions()[row], steps.batch.masks
     if not bool(logits[row].amax().isfinite()):
         return Fault(f"the target's logits are not finite numbers at position {position}", retry=True)
     if highest == -torch.inf:
-        causes = "allowed_token_ids, bad_token_ids, min_tokens, logit_bias and grammar"
+        causes = "allowed_token_ids, bad_token_ids, min_tokens and logit_bias"
+        if masks is not None and len(masks.of(steps.batch).places):
+            return Fault(f"the grammar allows only tokens at position {position} that {causes} ban")
         return Fault(f"every token is banned at position {position}: {causes} leave none")
     causes = "repetition_penalty, presence_penalty, frequency_penalty and logit_bias"
     return Fault(f"the logits overflow at position {position}: {causes} are too extreme together")

@@ -143,9 +143,9 @@ def step_of(session_id: int, tokens: Sequence[int] = (), **params: Any) -> Sessi
 
 NOTHING_LEFT: dict[str, tuple[dict[str, Any], int, str]] = {  # parameters, the mask, the reason
     "no token": ({}, 0, "the grammar allows no token there, and no end; position 2"),
-    "bad tokens": ({"bad_token_ids": ((3,), (7,))}, 1 << 3 | 1 << 7, "bad_token_ids, .* and grammar leave none"),
-    "min_tokens": ({"min_tokens": 4}, 1 << 0, "min_tokens, .* and grammar leave none"),
-    "bias": ({"logit_bias": ((3, -float("inf")),)}, 1 << 3, "logit_bias and grammar leave none"),
+    "bad tokens": ({"bad_token_ids": ((3,), (7,))}, 1 << 3 | 1 << 7, "grammar allows only .*bad_token_ids"),
+    "min_tokens": ({"min_tokens": 4}, 1 << 0, "grammar allows only .*min_tokens"),
+    "bias": ({"logit_bias": ((3, -float("inf")),)}, 1 << 3, "grammar allows only .*logit_bias"),
 }
 
 

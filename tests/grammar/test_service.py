@@ -197,7 +197,7 @@ FAILING: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "bad tokens": (
         {"choice": ["a", "b"]},
         {"bad_token_ids": tuple((i,) for i in range(3, 350))},
-        "grammar leave none",
+        "the grammar allows only tokens",
     ),
     "a stop token": (
         {"regex": "1a+2"},
@@ -205,7 +205,7 @@ FAILING: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "grammar",
     ),
     "an empty text": ({"regex": ""}, {"ignore_eos": True}, "the grammar allows no token there, and no end; position 3"),
-    "min_tokens": ({"regex": ""}, {"min_tokens": 2}, "min_tokens, logit_bias and grammar leave none"),
+    "min_tokens": ({"regex": ""}, {"min_tokens": 2}, "the grammar allows only tokens"),
 }
 
 
