@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specq.protocol.grammars import MAX_CHOICES
+from specq.protocol import MAX_CHOICES
 
 # llguidance's own figures (LLParserLimits)
 FUEL_PER_MS = 14_000  # of the lexer

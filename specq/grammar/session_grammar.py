@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -43,8 +44,13 @@ class Ends(NamedTuple):
     @staticmethod
     def of(tokenizer: LLTokenizer, end_ids: Iterable[int]) -> Ends:
         """Return the ends of a session with these tokens."""
-        own, all_of_them = _bits(end_ids), _bits([*tokenizer.eos_tokens, *end_ids])
-        return Ends(tuple((word, bits, own.get(word, np.int32(0))) for word, bits in all_of_them.items()))
+        return _ends_of(tuple(tokenizer.eos_tokens), tuple(end_ids))
+
+
+@lru_cache(maxsize=256)  # sessions with equal ends have the same object
+def _ends_of(eos_tokens: tuple[int, ...], end_ids: tuple[int, ...]) -> Ends:
+    own, all_of_them = _bits(end_ids), _bits([*eos_tokens, *end_ids])
+    return Ends(tuple((word, bits, own.get(word, np.int32(0))) for word, bits in all_of_them.items()))
 
 
 def _bits(token_ids: Iterable[int]) -> dict[int, np.int32]:
@@ -119,15 +125,20 @@ class SessionGrammar:
         The first row comes before the tree, the others follow its nodes. masks i32[1 + nodes, words] receives
         llguidance's mask of each row that is reached.
         """
-        found = [self._row(masks, 0)]
+        found: list[bool | None] = [self._row(masks, 0)]
         for row, path in enumerate(self._walk(token_ids, parents), 1):
             found.append(self._row(masks, row) if path is Reached.OPEN else None)
         return found
 
-    def _row(self, masks: Int32Array | None, row: int) -> bool | None:
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text may end here."""
+        return bool(self.matcher.is_accepting())
+
+    def _row(self, masks: Int32Array | None, row: int) -> bool:
         if masks is not None:
             self.matcher.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
-        return bool(self.matcher.is_accepting())
+        return self.is_complete
 
     def forced(self, token_ids: Sequence[int] = ()) -> list[int]:
         """Return the only tokens that the grammar allows behind a path, at most MAX_FORCED; [] if the path is not."""

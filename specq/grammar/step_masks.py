@@ -28,6 +28,8 @@ SLOW_STEP_S = 0.02  # wall time of all masks of a step
 SLOW_MASK_S, SLOW_ROW_S = 0.01, 0.0025  # CPU time of one session's first mask, and of each further row
 MOST_SLOW = 3
 MOST_THREADS = 8
+MOST_BUFFERS = 4  # kept: one for each step in flight, and one more
+FEW = 16  # fewer masks take longer to hand to threads than to compute
 
 
 @cache
@@ -37,6 +39,29 @@ def executor() -> LLExecutor:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return LLExecutor(num_threads=min(cores, MOST_THREADS))
+
+
+class Buffers:
+    """Memory for masks, used again. To map megabytes anew for each step takes longer than to compute the masks."""
+
+    def __init__(self) -> None:
+        self._free: list[Int32Array] = []
+
+    def take(self, size: int) -> Int32Array:
+        """Return i32[at least size]."""
+        for i, one in enumerate(self._free):
+            if len(one) >= size:
+                return self._free.pop(i)
+        return np.empty(size, np.int32)
+
+    def give(self, buffer: Int32Array) -> None:
+        """Take memory back that nothing uses any more."""
+        self._free.append(buffer)
+        if len(self._free) > MOST_BUFFERS:
+            self._free.pop(0)
+
+
+BUFFERS = Buffers()
 
 
 class StepMasks(TokenMasks):
@@ -51,6 +76,12 @@ class StepMasks(TokenMasks):
         self._known: dict[int, Int32Array] = {}
         self._whole: tuple[list[int], MaskedSteps] | None = None  # of all sessions of the step
         self._reasons: dict[int, str] = {}
+        self._buffer: Int32Array | None = None
+
+    def __del__(self) -> None:
+        """Give the memory of the masks back: none of them is used longer than this object."""
+        if self._buffer is not None:
+            BUFFERS.give(self._buffer)
 
     def of(self, judged: StepBatch) -> MaskedSteps:
         """See `TokenMasks`."""
@@ -73,7 +104,11 @@ class StepMasks(TokenMasks):
         ids = [judged.session_ids[i] for i in places.tolist()]
         grammars = [self._grammars[one] for one in ids]
         counts = judged.num_nodes[places] + 1
-        words = np.full((int(counts.sum()), grammars[0].num_words), -1, np.int32)
+        num_rows, num_words = int(counts.sum()), grammars[0].num_words
+        self._buffer = BUFFERS.take(num_rows * num_words)
+        words = self._buffer[: num_rows * num_words].reshape(num_rows, num_words)
+        if num_rows > len(places):
+            words.fill(-1)
         ends = ends_of(counts).tolist()
         spans = list(zip([0, *ends], ends, strict=False))
         started = time.perf_counter()
@@ -102,9 +137,14 @@ class StepMasks(TokenMasks):
         plain: list[tuple[LLMatcher, int]] = []
         chains: list[tuple[LLMatcher, int, list[int]]] = []
         for place, grammar, (first, end) in zip(places, grammars, spans, strict=True):
+            is_alone = grammar.is_watched or len(words) < FEW
+            if end - first == 1 and not is_alone:
+                found.append(grammar.is_complete)
+                plain.append((grammar.matcher, first))
+                continue
             tree = judged[place].tree if end - first > 1 else NO_TREE
             token_ids, parents = tree.token_ids.tolist(), tree.parents.tolist()
-            if grammar.is_watched or parents != list(range(-1, len(parents) - 1)):
+            if is_alone or parents != list(range(-1, len(parents) - 1)):
                 found += _timed(grammar, token_ids, parents, words[first:end])
                 continue
             found += grammar.fill(token_ids, parents)
@@ -146,12 +186,8 @@ def close(ends: Sequence[Ends], counts: IntpArray, are_complete: Sequence[bool |
     is_reached = np.array([one is not None for one in are_complete])
     is_complete = np.array([bool(one) for one in are_complete])
     words[~is_reached] = -1
-    kinds: dict[Ends, list[int]] = {}
-    for i, own in enumerate(ends):
-        kinds.setdefault(own, []).append(i)
-    for own, which in kinds.items():
-        is_own = np.zeros(len(ends), np.bool_)
-        is_own[which] = True
-        rows = (is_own.repeat(counts) & is_reached).nonzero()[0]
+    kinds = np.array([id(own) for own in ends]).repeat(counts)
+    for own in {id(own): own for own in ends}.values():
+        rows = ((kinds == id(own)) & is_reached).nonzero()[0]
         for word, closed, opened in own.words:
             words[rows, word] = (words[rows, word] & ~closed) | np.where(is_complete[rows], opened, 0).astype(np.int32)

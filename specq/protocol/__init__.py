@@ -13,11 +13,9 @@
 - `draft_checks`: the conditions for a draft before it enters a draft tree.
 - `status_report`, `trace_events`: a broker's report and the events of a traced job as messages, and back.
 - `stats`: the counters of verifiers and workers.
-- `addresses`: how to write the address of a process.
-- `errors`: the exceptions of specq, and suggestions for unknown names.
+- `addresses`, `errors`: how to write the address of a process; exceptions, and suggestions for unknown names.
 
-Input: bytes from any sender. Output: a valid message, or ProtocolError. To add a message, add one dataclass and one
-line in `MESSAGES`.
+Input: bytes from any sender. Output: a valid message, or ProtocolError. A message is a dataclass named in `MESSAGES`.
 """
 
 from specq.protocol import trace_events
@@ -81,6 +79,7 @@ from specq.protocol.explanation import Explanation, RejectedDraft, RoundTime, re
 from specq.protocol.field_checks import MOST_LEVELS, is_too_deep
 from specq.protocol.grammars import (
     GRAMMAR_KINDS,
+    MAX_CHOICES,
     grammar_capability,
     grammar_kind,
     grammar_text,
@@ -237,6 +236,7 @@ __all__ = [
     "LOOKAHEAD_LANE",
     "LOOKUP",
     "MAX_ARRAY",
+    "MAX_CHOICES",
     "MAX_LISTED",
     "MAX_NODES",
     "MAX_SEED",

@@ -100,7 +100,8 @@ class TokenMasks(ABC):
         """Return the masks of the judged steps with a grammar.
 
         All tokens of the batch must be known. A row that no text of the grammar can reach may have any mask that is not
-        empty. Called again, also for a part of the steps, it returns the same.
+        empty. Called again, also for a part of the steps, it returns the same. They may not be used longer than this
+        object.
         """
 
     def reason(self, session_id: int) -> str:
@@ -109,7 +110,7 @@ class TokenMasks(ABC):
 
     def ready(self, judged: StepBatch) -> ReadyTokenMasks:
         """Return the masks of the judged steps, which can be sent to another process."""
-        found = {judged.session_ids[place]: own for place, own in self.of(judged).each()}
+        found = {judged.session_ids[place]: own.copy() for place, own in self.of(judged).each()}
         return ReadyTokenMasks(found, {own: self.reason(own) for own in found})
 
 
