@@ -23,7 +23,7 @@ from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.lookahead.source import LookaheadDecoder
 from specq.processes.deployment import COLOCATING, divide_cores, this_machine, with_helpers
 from specq.processes.target import build_verifier
-from specq.protocol import Open
+from specq.protocol import GRAMMAR, Open
 from specq.runtime import Tell
 from specq.samples import codec_of, load_prompts
 from specq.verifier import Choice, DraftSource, StepCurve, Verifier
@@ -108,7 +108,8 @@ class _Pair:
     def __init__(self, verifier: Verifier, prompts: Sequence[Prompt]) -> None:
         self.engine, self.prompts = verifier.engine, prompts
         self.unhelped, self.curve = curves_in_turn(self.engine) if self.engine.is_helped else verifier.control.curves
-        self.sources = [source for source in verifier.sources.sources if source is not verifier.sources.mailbox]
+        others = verifier.sources.mailbox.name, GRAMMAR  # what depends on draft workers, or on what jobs ask for
+        self.sources = [source for source in verifier.sources.sources if source.name not in others]
         self.max_sessions = verifier.max_sessions
         self.watch = None if self.engine.overlaps else StepWatch(self.engine)
         self._ids = count()

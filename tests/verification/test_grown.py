@@ -219,7 +219,7 @@ SHOWN_FLOOR = 0.02  # of the chances that are considered: the more nodes are not
 
 @each(("kind", "entropy"), WITH_POINTS)
 def test_a_mutant_that_knows_the_nodes_of_others_is_seen(kind, entropy, monkeypatch):
-    monkeypatch.setattr(choice_order._Order, "let_others_wait", lambda *_: None)
+    monkeypatch.setattr(choice_order._Order, "let_others_wait", lambda *_, **__: None)
     assert distance(entropy, kind, num_points=1) > BIAS
 
 

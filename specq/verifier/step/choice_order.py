@@ -11,8 +11,9 @@ So the verifier sees the order of the expansions. Two cases hide it:
                           in it depends on each node before it
     a lost message        it may have held any expansion. So everything after it depends on all nodes before it
 
-Other sources draft point masses beside and below sampled nodes. Such a point mass shows that the drafter has not yet
-drafted or sent the same node. This depends on the same tokens. So it waits for all nodes that were expanded.
+Other sources draft point masses. One below a sampled node without sampled children shows that the drafter has not yet
+expanded that node. In mode "sync", one beside sampled nodes shows that it has not drafted the same node. Both depend on
+the same tokens. So such a point mass waits for all nodes that were expanded.
 
 A node may be left out if it is too unlikely, or if the engine does not support trees. Such a node is not verified in
 this step. No other node waits for it.
@@ -49,7 +50,7 @@ def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
         is_sync, first_after_loss = session.speculation.mode == "sync", t.first_after_loss[lane]
         expanded = _expanded_before(t, grown, first_after_loss, is_sync=is_sync)
         order.wait_for_growth(grown, expanded)
-        order.let_others_wait(lane, _expanded(t, grown, first_after_loss, is_sync=is_sync))
+        order.let_others_wait(lane, _expanded(t, grown, first_after_loss, is_sync=is_sync), is_sync=is_sync)
     return order.likeliest_first()
 
 
@@ -124,24 +125,30 @@ class _Order:
             if point is not None and node in self.index:
                 self._wait_for(self.index[node], point)
 
-    def let_others_wait(self, lane: int, expanded: set[int]) -> None:
+    def let_others_wait(self, lane: int, expanded: set[int], *, is_sync: bool) -> None:
         """Let point masses wait for what a lane has expanded, where it might have drafted the same node."""
+        t, has_sampled = self.t, {self.t.parent[node] for node in self.nodes if self.t.group[node] != NONE}
         others = [
-            i for i, node in enumerate(self.nodes) if self.t.group[node] == NONE and self._might_draft(lane, node)
+            i
+            for i, node in enumerate(self.nodes)
+            if t.group[node] == NONE
+            and (is_sync or t.parent[node] not in has_sampled)
+            and self._might_draft(lane, node, is_sync=is_sync)
         ]
         if others:
             point = len(self.num_awaited)
             self.num_awaited.append(0)
             for one in expanded:
-                if self.t.group[one] != NONE:
+                if t.group[one] != NONE:
                     self._wait(point, one)
             for i in others:
                 self._wait_for(i, point)
 
-    def _might_draft(self, lane: int, node: int) -> bool:
-        """Return whether a lane has drafted the parent of a node, and not the node."""
+    def _might_draft(self, lane: int, node: int, *, is_sync: bool) -> bool:
+        """Return whether a lane has drafted the parent of a node (in mode "sync" also the root), and not the node."""
         parent = self.t.parent[node]
-        return (parent == NONE or lane in _lanes_of(self.t, parent)) and lane not in _lanes_of(self.t, node)
+        has_drafted = is_sync if parent == NONE else lane in _lanes_of(self.t, parent)
+        return has_drafted and lane not in _lanes_of(self.t, node)
 
     def likeliest_first(self) -> list[int]:
         """Return the nodes in order; children come after their parent, also if it waits."""
