@@ -90,8 +90,8 @@ class SessionGrammar:
         count = self.matcher.try_consume_tokens(list(inner)) if inner else 0
         self.has_ended = self.matcher.is_stopped() and not self.matcher.is_error()
         if count == len(inner):
-            return count if self.has_ended else count + is_end
-        if self.has_ended:
+            return count if self.has_ended and count else count + is_end
+        if self.has_ended and count:
             return count
         raise EngineError(self.reason() or f"the grammar does not allow token {token_ids[count]}, which was committed")
 
