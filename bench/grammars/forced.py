@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.grammars.forms import FORMS
 from bench.grammars.parts import OBJECTS
-from bench.grammars.step_cost import KV_SLOTS
+from bench.grammars.step_cost import KV_SLOTS, wait_for_grammars
 from specq.config import TargetConfig
 from specq.drafting.draft_model import making
 from specq.drafting.grammar.source import ForcedTokens
@@ -90,9 +90,7 @@ def run(verifier: Verifier, session_id: int, prompt: list[int], grammar: str, mo
         token_ids=np.array(prompt, np.int32),
     )
     assert not verifier.handle(message, 0.0)
-    while verifier.grammars.num_waiting:
-        assert not verifier.take_grammars()
-        time.sleep(0.002)
+    wait_for_grammars(verifier)
     num_tokens, began, used = 0, 0.0, 0.0
     while verifier.has_work:
         for verdict in verifier.step(time.monotonic):

@@ -50,6 +50,14 @@ def endless(number: int) -> str:
     return grammar_text({"json_schema": {"type": "array", "items": items, "minItems": 200}})
 
 
+def wait_for_grammars(verifier: Verifier) -> None:
+    """Wait until the grammars of all open sessions are built."""
+    while verifier.grammars.num_waiting:
+        failed = verifier.take_grammars()
+        assert not failed, failed
+        time.sleep(0.002)
+
+
 class Side:
     """A verifier with sessions that decode plainly, with or without grammars."""
 
@@ -72,13 +80,7 @@ class Side:
                 speculation=Speculation(mode="plain"), token_ids=PROMPT,
             )  # fmt: skip
             assert not self.verifier.handle(message, 0.0)
-        self._wait()
-
-    def _wait(self) -> None:
-        while self.verifier.grammars.num_waiting:
-            failed = self.verifier.take_grammars()
-            assert not failed, failed
-            time.sleep(0.002)
+        wait_for_grammars(self.verifier)
 
     def step(self) -> tuple[float, float]:
         """Run a step; return its seconds of wall time and of processor time."""

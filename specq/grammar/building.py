@@ -116,8 +116,10 @@ def _advice(reason: str) -> str:
 def _try_once(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> None:
     walks = _walks(tokenizer, grammar)
     are_few = len(walks) <= 1 + 2 * FEW_WALKS
-    shared = build_matcher(tokenizer, grammar, limits)
+    shared: LLMatcher | None = None
     for at, one in enumerate(walks):
+        if shared is None or are_few:
+            shared = build_matcher(tokenizer, grammar, limits)
         try:
             follow(shared.deep_copy(), one, limits.mask_s)
         except JobError:
@@ -125,8 +127,6 @@ def _try_once(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) 
                 raise
             shared = build_matcher(tokenizer, grammar, limits)  # the walks before may have used up the lexer's states
             follow(shared.deep_copy(), one, limits.mask_s)
-        if are_few:
-            shared = build_matcher(tokenizer, grammar, limits)
 
 
 def warm(tokenizer: GrammarTokenizer, grammar: str, matcher: LLMatcher) -> None:

@@ -9,7 +9,6 @@ computed and timed one by one. A grammar that is slow MOST_SLOW times fails its 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -19,6 +18,7 @@ import numpy as np
 
 from specq.grammar.session_grammar import Ends, SessionGrammar
 from specq.protocol import NO_TREE, Int32Array, IntpArray
+from specq.runtime import available_cores
 from specq.verification import MaskedSteps, StepBatch, TokenMasks, ends_of
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def executor() -> LLExecutor:
     """Return what computes masks in threads, for this process."""
     from llguidance import LLExecutor
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return LLExecutor(num_threads=min(cores, MOST_THREADS))
+    return LLExecutor(num_threads=min(len(available_cores()), MOST_THREADS))
 
 
 class Buffers:

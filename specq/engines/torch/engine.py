@@ -202,9 +202,8 @@ class TorchEngine:
         if not self.overlaps:
             self.tidy()
         batch = flight.plan.batch
-        if (
-            self._verbose and flight.logits is not None and batch.session_ids[0] >= 0
-        ):  # profiling steps have negative ids
+        # Profiling steps have negative ids.
+        if self._verbose and flight.logits is not None and batch.session_ids[0] >= 0:
             log_decisions(batch.known(), flight.logits, judgements)
         rest, scored = flight.output, {} if flight.scored is None else flight.scored.wait()
         return StepOutput(judgements, rest.hidden, rest.scratch_logits, rest.judge_s, scored)
