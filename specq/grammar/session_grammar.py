@@ -10,6 +10,7 @@ complete, and nowhere else. Where a grammar is complete and cannot go on, the te
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -71,7 +72,8 @@ class SessionGrammar:
 
     def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, end_ids: Sequence[int]) -> None:
         """Take a matcher at its start, and the tokens that end this session's text."""
-        self.matcher = matcher
+        self._matcher = matcher
+        self._lent: Future[float] | None = None
         self.num_words = (tokenizer.vocab_size + 31) // 32  # of 32 bits, in a mask
         self._ends = frozenset(end for end in end_ids if end < tokenizer.vocab_size)
         self._closed = self._ends.union(tokenizer.eos_tokens)  # the grammar itself may not have them as text
@@ -80,20 +82,38 @@ class SessionGrammar:
         self.num_slow = 0
         self._failure = ""
 
+    @property
+    def matcher(self) -> LLMatcher:
+        """The matcher. Waits while another thread has it."""
+        if self._lent is not None:
+            self._lent.exception()  # whoever lent it reports an error
+            self._lent = None
+        return self._matcher
+
+    def lend(self, until: Future[float]) -> None:
+        """Let another thread have the matcher, until it is done."""
+        self._lent = until
+
     def commit(self, token_ids: Sequence[int]) -> int:
         """Follow tokens of the transcript; return how many of them belong to the text.
 
         The rest lies behind the end. Raises EngineError if the grammar does not allow a token.
         """
+        matcher = self.matcher
         is_end = bool(token_ids) and token_ids[-1] in self._ends
-        inner = token_ids[: len(token_ids) - is_end]
-        count = self.matcher.try_consume_tokens(list(inner)) if inner else 0
-        self.has_ended = self.matcher.is_stopped() and not self.matcher.is_error()
+        inner = [*token_ids[:-1]] if is_end else token_ids
+        count = matcher.try_consume_tokens(inner) if inner else 0
+        self.has_ended = matcher.is_stopped() and not matcher.is_error()
         if count == len(inner):
             return count if self.has_ended and count else count + is_end
         if self.has_ended and count:
             return count
         raise EngineError(self.reason() or f"the grammar does not allow token {token_ids[count]}, which was committed")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the grammar cannot be followed further."""
+        return bool(self._failure) or self.matcher.is_error()
 
     def reason(self) -> str:
         """Return why the grammar cannot be followed further, or ""."""

@@ -33,12 +33,10 @@ from specq.verification.step_batch import (
     WITH_GRAMMAR,
     WITH_LOGPROBS,
     Extra,
-    MaskedSteps,
-    ReadyTokenMasks,
     StepBatch,
-    TokenMasks,
     traits_of,
 )
+from specq.verification.token_masks import MaskedSteps, ReadyTokenMasks, TokenMasks, host_memory
 
 STRATEGIES = Table(
     "strategy",
@@ -96,6 +94,7 @@ __all__ = [
     "derived_seed",
     "ends_of",
     "handles",
+    "host_memory",
     "is_handle",
     "known_tokens",
     "make_rows",

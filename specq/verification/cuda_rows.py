@@ -31,6 +31,8 @@ ROOM = 16  # most likely tokens that each lane gathers
 WIDE_ROOM = 1280  # and all lanes of a program together, on average over a row's programs
 WIDE_BLOCK, WIDE_WARPS = 1024, 8  # if one program has a whole row, or sums in float64
 
+MASK_BLOCK, MASK_SPLITS = 1024, 8
+
 WIDE = {"distributions", "chunks", "draw"}  # kernels whose programs process WIDE_BLOCK tokens at a time
 OF_ROWS = {"tops", "heads", "choose"}  # kernels that fill the device
 OF_TREES = {"walk", "longest"}  # kernels with one drafted tree per program
@@ -187,21 +189,35 @@ class CudaRows(TorchRows):
         """
         key = name, *self._kind, *(a for a in arguments if isinstance(a, bool))
         block, warps, registers = _sizes(name)
-        with self._place():
+        with _place(self.logits):
             if compiled := _compiled.get(key):
                 compiled[(*grid, 1)](*self._shape, *arguments, block)
             else:
                 kernel = resolve("kernel", KERNELS, name)
                 _compiled[key] = kernel[grid](*self._shape, *arguments, BLOCK=block, num_warps=warps, maxnreg=registers)
 
-    def _place(self) -> AbstractContextManager[Any]:
-        """Make the logits' device the current one. Under Triton's interpreter they are on a CPU."""
-        is_current = not self.logits.is_cuda or self.logits.device.index == torch.cuda.current_device()
-        return nullcontext() if is_current else torch.cuda.device(self.logits.device)
-
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return uninitialised memory on the logits' device."""
         return torch.empty(shape, dtype=dtype, device=self.logits.device)
+
+
+def _place(logits: torch.Tensor) -> AbstractContextManager[Any]:
+    """Make the logits' device the current one. Under Triton's interpreter they are on a CPU."""
+    is_current = not logits.is_cuda or logits.device.index == torch.cuda.current_device()
+    return nullcontext() if is_current else torch.cuda.device(logits.device)
+
+
+def mask_rows(logits: torch.Tensor, rows: Int64Array, words: Int32Array) -> None:
+    """Set the logits of forbidden tokens to -inf, in the rows i64[n] with masks i32[n, words]."""
+    shape = logits, logits.stride(0), logits.shape[1], words.shape[1]
+    key = "mask", logits.device, logits.dtype, *shape[1:], logits.data_ptr() % 16 == 0
+    with _place(logits):
+        sent = to_device(rows, logits.device), to_device(words, logits.device)
+        if compiled := _compiled.get(key):
+            compiled[(len(rows), MASK_SPLITS, 1)](*shape, *sent, MASK_BLOCK)
+        else:
+            kernel = resolve("kernel", KERNELS, "mask")
+            _compiled[key] = kernel[len(rows), MASK_SPLITS](*shape, *sent, BLOCK=MASK_BLOCK)
 
 
 def _sizes(name: str) -> tuple[int, int, int | None]:
@@ -215,6 +231,7 @@ def _sizes(name: str) -> tuple[int, int, int | None]:
 def warm_up(like: torch.Tensor) -> None:
     """Compile the kernels for logits [.., vocab] of this type, width and stride."""
     logits = like.new_zeros(2, like.stride(0))[:, : like.shape[1]]
+    mask_rows(logits, np.zeros(1, np.int64), np.full((1, -(-like.shape[1] // 32)), -1, np.int32))
     params = [SamplingParams(temperature=1.0, top_p=0.5), SamplingParams(temperature=1.0)]
     rows = make_rows(params, [0, 0])
     CudaRows(logits).own_tokens(rows)()

@@ -7,21 +7,15 @@ masked distribution.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 
 from specq.protocol import Float32Array, Int32Array, Int64Array
-from specq.runtime import resolve
 from specq.verification import cuda_rows, host_kernels
-from specq.verification.gpu_kernels import KERNELS
 from specq.verification.judgements import places_in_runs
 from specq.verification.packing import Placed
 from specq.verification.transfers import to_device
-
-BLOCK, SPLITS = 1024, 8
 
 
 @torch.inference_mode()  # the logits may be inference tensors
@@ -42,7 +36,7 @@ def mask_rows(logits: torch.Tensor, rows: Int64Array, words: Int32Array) -> None
     if logits.is_cpu and logits.dtype == torch.float32 and logits.stride(-1) == 1:
         _mask_on_host(logits.numpy(), rows, np.ascontiguousarray(words))
     elif logits.is_cuda and logits.stride(-1) == 1 and cuda_rows.is_available():
-        _mask_on_gpu(logits, rows, words)
+        cuda_rows.mask_rows(logits, rows, words)
     else:
         bits = np.unpackbits(words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
         index = to_device(rows, logits.device)
@@ -60,15 +54,3 @@ def _mask_on_host(logits: Float32Array, rows: Int64Array, words: Int32Array) -> 
     for row, own in zip(rows.tolist(), words, strict=True):
         bits = np.unpackbits(own.view(np.uint8), count=vocab, bitorder="little")
         np.copyto(logits[row], np.float32(-np.inf), where=bits == 0)
-
-
-@cache
-def _kernel() -> Any:
-    return resolve("kernel", KERNELS, "mask")
-
-
-def _mask_on_gpu(logits: torch.Tensor, rows: Int64Array, words: Int32Array) -> None:
-    with torch.cuda.device(logits.device):
-        sent = to_device(rows, logits.device), to_device(words, logits.device)
-        shape = logits.stride(0), logits.shape[1], words.shape[1]
-        _kernel()[len(rows), SPLITS](logits, *shape, *sent, BLOCK=BLOCK)

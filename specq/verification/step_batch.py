@@ -6,7 +6,6 @@ objects are made at the first access.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
@@ -37,6 +36,7 @@ from specq.protocol import (
 from specq.verification.device_tokens import DeviceTokens, known_parents, known_tokens
 from specq.verification.host_kernels import Rows, make_rows
 from specq.verification.judgements import ends_of, starts_of
+from specq.verification.token_masks import TokenMasks
 
 # What a session's parameters need from judging beside tokens: traits. Several may be set.
 SHAPED, WITH_LOGPROBS, WITH_GRAMMAR = 1, 2, 4
@@ -60,73 +60,6 @@ def traits_of(params: SamplingParams) -> int:
     """Return the traits of a session with these parameters."""
     is_shaped = params.needs_history or bool(params.logit_bias or params.allowed_token_ids)
     return SHAPED * is_shaped + WITH_LOGPROBS * (params.logprobs >= 0) + WITH_GRAMMAR * bool(params.grammar)
-
-
-class MaskedSteps(NamedTuple):
-    """The masks of some steps, one step's rows after the other.
-
-    - `places`: i64[n] of the steps in their batch, ascending.
-    - `counts`: i64[n], the rows of each step: 1 + its nodes.
-    - `words`: i32[rows, words], a bit for each token, the lowest bit first.
-    """
-
-    places: IntpArray
-    counts: IntpArray
-    words: Int32Array
-
-    @staticmethod
-    def of(found: Mapping[int, Int32Array]) -> MaskedSteps:
-        """Return the masks i32[rows, words] of steps by their places, in ascending order."""
-        places, parts = np.array([*found], np.intp), [*found.values()]
-        words = np.concatenate(parts) if parts else np.zeros((0, 0), np.int32)
-        return MaskedSteps(places, np.array([len(part) for part in parts], np.intp), words)
-
-    def each(self) -> Iterator[tuple[int, Int32Array]]:
-        """Yield the place and the masks of each step."""
-        ends = ends_of(self.counts).tolist()
-        for place, first, end in zip(self.places.tolist(), [0, *ends], ends, strict=False):
-            yield place, self.words[first:end]
-
-
-class TokenMasks(ABC):
-    """The masks of a step's sessions: which tokens a row of target logits may have. All others become -inf.
-
-    Sessions without a grammar have none. The judge asks for the masks when it begins, so a device computes the forward
-    pass meanwhile.
-    """
-
-    @abstractmethod
-    def of(self, judged: StepBatch) -> MaskedSteps:
-        """Return the masks of the judged steps with a grammar.
-
-        All tokens of the batch must be known. A row that no text of the grammar can reach may have any mask that is not
-        empty. Called again, also for a part of the steps, it returns the same. They may not be used longer than this
-        object.
-        """
-
-    def reason(self, session_id: int) -> str:
-        """Return why a session's masks allow nothing, or ""."""
-        return ""
-
-    def ready(self, judged: StepBatch) -> ReadyTokenMasks:
-        """Return the masks of the judged steps, which can be sent to another process."""
-        found = {judged.session_ids[place]: own.copy() for place, own in self.of(judged).each()}
-        return ReadyTokenMasks(found, {own: self.reason(own) for own in found})
-
-
-class ReadyTokenMasks(TokenMasks):
-    """Masks that are known already, by session. They can be sent to another process."""
-
-    def __init__(self, words: Mapping[int, Int32Array], reasons: Mapping[int, str]) -> None:
-        self._words, self._reasons = dict(words), dict(reasons)
-
-    def of(self, judged: StepBatch) -> MaskedSteps:
-        """See `TokenMasks`."""
-        return MaskedSteps.of({i: self._words[own] for i, own in enumerate(judged.session_ids) if own in self._words})
-
-    def reason(self, session_id: int) -> str:
-        """See `TokenMasks`."""
-        return self._reasons.get(session_id, "")
 
 
 class StepBatch(Sequence[SessionStep]):
@@ -294,7 +227,7 @@ class StepBatch(Sequence[SessionStep]):
         return found
 
     def goes_on(self, before: StepBatch) -> bool:
-        """Return whether these steps are those of `before`, each one token further (`further`).
+        """Return whether these steps are those of `before`, each one token further (`further`), but for the masks.
 
         They must have the same sessions in the same order.
         """
@@ -302,7 +235,7 @@ class StepBatch(Sequence[SessionStep]):
             self.fed_by is not None
             and self.is_plain
             and before.is_plain
-            and not (self.extras or before.extras or self.masks or before.masks)
+            and not (self.extras or before.extras)
             and np.array_equal(self.fed_by, np.arange(len(self)))
             and np.array_equal(self.starts, before.base_lens)
             and np.array_equal(self.traits, before.traits)
@@ -338,21 +271,13 @@ class StepBatch(Sequence[SessionStep]):
         found.__dict__.pop("_steps", None)
         return found
 
-    def with_ready_masks(self) -> StepBatch:
-        """Return the same steps with masks that can be sent to another process. All tokens must be known."""
-        if self.masks is None:
-            return self
-        found = copy(self)
-        found.masks = self.masks.ready(self.judged())
-        return found
-
     def without_params(self) -> StepBatch:
-        """Return the same steps without the sessions' parameters, for a receiver that has them already.
+        """Return the same steps without the sessions' parameters, for a receiver that has them already, and masks.
 
-        Parameters are most of the data to transfer. The receiver sets them.
+        Parameters are most of the data to transfer. The receiver sets both.
         """
         found = copy(self)
-        found.params = []
+        found.params, found.masks = [], None
         return found
 
     def __getstate__(self) -> dict[str, Any]:

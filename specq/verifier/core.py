@@ -179,6 +179,7 @@ class Verifier:
         running = self.sessions.running()
         wait_s = self.control.wait_s(self.sessions, len(running), now)
         if wait_s:  # opening sessions takes time, and the host is idle now
+            self.in_flight.judge()
             self.planner.admit(running, self.in_flight.newest, self._faults)
         return wait_s
 
@@ -199,6 +200,7 @@ class Verifier:
         faults, self._faults, began = self._faults, Faults(), clock()
         self.control.bursts.begin_step()
         self.in_flight.begin_call()
+        self.in_flight.judge()
         return began, faults
 
     def _ends_first(self) -> bool:
@@ -250,7 +252,7 @@ class Verifier:
         rounds = in_one([self._commit_part(collected, *part) for part in collected.done])
         self.sessions.changed()
         self._is_filling |= is_burst(step.shares.prompts()[1], len(step.shares))
-        self.in_flight.judge()
+        self.in_flight.begin_masks()  # other threads compute them, while this one reports and handles messages
         failed = self._fail(faults)
         if not collected.done:
             self._check_works(step, faults)

@@ -8,8 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from specq.engines import Engine
+from specq.grammar import GrammarTokenizer
+from specq.grammar.building import build_matcher
+from specq.grammar.limits import GrammarLimits
+from specq.grammar.tokenizer import build_tokenizer
 from specq.protocol.messages import Ack, Close, Open
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import SessionStep
@@ -35,7 +43,7 @@ def let_judge(overlaps: bool, worker: Any) -> None:
     """Let a worker of vLLM's judge so that steps can overlap, or not."""
     steps = worker.worker.specq_steps
     if not steps.overlaps:  # on a CPU
-        steps.judge = judge_later if overlaps else judge_each
+        steps._judge_by = judge_later if overlaps else judge_each
 
 
 def counted(engine: Any) -> list[int]:
@@ -51,15 +59,47 @@ def counted(engine: Any) -> list[int]:
     return found
 
 
-def opening(session_id: int, epoch: int = 1, penalty: float = 0.7) -> Open:
+def tokenizer_files() -> dict[str, str]:
+    """Return the files of a tokenizer with as many tokens as the test model has: an end, and single characters."""
+    letters = ["\u0120", *map(chr, range(ord("!"), ord("~") + 1))]  # the first is a space
+    made = Tokenizer(BPE({token: i for i, token in enumerate(["<end>", *letters])}, []))
+    made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    made.add_special_tokens(["<end>"])
+    return {"tokenizer.json": made.to_str()}
+
+
+class Grammars:
+    """Builds grammars at once."""
+
+    def __init__(self) -> None:
+        self._tokenizer, self._ready = build_tokenizer(tokenizer_files(), VOCAB, (0,)), list[tuple[int, Any, str]]()
+
+    def tokenizer(self) -> GrammarTokenizer:
+        return self._tokenizer
+
+    def begin(self, key: int, grammar: str) -> None:
+        self._ready.append((key, build_matcher(self._tokenizer, grammar, GrammarLimits()), ""))
+
+    def ready(self) -> list[tuple[int, Any, str]]:
+        ready, self._ready = self._ready, []
+        return ready
+
+    def cancel(self, key: int) -> None:
+        self._ready = [one for one in self._ready if one[0] != key]
+
+    def close(self) -> None:
+        pass
+
+
+def opening(session_id: int, epoch: int = 1, penalty: float = 0.7, grammar: str = "") -> Open:
     """Return a session: some are greedy, some warm, some cut; some share a prompt; the logits of some are shaped, by
-    `penalty` also by what they have said; each ends elsewhere."""
+    `penalty` also by what they have said; each ends elsewhere. Two of three have the grammar."""
     prompt = random_tokens(np.random.default_rng(session_id // 2), 20 + 13 * (session_id // 2))
     params = SamplingParams(
         temperature=0.9 * (session_id % 3 > 0), top_p=0.9 if session_id % 3 > 1 else 1.0, seed=session_id,
         stop_token_ids=tuple(range(0, VOCAB, 40)) if session_id % 2 else (), ignore_eos=True,
         frequency_penalty=penalty * (session_id % 4 == 3), logprobs=2 if session_id % 5 == 4 else -1, logit_bias=((5,
-        2.0),) * (session_id % 3 == 2),
+        2.0),) * (session_id % 3 == 2), grammar=grammar if session_id % 3 else "",
     )  # fmt: skip
     return Open(
         session_id=session_id, epoch=epoch, prompt_len=len(prompt), tokens_left=30 + session_id, params=params,
@@ -67,24 +107,28 @@ def opening(session_id: int, epoch: int = 1, penalty: float = 0.7) -> Open:
     )  # fmt: skip
 
 
-def serve(engine: Engine, seed: int = 0, penalty: float = 0.7) -> dict[int, list[int]]:
+def serve(engine: Engine, seed: int = 0, penalty: float = 0.7, grammar: str = "") -> dict[int, list[int]]:
     """Serve sessions (`opening`) that come one after the other, some of which are closed or opened again on the way;
     return their texts. With a penalty some join every second step only, so that hardly a step is that of the sessions
     before until these have ended."""
     random, texts = Random(seed), dict[int, list[int]]()
-    verifier = Verifier(engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1, max_step_rows=40, max_uncommitted=9)
+    verifier = Verifier(
+        engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1, max_step_rows=40, max_uncommitted=9,
+        grammar_builder=Grammars() if grammar else None, tokenizer_files=tokenizer_files() if grammar else None,
+    )  # fmt: skip
     verifier.control._awaits_histories = lambda *_: False  # type: ignore[method-assign]
     turn = 0
     while turn < 2 * NUM or verifier.has_work:
         if turn < 2 * NUM and turn % 2 == 0:
-            verifier.handle(opening(turn // 2, penalty=penalty), 0.0)
+            verifier.handle(opening(turn // 2, penalty=penalty, grammar=grammar), 0.0)
         if turn in (9, 15):
             verifier.handle(Close(session_id=turn - 8, epoch=1), 0.0)
         if turn in (11, 17):
-            verifier.handle(opening(turn - 9, epoch=2, penalty=penalty), 0.0)
+            verifier.handle(opening(turn - 9, epoch=2, penalty=penalty, grammar=grammar), 0.0)
         for session in list(verifier.sessions.values()) if random.random() < 0.8 else ():
             verifier.handle(Ack(session_id=session.session_id, epoch=session.epoch, length=session.length), 0.0)
         turn += 1
+        assert not verifier.take_grammars()
         if verifier.has_work:
             verifier.step(lambda: 0.0)
         else:

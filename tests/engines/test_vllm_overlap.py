@@ -64,6 +64,21 @@ def test_texts_are_the_same_with_a_step_in_flight(
     assert len(found[0]) == NUM - 2
 
 
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("grammar", ['{"regex":"([a-z ]|[0-9]{3})*"}', '{"json_object":true}'])
+def test_texts_with_grammars_are_the_same_with_a_step_in_flight(
+    engine: VllmEngine, grammar: str, is_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a step is launched before its masks are known, and judged when they are."""
+    late, judge = list[int](), engine._sessions._judge_late
+    monkeypatch.setattr(engine._sessions, "is_apart", is_apart)
+    monkeypatch.setattr(engine, "is_apart", is_apart)
+    monkeypatch.setattr(engine._sessions, "_judge_late", lambda *given: (late.append(1), judge(*given))[1])
+    found = [serve(overlapping(engine, overlaps), 0, 0.0, grammar) for overlaps in (True, False)]
+    assert found[0] == found[1]
+    assert len(late) > 20
+
+
 def test_shared_prefixes_hold_what_was_fed(engine: VllmEngine) -> None:
     """A text that was generated with steps in flight is found again, and goes on as if it had been computed anew."""
     text = np.array(serve(engine)[8], np.int32)

@@ -29,7 +29,7 @@ def fail(*_: Any) -> None:
 def let_fail(worker: Any) -> None:
     """Let the second worker's judge fail. Its judgements are not used."""
     if worker.worker.rank == 1:
-        worker.worker.specq_steps.judge = fail
+        worker.worker.specq_steps._judge_by = fail
 
 
 def serve_unread(engine: VllmEngine, directory: Path, kind: str) -> dict[str, Any]:

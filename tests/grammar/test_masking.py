@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from itertools import product
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from specq.protocol import SamplingParams, SessionStep, Tree
-from specq.verification import MaskedSteps, ReadyTokenMasks, StepBatch, TokenMasks, cuda_rows, masking
+from specq.verification import MaskedSteps, ReadyTokenMasks, StepBatch, TokenMasks, cuda_rows
 from specq.verification.masking import mask, mask_rows
 from specq.verification.packing import place
 from tests.devices import NEEDS_CUDA, NEEDS_INTERPRETER
@@ -104,8 +105,9 @@ def test_each_session_has_its_own_rows() -> None:
         for i in range(6)
     ]
     batch = StepBatch.of(steps)
-    batch.masks = OfSome()
-    for judged in (batch.judged(), batch.judged()[2:], batch.judged()[:1], batch.with_ready_masks().judged()):
+    batch.masks, ready = OfSome(), copy(batch)
+    ready.masks = batch.masks.ready(batch.judged())
+    for judged in (batch.judged(), batch.judged()[2:], batch.judged()[:1], ready.judged()):
         placed = place(judged)
         logits = torch.zeros(placed.num_rows, 64)
         mask(placed, logits)
@@ -124,7 +126,7 @@ def check_kernel(device: str, vocab: int, dtype: torch.dtype, layout: str) -> No
     on_device = logits.to(device)
     if layout == "wide rows":  # `to` makes rows contiguous
         on_device = torch.zeros(NUM_ROWS, vocab + 5, dtype=dtype, device=device)[:, :vocab].copy_(logits)
-    masking._mask_on_gpu(on_device, ROWS, words)
+    cuda_rows.mask_rows(on_device, ROWS, words)
     assert torch.equal(on_device.cpu(), wanted)
 
 
@@ -143,6 +145,5 @@ def test_the_kernel_on_a_gpu(device: str, vocab: int, dtype: torch.dtype, layout
 def test_the_kernel_in_the_interpreter(
     device: str, vocab: int, dtype: torch.dtype, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masking, "BLOCK", 32)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: torch.inference_mode())
+    monkeypatch.setattr(cuda_rows, "MASK_BLOCK", 32)
     check_kernel(device, vocab, dtype, layout)

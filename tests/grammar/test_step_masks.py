@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -58,3 +61,45 @@ def test_a_large_tree_is_not_a_slow_grammar(monkeypatch):
             StepMasks({1: grammar}).of(step_of(text, [-1] * len(text)))
             grammar.is_watched = True
         assert bool(grammar.reason()) == is_slow
+
+
+@each("text", ["", "ab"])
+def test_masks_that_began_in_another_thread_are_those_of_this_thread(text, monkeypatch):
+    """What asks the grammar for something meanwhile waits until they are ready."""
+    expected = StepMasks({1: grammar_of("abc")}).of(step_of(text)).words.copy()
+    inner, may_go, order = step_masks.executor(), Event(), list[Any]()
+
+    class Held:
+        """Computes once it may."""
+
+        def unsafe_compute_mask_ptr(self, *args: Any) -> None:
+            assert may_go.wait(20)
+            inner.unsafe_compute_mask_ptr(*args)
+            order.append("masks")
+
+        def unsafe_compute_mask_ptr_with_draft_token(self, *args: Any) -> None:
+            assert may_go.wait(20)
+            inner.unsafe_compute_mask_ptr_with_draft_token(*args)
+            order.append("masks")
+
+    monkeypatch.setattr(step_masks, "executor", Held)
+    grammar, step = grammar_of("abc"), step_of(text)
+    masks = StepMasks({1: grammar})
+    masks.begin(step)
+    with ThreadPoolExecutor(1) as pool:
+        forced = pool.submit(lambda: order.append(grammar.forced()))
+        may_go.set()
+        forced.result(20)
+    assert order == ["masks", grammar_of("abc").forced()]
+    assert np.array_equal(masks.of(step).words, expected)
+
+
+def test_masks_that_began_serve_a_part_of_the_sessions():
+    """Sessions that were closed meanwhile are left out."""
+    steps = [step_of("ab")[0], step_of("a")[0]]
+    whole = StepBatch.of([steps[0], replace(steps[1], session_id=2)]).judged()
+    masks = StepMasks({1: grammar_of("abc"), 2: grammar_of("axc")})
+    masks.begin(whole)
+    part = masks.of(whole.take(np.array([1], np.intp)))
+    assert part.places.tolist() == [0]
+    assert np.array_equal(part.words, StepMasks({1: grammar_of("axc")}).of(step_of("a")).words)

@@ -56,7 +56,7 @@ class VllmEngine:
     is_helped = False
     jumps: tuple[int, ...] = ()
     takes_scratch = False
-    takes_masks = True
+    takes_masks = judges_late = True
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class VllmEngine:
             self._check_chains(batch)
         check_tokens(batch.token_ids if batch.drafted is None else without_handles(batch.token_ids), batch, self.info)
         self._check_room(batch)
-        return self._sessions.launch(batch.with_ready_masks())
+        return self._sessions.launch(batch)
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure step times; see `Engine.step_times`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specq.engines.vllm.patches.scheduler import Holding
 from specq.protocol import IntpArray, StepOutput
-from specq.verification import StepBatch
+from specq.verification import StepBatch, TokenMasks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,22 +23,42 @@ class Members:
     request_ids: list[str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class SessionFlight:
     """A launched step; fulfils `specq.engines.Launched`.
 
     - members: its sessions.
+    - gives_tokens: whether the next step may begin with its tokens, once it is being judged.
     - land, drop: the functions that collect and discard it.
+    - judge_late: lets the workers judge it, if it waits for its masks.
     """
 
     batch: StepBatch
     members: Members
-    feeds: bool
+    gives_tokens: bool
     land: Callable[[SessionFlight], StepOutput]
     drop: Callable[[SessionFlight], None]
+    judge_late: Callable[[TokenMasks, StepBatch], None] | None
+
+    @property
+    def feeds(self) -> bool:
+        """See `specq.engines.Launched`."""
+        return self.gives_tokens and self.judge_late is None
+
+    def begin_masks(self) -> None:
+        """See `specq.engines.OverlappingEngine`."""
+        if self.judge_late is not None and self.batch.masks is not None:
+            self.batch.masks.begin(self.batch.judged())
+
+    def judge(self) -> None:
+        """See `specq.engines.OverlappingEngine`."""
+        if self.judge_late is not None and self.batch.masks is not None:
+            judge_late, self.judge_late = self.judge_late, None
+            judge_late(self.batch.masks, self.batch.judged())
 
     def collect(self) -> StepOutput:
         """See `specq.engines.Launched`."""
+        self.judge()
         return self.land(self)
 
     def discard(self) -> None:

@@ -35,7 +35,7 @@ from specq.protocol import (
     StepOutput,
 )
 from specq.protocol import SamplingParams as JobParams
-from specq.verification import DeviceTokens, StepBatch
+from specq.verification import DeviceTokens, StepBatch, TokenMasks
 from specq.verification.begun import says_own
 
 log = structlog.get_logger(__name__)
@@ -190,8 +190,10 @@ class Sessions:
             self._check_transcripts(batch.take(others), places[others])
         newest = self._newest
         goes_on = newest is not None and members is newest.members and batch.goes_on(newest.batch)
-        feeds = newest.feeds if newest is not None and goes_on else self.overlaps and says_own(batch)
-        flight = SessionFlight(batch, members, feeds, self._collect, self._discard)
+        feeds = newest.gives_tokens if newest is not None and goes_on else self.overlaps and says_own(batch)
+        waits_for_masks = batch.masks is not None and batch.fed_by is not None
+        judge_late = self._judge_late if waits_for_masks else None
+        flight = SessionFlight(batch, members, feeds, self._collect, self._discard, judge_late)
         delta = self._delta_of(flight, goes_on=goes_on)
         self._newest, self._slacks = flight, None
         self._workers.launch(delta)
@@ -199,21 +201,33 @@ class Sessions:
             assert batch.drafted is not None
             assert self._workers.late is not None
             batch.drafted.awaiting.append(partial(self._workers.late.send, delta.late))
-        self._table.launch(batch, places, feeds=flight.feeds)
+        self._table.launch(batch, places, feeds=flight.gives_tokens)
         return flight
+
+    def _sent(self, masks: TokenMasks | None, judged: StepBatch) -> TokenMasks | None:
+        """Return masks as the workers receive them. In this process they are computed when the judge asks."""
+        return masks.ready(judged) if masks is not None and self.is_apart else masks
+
+    def _judge_late(self, masks: TokenMasks, judged: StepBatch) -> None:
+        """Let the workers judge the newest step."""
+        sent = self._sent(masks, judged)
+        assert sent is not None
+        self._workers.judge(sent)
 
     def _collect(self, flight: SessionFlight) -> StepOutput:
         """Wait for the oldest step in flight; see `Launched.collect`."""
         judgements = self._workers.collect()
         self._slacks = None
-        self._table.commit(flight.batch, flight.members.places, self._are_open(flight), judgements, feeds=flight.feeds)
+        self._table.commit(
+            flight.batch, flight.members.places, self._are_open(flight), judgements, feeds=flight.gives_tokens
+        )
         return StepOutput(judgements)
 
     def _discard(self, flight: SessionFlight) -> None:
         """Forget the newest step in flight; see `Launched.discard`. Its sessions keep the blocks that it took."""
         self._workers.discard()
         self._newest = self._slacks = None
-        self._table.revert(flight.batch, flight.members.places, self._are_open(flight), feeds=flight.feeds)
+        self._table.revert(flight.batch, flight.members.places, self._are_open(flight), feeds=flight.gives_tokens)
 
     def _are_open(self, flight: SessionFlight) -> BoolArray:
         """Return bool[n]: which sessions of a step have not been closed since."""
@@ -246,7 +260,9 @@ class Sessions:
             batch=None if goes_on else batch.without_params(),
             params=news,
             even_length=even,
-            feeds=flight.feeds,
+            feeds=flight.gives_tokens,
+            masks=self._sent(batch.masks, batch.judged()) if flight.judge_late is None else None,
+            is_judged_late=flight.judge_late is not None,
         )
         if delta.batch is not None and batch.drafted is not None and self._workers.late is not None:
             delta.batch.drafted, delta.late = DeviceTokens(None), self._workers.late.next_number()

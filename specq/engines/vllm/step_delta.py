@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specq.protocol import SamplingParams
-from specq.verification import StepBatch
+from specq.verification import StepBatch, TokenMasks
 
 Blocks = tuple[list[int], ...]  # ids, of each KV group
 
@@ -21,7 +21,7 @@ class StepDelta:
     """The changes in a step of n requests. Integers are the places of requests among the n.
 
     - request_ids: ids of its requests; None: those of the step before.
-    - batch: the steps of their sessions, without parameters. None: each session continues by one token
+    - batch: the steps of their sessions, without parameters and masks. None: each session continues by one token
       (`StepBatch.further`).
     - params: parameters of new sessions, and of sessions whose parameters changed.
     - new: vLLM's `NewRequestData` of requests that the workers do not know.
@@ -30,6 +30,8 @@ class StepDelta:
     - zeroed: new blocks that the workers must zero.
     - even_length: rows of each request, if padded; 0: not padded.
     - feeds: whether the next step may begin with the tokens of this one.
+    - masks: those of the step; None: it has none, or it is judged late.
+    - is_judged_late: whether its masks come with a later message; see `specq.engines.OverlappingEngine`.
     - late: the number under which draft tokens arrive that the host has not read (`late_tokens`). 0: there are none.
     """
 
@@ -42,6 +44,8 @@ class StepDelta:
     blocks: dict[int, Blocks] = field(default_factory=dict)
     ended: Sequence[str] = ()
     zeroed: list[int] | None = None
+    masks: TokenMasks | None = None
+    is_judged_late: bool = False
     late: int = 0
 
 
@@ -69,5 +73,5 @@ class LatestStep:
             batch.params = [self._params[name] for name in self.request_ids]
         for name in delta.ended:
             self._params.pop(name, None)
-        self._batch = batch
+        batch.masks, self._batch = delta.masks, batch
         return batch

@@ -20,7 +20,7 @@ from specq.engines.vllm.patches.runner import RunnerSteps, StepResult
 from specq.engines.vllm.step_delta import StepDelta
 from specq.engines.vllm.versions import missing_parts
 from specq.protocol import EngineError
-from specq.verification import Judgements
+from specq.verification import Judgements, TokenMasks
 
 
 class JudgingWorker:
@@ -76,6 +76,11 @@ class JudgingWorker:
         if self.rank:
             return None
         return answer if delta.feeds or not self._specq_is_apart else answer.get_output()
+
+    @torch.inference_mode()
+    def specq_judge(self, masks: TokenMasks) -> None:
+        """See `RunnerSteps.judge`."""
+        self.specq_steps.judge(masks)
 
     def specq_discard(self) -> None:
         """See `RunnerSteps.discard`."""

@@ -26,7 +26,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from specq.engines.vllm.late_tokens import TokenSender
 from specq.engines.vllm.step_delta import StepDelta
 from specq.protocol import EngineError, EngineLostError
-from specq.verification import Judgements
+from specq.verification import Judgements, TokenMasks
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +58,7 @@ class Workers:
         self.are_apart = isinstance(executor, MultiprocExecutor)
         self.late: TokenSender | None = None
         self._flights = deque[Future[Any]]()  # results of steps, oldest first
+        self._judging = deque[Future[Any]]()  # answers about steps that were judged late
 
     def install(self, verbose: bool) -> list[Installed]:
         """See `JudgingWorker.specq_install`; return the result of each worker. Errors are passed on."""
@@ -93,9 +94,15 @@ class Workers:
             self._answer(launched)
         self._flights.append(launched)
 
+    def judge(self, masks: TokenMasks) -> None:
+        """Let the newest step be judged, which waits for its masks."""
+        self._judging.append(self._ask("specq_judge", masks))
+
     def collect(self) -> Judgements:
         """Wait for the oldest step and return its judgements."""
         found: Judgements = self._answer(self._flights.popleft())
+        while self._judging and self._judging[0].done():
+            self._answer(self._judging.popleft())
         return found
 
     def close(self) -> None:

@@ -337,15 +337,20 @@ def _follow_grammars(
     sessions: Sequence[Session], judgements: Judgements, kept: IntpArray, which: Sequence[int], faults: Faults
 ) -> list[int]:
     """Let grammars follow the kept tokens; return the places of texts that end with these. The rest is not kept."""
-    ended, tokens, firsts = [], judgements.token_ids.tolist(), starts_of(judgements.num_tokens).tolist()
+    ended, tokens = list[int](), judgements.token_ids.tolist()
+    firsts, counts = starts_of(judgements.num_tokens).tolist(), kept.tolist()
     for i in which:
-        grammar = sessions[i].grammar
+        grammar, first = sessions[i].grammar, firsts[i]
         assert grammar is not None
-        with faults.of(sessions[i], "committed"):
-            count = grammar.commit(tokens[firsts[i] : firsts[i] + int(kept[i])])
-            if grammar.has_ended:
-                kept[i] = count
-                ended.append(i)
+        try:
+            count = grammar.commit(tokens[first : first + counts[i]])
+        except Exception:
+            with faults.of(sessions[i], "committed"):
+                raise
+            continue
+        if grammar.has_ended:
+            kept[i] = count
+            ended.append(i)
     return ended
 
 

@@ -186,12 +186,19 @@ class StepsInFlight:
             shares.sessions[0].trees.kv_len[shares.places] = shares.batch.base_lens
         return launched
 
+    def begin_masks(self) -> None:
+        """Begin to compute the masks that follow from a step that has been committed now."""
+        self._of_oldest("begin_masks")
+
     def judge(self) -> None:
-        """Let steps be judged whose masks follow from a step that has been committed now."""
-        for step in self._steps:
-            for _, launched in step.parts:
-                if callable(judge := getattr(launched, "judge", None)):
-                    judge()
+        """Let the step be judged whose masks have begun."""
+        self._of_oldest("judge")
+
+    def _of_oldest(self, method: str) -> None:
+        """Call a method of the step whose earlier steps have all been committed."""
+        for _, launched in self._steps[0].parts if self._steps else ():
+            if callable(call := getattr(launched, method, None)):
+                call()
 
     def collect(self, planned: Faults, clock: Callable[[], float]) -> CollectedStep:
         """Wait for the oldest step. If that raises, discard the steps launched behind it.

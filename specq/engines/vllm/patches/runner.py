@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import compress
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from specq.engines.vllm.patches.token_injection import TokenInjection
 from specq.engines.vllm.rows import judged_rows, said_tokens
 from specq.engines.vllm.step_delta import LatestStep, StepDelta
 from specq.protocol import IntpArray
-from specq.verification import Judgements, StepBatch, cuda_rows
+from specq.verification import Judgements, StepBatch, TokenMasks, cuda_rows
 from specq.verification.begun import Judging, begin
 from specq.verification.devices import warm_up
 from specq.verification.explain import log_decisions
@@ -42,34 +42,42 @@ class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no t
     vLLM waits for them in its own thread, if it has one. The worker waits when it needs them.
 
     - tokens: i32[judged] on the device, if the next step may begin with them.
+    - batch, logits: the steps, and the logits to judge.
     """
 
-    def __init__(
-        self,
-        batch: StepBatch,
-        judging: Judging | Judgements,
-        logits: torch.Tensor | None,
-        done: torch.cuda.Event | None,
-    ) -> None:
-        """Keep what the judgements need.
+    def __init__(self, batch: StepBatch, logits: torch.Tensor) -> None:
+        self.batch, self.logits = batch, logits
+        self.tokens: torch.Tensor | None = None
+        self._judging: Judging | Judgements = Judgements.of(())
+        self._done: torch.cuda.Event | None = None
+        self._is_logged = False
+        self._lock, self._has_begun = Lock(), Event()
 
-        `logits`: those to log, if any. `done`: the event that the device has judged, if a separate thread waits for it.
+    def begin(self, judging: Judging | Judgements, done: torch.cuda.Event | None, *, is_logged: bool) -> None:
+        """Take the judging in progress.
+
+        `done`: the event that the device has judged, if a separate thread waits for it.
         """
+        self._judging, self._done, self._is_logged = judging, done, is_logged
         self.tokens = judging.tokens if isinstance(judging, Judging) else None
-        self._batch, self._judging, self._logits, self._done = batch, judging, logits, done
-        self._lock = Lock()
+        self._has_begun.set()
+
+    def drop(self) -> None:
+        """Have no judgements, if judging has not begun."""
+        self._has_begun.set()
 
     @torch.inference_mode()
     def get_output(self) -> Judgements:
         """Wait for the judgements, one for each judged session, in order."""
+        self._has_begun.wait()
         with self._lock:
             if self._done is not None:
                 self._done.synchronize()
             if isinstance(self._judging, Judging):
                 self._judging = self._judging.finish()
-            if self._logits is not None and self._batch.session_ids[0] >= 0:  # profiling steps have negative ids
-                log_decisions(self._batch.known(), self._logits, self._judging)
-            self._done, self._logits = None, None
+            if self._is_logged and self.batch.session_ids[0] >= 0:  # profiling steps have negative ids
+                log_decisions(self.batch.known(), self.logits, self._judging)
+            self._done, self._is_logged = None, False
             return self._judging
 
     def get_kv_connector_output(self) -> None:
@@ -127,7 +135,7 @@ class RunnerSteps:
         self._has_judged = False
         self._knows_drafts = runner.speculative_config is not None
         self.overlaps: bool = runner.device.type == "cuda" and cuda_rows.is_available()
-        self.judge: Judge = begin if self.overlaps else judge_each
+        self._judge_by: Judge = begin if self.overlaps else judge_each
         if self.overlaps:  # vLLM must not overwrite data before its copy to the device is complete
             runner.prepare_inputs_event = _event(sleeps=is_apart)
 
@@ -149,19 +157,30 @@ class RunnerSteps:
         self._batch_state.settle(names)
         batch = batch.as_read()
         logits = self._logits(batch, delta.even_length)
-        judging = self.judge(batch, logits)
+        answer = StepResult(batch, logits)
+        if not delta.is_judged_late:
+            self._judge(answer)
         if len(logits) and not self._has_judged:
             self._has_judged = True
             warm_up(logits)
-        answer = StepResult(batch, judging, logits if self._verbose else None, self._mark())
         judged = names if batch.are_judged else list(compress(names, batch.is_judged.tolist()))
-        assert not delta.feeds or answer.tokens is not None or not judged
+        assert not delta.feeds or delta.is_judged_late or answer.tokens is not None or not judged
         self._flights.append(RunnerFlight(judged, batch.base_lens[batch.is_judged].astype(np.intp), answer))
         return answer
 
+    def judge(self, masks: TokenMasks) -> None:
+        """Judge the newest step, which waits for its masks."""
+        answer = self._flights[-1].answer
+        answer.batch.masks = masks
+        self._judge(answer)
+
+    def _judge(self, answer: StepResult) -> None:
+        judging = self._judge_by(answer.batch, answer.logits)
+        answer.begin(judging, self._mark(), is_logged=self._verbose)
+
     def discard(self) -> None:
         """Forget the newest step. The next delta has the position of each request."""
-        self._flights.pop()
+        self._flights.pop().answer.drop()
 
     def _note_said(self, num_in_flight: int) -> None:
         """Record the tokens of the steps that the host knows. The newest steps are in flight."""
