@@ -94,7 +94,7 @@ class SessionGrammar:
         """Let another thread have the matcher, until it is done."""
         self._lent = until
 
-    def commit(self, token_ids: Sequence[int]) -> int:
+    def commit(self, token_ids: list[int]) -> int:
         """Follow tokens of the transcript; return how many of them belong to the text.
 
         The rest lies behind the end. Raises EngineError if the grammar does not allow a token.
