@@ -87,8 +87,8 @@ def read(body: Any) -> Call:
             arguments["chat_template_kwargs"]["add_generation_prompt"] = False
     common = arguments, read_model(fields), *streaming, num_top, 1, n, explain
     reasoning = check("include_reasoning", fields.get("include_reasoning", True), is_flag)
-    call = Call(*common, names=tools.names | chosen.names, evaluation=evaluation)
-    return replace(call, tools=tools, with_reasoning=reasoning)
+    call = Call(*common, evaluation=evaluation)
+    return replace(call, chosen=chosen, tools=tools, with_reasoning=reasoning)
 
 
 def _read_limit(fields: dict[str, Any]) -> int:

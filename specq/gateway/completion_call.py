@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specq.client import Request
-from specq.gateway.errors import ApiError
+from specq.gateway.errors import ApiError, of_job
 from specq.gateway.evaluation_fields import COMMON, NO_EVALUATION, Evaluation, read_evaluation
 from specq.gateway.fields import (
     IGNORED,
@@ -25,9 +25,11 @@ from specq.gateway.fields import (
     is_flag,
     is_object,
 )
-from specq.gateway.grammar_fields import COMPLETIONS, choose_grammar
+from specq.gateway.grammar_fields import COMPLETIONS, NO_GRAMMAR, FieldGrammar, choose_grammar
+from specq.gateway.grammar_reasons import in_words_of_request
 from specq.gateway.parts import PLAIN, PartsForm
 from specq.gateway.tool_fields import NO_TOOLS, ToolUse
+from specq.protocol import JobError
 
 MOST_CHOICES = 128  # completions in one request, over all its prompts
 MAX_TOP = 20  # most likely tokens listed for each token
@@ -51,6 +53,7 @@ class Call:
     evaluation     what else the answer holds (`specq.gateway.evaluation_fields`).
     prompts        the requests of the client, one for each prompt, once they are read.
     names          the endpoint's names for arguments of the client, if they differ.
+    chosen         the field that asks for a grammar.
     tools          the tools that the model may know or call.
     with_reasoning  whether the answer has the reasoning.
     form           what the text may hold, known when the prompt is (`specq.gateway.answer_form`).
@@ -69,9 +72,14 @@ class Call:
     names: Mapping[str, str] = field(default_factory=dict)
     evaluation: Evaluation = NO_EVALUATION
     prompts: tuple[Request, ...] = ()
+    chosen: FieldGrammar = NO_GRAMMAR
     tools: ToolUse = NO_TOOLS
     with_reasoning: bool = True
     form: PartsForm = PLAIN
+
+    def refused(self, error: JobError) -> ApiError:
+        """Return the error for the gateway's client from the error of a job."""
+        return of_job(in_words_of_request(error, self.chosen, self.tools), self.names)
 
 
 def job_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +190,7 @@ def read(body: Any) -> Call:
     evaluation = read_evaluation(fields, num_top)
     arguments |= evaluation.arguments
     common = arguments, read_model(fields), *streaming, num_top, num_prompts, n, explain
-    return Call(*common, names=_NAMES | chosen.names, evaluation=evaluation)
+    return Call(*common, names=_NAMES, evaluation=evaluation, chosen=chosen)
 
 
 def _read_prompt(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:

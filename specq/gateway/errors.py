@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specq.protocol import JobError, is_about_grammar
+from specq.protocol import JobError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _STATUS = {  # of the codes of JobError
@@ -87,11 +87,5 @@ def of_job(error: JobError, names: Mapping[str, str] | None = None) -> ApiError:
     if error.code == "conflict":
         message = "this Idempotency-Key was used with another request; take another key"
     headers = _NO_RETRY if status == 409 else {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
-    param = (names or {}).get(_field_of(error), _field_of(error))[:MAX_PARAM]
+    param = (names or {}).get(error.field, error.field)[:MAX_PARAM]
     return ApiError(message, status, param or None, error.code, headers)
-
-
-def _field_of(error: JobError) -> str:
-    """Return the wrong argument of a job. A verifier names none, but its reason says whether it is the grammar."""
-    is_grammar = not error.field and error.code == "invalid" and is_about_grammar(str(error))
-    return "grammar" if is_grammar else error.field

@@ -26,15 +26,17 @@ Read = Callable[[Part], Grammar]
 
 
 class FieldGrammar(NamedTuple):
-    """The grammar of a request as the job's argument, and the field that has it. {} and "": none."""
+    """The grammar of a request as the job's argument, and the field that has it. {} and "": none.
+
+    may_be_loose  whether the field has a place for `strict`.
+    """
 
     grammar: Any = {}  # noqa: RUF012 - never changed
     field: str = ""
+    may_be_loose: bool = False
 
-    @property
-    def names(self) -> dict[str, str]:
-        """Return the name that errors use for the argument; see `specq.gateway.completion_call.Call`."""
-        return {"grammar": self.field} if self.field else {}
+
+NO_GRAMMAR = FieldGrammar()
 
 
 def choose_grammar(fields: Mapping[str, Any], known: Mapping[str, Read]) -> FieldGrammar:
@@ -43,11 +45,16 @@ def choose_grammar(fields: Mapping[str, Any], known: Mapping[str, Read]) -> Fiel
     known  the endpoint's fields of grammars: `COMPLETIONS` or `RESPONSES`.
     """
     found = {name: read(Part(name, fields[name])) for name, read in known.items() if name in fields}
-    chosen = [FieldGrammar(grammar, name) for name, grammar in found.items() if grammar not in ({}, "")]
+    chosen = [FieldGrammar(one, name, _has_strict(name, fields)) for name, one in found.items() if one not in ({}, "")]
     if len(chosen) > 1:
         first, second = chosen[0].field, chosen[1].field
         raise ApiError(f"{first} and {second} are both given; give one of them", param=second, code="invalid_value")
-    return chosen[0] if chosen else FieldGrammar()
+    return chosen[0] if chosen else NO_GRAMMAR
+
+
+def _has_strict(name: str, fields: Mapping[str, Any]) -> bool:
+    value = fields[name].get("format") if name == "text" else fields[name]
+    return name == "grammar" or (name in ("response_format", "text") and value["type"] == "json_schema")
 
 
 def _formed(part: Part, grammar: Grammar) -> Grammar:

@@ -100,8 +100,8 @@ def _call(fields: dict[str, Any]) -> Call:
     arguments["grammar"] = chosen.grammar
     if "stop_sequences" in fields:
         arguments["stop"] = [one.of(is_text) for one in Part("stop_sequences", fields["stop_sequences"]).entries()]
-    call = Call(arguments, read_model(fields), stream, names=_NAMES | tools.names | chosen.names)
-    return replace(call, tools=tools, with_reasoning=any(thinking.values()))
+    call = Call(arguments, read_model(fields), stream, names=_NAMES)
+    return replace(call, chosen=chosen, tools=tools, with_reasoning=any(thinking.values()))
 
 
 def _check_edits(fields: dict[str, Any]) -> None:

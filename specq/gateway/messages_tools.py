@@ -5,7 +5,6 @@
     disable_parallel_tool_use                   parallel_tool_calls: false
 
 Tools that Anthropic runs, or whose schema only its models know (`web_search_...`, `bash_...`), are refused by name.
-Further fields of a tool (`cache_control`, `input_examples`, `eager_input_streaming`, ...) have no effect.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ _FUNCTION: dict[str, tuple[str, Check]] = {  # the fields of a tool -> those of 
     "input_schema": ("parameters", is_object),
     "strict": ("strict", is_flag),
 }
+_NO_EFFECT = ("cache_control", "input_examples", "eager_input_streaming", "defer_loading", "allowed_callers")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": ""}
 
 
@@ -43,7 +43,7 @@ def _tool(tool: Part) -> dict[str, Any]:
     if kind not in (None, "custom"):
         message = f"{tool.name} is of type {kind!r:.60}: specq has no tools of its own; give name and input_schema"
         raise ApiError(message, param="tools", code="unsupported_parameter")
-    parts = {name: Part(f"{tool.name}.{name}", value) for name, value in tool.value.items() if value is not None}
+    parts = tool.parts("type", *_FUNCTION, *_NO_EFFECT)
     for name in ("name", "input_schema"):
         need(parts, name, tool)
     function = {own: parts[name].of(check) for name, (own, check) in _FUNCTION.items() if name in parts}

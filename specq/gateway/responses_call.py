@@ -147,9 +147,8 @@ def read(body: Any) -> Call:
         raise ApiError(
             "truncation is not supported; shorten the input", param="truncation", code="unsupported_parameter"
         )
-    names = _NAMES | tools.names | chosen.names
-    call = Call(arguments, read_model(fields), stream, num_top=num_top, repeated=_repeated(fields), names=names)
-    return replace(call, tools=tools)
+    call = Call(arguments, read_model(fields), stream, num_top=num_top, repeated=_repeated(fields), names=_NAMES)
+    return replace(call, chosen=chosen, tools=tools)
 
 
 def _chat_fields(fields: dict[str, Any]) -> dict[str, Any]:

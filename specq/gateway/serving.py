@@ -21,7 +21,7 @@ from specq.gateway.answer_form import read_chat
 from specq.gateway.answers import Answering, Head
 from specq.gateway.api_keys import Caller
 from specq.gateway.completion_call import Call
-from specq.gateway.errors import OUR_FAULT, ApiError, of_job
+from specq.gateway.errors import OUR_FAULT, ApiError
 from specq.gateway.idempotency import Repeatable
 from specq.gateway.metrics import Metrics
 from specq.gateway.parts import PLAIN, PartsForm
@@ -226,7 +226,7 @@ class AnswerStream:
         position = prepared.repeatable.position(prepared.num_choices)
         with_ids = bool(prepared.repeatable.key)
         self._events = prepared.answering.events(prepared.head, position, with_ids=with_ids)
-        self._total_s, self._started, self._names = total_s, time.monotonic(), prepared.call.names
+        self._total_s, self._started, self._refused = total_s, time.monotonic(), prepared.call.refused
         self._last = 0.0  # time of the last piece
         self._metrics, self._model = metrics, prepared.served.info.name
         self._pieces: PieceStream = prepared.client.open_stream(prepared.requests, prepared.served, position.known)
@@ -251,7 +251,7 @@ class AnswerStream:
             self._metrics.note_results(self._model, self._events.results, time.monotonic() - self._started)
             yield self._events.closing()
         except JobError as error:
-            yield self._events.failed(of_job(error, self._names))
+            yield self._events.failed(self._refused(error))
         except ApiError as error:
             yield self._events.failed(error)
         except Exception as error:  # noqa: BLE001 - one request's fault is nobody else's

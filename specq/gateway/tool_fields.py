@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specq.gateway.call_text import CALL_FORMS
@@ -17,17 +17,25 @@ from specq.gateway.fields import Part, is_flag, is_object, is_text, need
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "tool_call_parser")
 MOST_TOOLS = 128  # as in OpenAI's API
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-_LEVEL = re.compile(r"^(tools\[\d+\]|tool_choice)\.function(\.\w+)")
+_LEVEL = re.compile(r"^(tools\[\d+\]|tool_choice)\.function(\.\w+|\b)")
+_FUNCTION = ("name", "description", "parameters", "strict")
+# No effect: `return` is what transformers makes of a Python function, the others are of `/v1/responses`.
+_NO_EFFECT = ("return", "output_schema", "defer_loading", "allowed_callers")
 _CHOICES = ("auto", "required", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that the model may call. `parameters` is the JSON schema of its arguments; {}: it has none."""
+    """A function that the model may call.
+
+    parameters  the JSON schema of its arguments; {}: it has none.
+    place       the name of `parameters` in errors.
+    """
 
     name: str
     parameters: Mapping[str, Any]
     is_strict: bool = False
+    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +57,6 @@ class ToolUse:
     is_parallel: bool = True
     form: str = ""
 
-    @property
-    def names(self) -> dict[str, str]:
-        """Return the name that errors use for the grammar of calls."""
-        return {"grammar": "tools"} if self.functions else {}
-
 
 NO_TOOLS = ToolUse()
 
@@ -63,11 +66,15 @@ def read_flat_tool_use(fields: Mapping[str, Any], schema: str = "parameters") ->
 
     schema  its name for `parameters`.
     """
+
+    def flat(text: str) -> str:
+        return _LEVEL.sub(lambda found: found[1] + found[2].replace("parameters", schema), text)
+
     try:
-        return read_tool_use(fields)
+        use = read_tool_use(fields)
     except ApiError as error:
-        flat = _LEVEL.sub(lambda found: found[1] + found[2].replace("parameters", schema), str(error))
-        raise ApiError(flat, error.status, error.param, error.code) from None
+        raise ApiError(flat(str(error)), error.status, error.param, error.code) from None
+    return replace(use, functions=tuple(replace(one, place=flat(one.place)) for one in use.functions))
 
 
 def read_tool_use(fields: Mapping[str, Any]) -> ToolUse:
@@ -120,22 +127,16 @@ def _read_functions(tools: list[Part]) -> dict[str, Function]:
 
 def _read_function(tool: Part) -> Function:
     tool.among(("function",))
-    inner = need(_parts(tool), "function", tool)
-    parts = _parts(inner)
+    inner = need(tool.parts("type", "function"), "function", tool)
+    parts = inner.parts(*_FUNCTION, *_NO_EFFECT)
     name = need(parts, "name", inner)
     if not _NAME.fullmatch(name.of(is_text)):
         raise name.wrong(f"is {name.value[:80]!r}, but must be 1 to 128 letters, digits, or signs of _.:/-")
-    parameters = parts.get("parameters", Part("", {}))
+    parameters = parts.get("parameters", Part(f"{inner.name}.parameters", {}))
     if parameters.of(is_object).get("type", "object") != "object":
         raise parameters.wrong("must be the schema of an object")
     is_strict = parts["strict"].of(is_flag) if "strict" in parts else False
-    return Function(name.value, parameters.value, is_strict)
-
-
-def _parts(part: Part) -> dict[str, Part]:
-    """Return the parts of an object that are not null; it may have others than are known here."""
-    given = {name: value for name, value in part.of(is_object).items() if value is not None}
-    return {name: Part(f"{part.name}.{name}", value) for name, value in given.items()}
+    return Function(name.value, parameters.value, is_strict, parameters.name)
 
 
 def _read_choice(choice: Part, functions: Mapping[str, Function]) -> str:
@@ -145,8 +146,8 @@ def _read_choice(choice: Part, functions: Mapping[str, Function]) -> str:
             raise choice.wrong(f"is {choice.value[:40]!r}, but must be one of {', '.join(_CHOICES)}, or an object")
         return ""
     choice.among(("function",))
-    function = need(_parts(choice), "function", choice)
-    name = need(_parts(function), "name", function)
+    function = need(choice.parts("type", "function"), "function", choice)
+    name = need(function.parts("name"), "name", function)
     if name.of(is_text) not in functions:
         raise name.wrong(f"is {name.value[:80]!r}, which is not among tools: {', '.join(functions)}")
     return str(name.value)

@@ -18,6 +18,7 @@ from typing import Any
 from specq.gateway.tool_fields import Function, ToolUse
 
 MOST_CALLS = 16  # in one answer
+DEFINITION = "specq.schema."  # behind it the number of a function, or of what follows the functions
 _KNOWS_TOOLS = re.compile(r"\btools\b")
 _OPEN = frozenset(  # keywords beside which additional properties may be meant
     [
@@ -125,7 +126,7 @@ def _one_of_calls(functions: Sequence[Function], arguments: str, *others: Any) -
     arguments  the property that a call's arguments are.
     """
     schemas = [*map(arguments_schema, functions), *others]
-    places = [f"#/$defs/s{place}" for place in range(len(schemas))]
+    places = [f"#/$defs/{DEFINITION}{place}" for place in range(len(schemas))]
     kinds: list[Schema] = [
         {
             "type": "object",
@@ -136,7 +137,10 @@ def _one_of_calls(functions: Sequence[Function], arguments: str, *others: Any) -
         for one, place in zip(functions, places, strict=False)
     ]
     kinds += [{"$ref": place} for place in places[len(functions) :]]
-    defs = {f"s{at}": _moved(schema, place) for at, (schema, place) in enumerate(zip(schemas, places, strict=True))}
+    defs = {
+        f"{DEFINITION}{at}": _moved(schema, place)
+        for at, (schema, place) in enumerate(zip(schemas, places, strict=True))
+    }
     return (kinds[0] if len(kinds) == 1 else {"anyOf": kinds}) | {"$defs": defs}
 
 

@@ -11,6 +11,8 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -18,10 +20,10 @@ import orjson
 from specq.grammar.enforced import check_enforced
 from specq.grammar.forms import llguidance_grammar
 from specq.grammar.limits import GrammarLimits
-from specq.grammar.place import place_of
+from specq.grammar.place import MOST_TRIED, place_of, schemas_of
 from specq.grammar.tokenizer import GrammarTokenizer
 from specq.grammar.versions import check_version
-from specq.protocol import JobError, grammar_kind
+from specq.protocol import STRICT_ADVICE, JobError, grammar_kind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -30,7 +32,7 @@ MOST_REASON = 300  # characters of what llguidance says
 MOST_STEPS = 32  # of one walk
 SHORT_STEPS, FEW_WALKS = 8, 8  # each of more walks than these is short, and they share a lexer
 _DEAD_END = "NoExtension"  # llguidance's name for it
-_OWN_PLACE = re.compile(r"^at 1\(\d+\): (?:failed to compile JSON schema: |(?=invalid regex))")  # in a line of `forms`
+_OWN_PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: |(?=invalid regex))")  # a line of `forms`
 _IGNORABLE = re.compile(r"Unimplemented keys|Unknown format|oneOf constraints")  # what "strict": false ignores
 _OWN_OPTION = re.compile(r"\. Enable '\w+' option to [^,;\n]*")  # jobs have no such option
 PREFIX = "grammar: "
@@ -60,8 +62,9 @@ def build_matcher(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimi
     """Return the matcher of a grammar (JSON text). Raises JobError with llguidance's reason and place."""
     from llguidance import LLMatcher, LLParserLimits
 
+    kind = grammar_kind(grammar)
     within = LLParserLimits(
-        max_items_in_row=limits.items_in_row_of(grammar_kind(grammar)),
+        max_items_in_row=limits.items_in_row_of(kind),
         initial_lexer_fuel=limits.initial_fuel,
         step_lexer_fuel=limits.step_fuel,
         step_max_items=limits.step_items,
@@ -74,7 +77,8 @@ def build_matcher(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimi
     text = llguidance_grammar(grammar, tokenizer.special)
     matcher = LLMatcher(tokenizer.inner, text, log_level=0, limits=within)
     if matcher.is_error():
-        raise _refused(matcher.get_error())
+        said = matcher.get_error()
+        raise _refused(said if kind == "lark" else _OWN_PLACE.sub("", said))
     return matcher
 
 
@@ -93,24 +97,25 @@ def try_grammar(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits
 
 
 def _place(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> str:
-    """Return " at PLACE" of what a JSON schema cannot be built for, or ""."""
-    found = orjson.loads(grammar)
+    """Return ", at PLACE" of what a JSON schema cannot be built for, or ""."""
 
-    def reason_of(schema: dict[str, Any]) -> str:
+    def reason_of(schema: dict[str, Any], *, is_strict: bool) -> str:
+        alone = orjson.dumps({"json_schema": schema, "strict": is_strict}).decode()
         try:
-            build_matcher(tokenizer, orjson.dumps({**found, "json_schema": schema}).decode(), limits)
+            build_matcher(tokenizer, alone, limits)
         except JobError as error:
             return str(error)
         return ""
 
-    if "json_schema" not in found or not reason_of(found["json_schema"]):
-        return ""
-    return f", at {place_of(found['json_schema'], reason_of)}"
+    for name, schema, is_strict in islice(schemas_of(orjson.loads(grammar)), MOST_TRIED):
+        if reason_of(schema, is_strict=is_strict):
+            return f", at {name}{place_of(schema, partial(reason_of, is_strict=is_strict))}"
+    return ""
 
 
 def _advice(reason: str) -> str:
     """Return what helps against a reason, or ""."""
-    return '; leave this out, or let "strict": false ignore it' if _IGNORABLE.search(reason) else ""
+    return STRICT_ADVICE if _IGNORABLE.search(reason) else ""
 
 
 def _try_once(tokenizer: GrammarTokenizer, grammar: str, limits: GrammarLimits) -> None:
@@ -204,7 +209,7 @@ def _refused(reason: str) -> JobError:
 
 def _reason(said: str) -> str:
     """Return a reason on one line, of limited length, without what llguidance quotes of the grammar."""
-    first, *others = _OWN_OPTION.sub("", _OWN_PLACE.sub("", said.removeprefix(PREFIX))).splitlines() or [""]
+    first, *others = _OWN_OPTION.sub("", said.removeprefix(PREFIX)).splitlines() or [""]
     errors = [line for line in others if line.startswith("error:")]
     kept = [first[: MOST_REASON // 2] if errors else first, *errors]
     return f"{PREFIX}{' '.join(map(str.strip, kept))}"[:MOST_REASON]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from specq.grammar.place import Schema, parts_of
+from specq.grammar.place import Schema, parts_of, schemas_of
 from specq.protocol import JobError
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
@@ -17,12 +17,8 @@ _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"
 
 def check_enforced(found: Mapping[str, Any]) -> None:
     """Raise JobError for a grammar (as an object) with a strict schema that would not be kept."""
-    is_strict = found.get("strict", True)
-    tag = found.get("structural_tag", {"structures": []})
-    schemas = [found.get("json_schema"), found.get("otherwise")] if is_strict else []
-    schemas += [one["schema"] for one in tag["structures"] if one.get("strict", is_strict)]
-    for schema in schemas:
-        for place, reason in _unkept(schema or {}, "#"):
+    for name, schema, is_strict in schemas_of(found):
+        for place, reason in _unkept(schema, f"{name}#") if is_strict else ():
             raise JobError(f"grammar: {reason}, at {place}", field="grammar")
 
 

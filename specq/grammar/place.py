@@ -1,8 +1,12 @@
-"""Where in a JSON schema is what a grammar was refused for. llguidance names the keyword, and not its place."""
+"""Where in a grammar is what it was refused for. llguidance names the keyword, and not its place.
+
+A place is a JSON pointer into a schema (`#/properties/a`). Of several schemas it begins with the name of one:
+`structures[1].schema#/properties/a`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 MOST_TRIED = 64  # parts of a schema
@@ -14,8 +18,20 @@ _DEFINITIONS = ("$defs", "definitions")
 Schema = dict[str, Any]
 
 
+def schemas_of(found: Mapping[str, Any]) -> Iterator[tuple[str, Schema, bool]]:
+    """Yield the schemas of a grammar (as an object): the name of each, and whether it is strict."""
+    is_strict = found.get("strict", True)
+    for kind, name in (("json_schema", ""), ("otherwise", "otherwise")):
+        if kind in found:
+            yield name, found[kind], is_strict
+    for at, one in enumerate(found.get("structural_tag", {"structures": ()})["structures"]):
+        yield f"structures[{at}].schema", one["schema"], one.get("strict", is_strict)
+
+
 def place_of(schema: Schema, reason_of: Callable[[Schema], str]) -> str:
     """Return the JSON pointer of the smallest part that is refused for the same reason. "#": the whole schema.
+
+    A part that refers to a definition is where that definition is.
 
     reason_of: why a schema is refused, or "".
     """
@@ -23,15 +39,28 @@ def place_of(schema: Schema, reason_of: Callable[[Schema], str]) -> str:
     reason, place, part = reason_of(schema), "#", schema
     num_tried = 0
     while True:
-        for name, inner in parts_of(part):
+        inside = [(f"{place}/{name}", inner) for name, inner in parts_of(part)]
+        for name, inner in [*inside, *_referred(part, schema)]:
             num_tried += 1
             if num_tried > MOST_TRIED:
                 return place
             if reason_of({**common, **inner}) == reason:
-                place, part = f"{place}/{name}", inner
+                place, part = name, inner
                 break
         else:
             return place
+
+
+def _referred(part: Schema, schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """Yield the definition that a part refers to, with its place."""
+    place = part.get("$ref")
+    if not isinstance(place, str) or not place.startswith("#/"):
+        return
+    found: Any = schema
+    for name in place.split("/")[1:]:
+        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    if isinstance(found, dict):
+        yield place, found
 
 
 def parts_of(schema: Schema) -> Iterator[tuple[str, Schema]]:

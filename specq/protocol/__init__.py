@@ -33,7 +33,6 @@ from specq.protocol.activations import (
 from specq.protocol.addresses import Address, parse_address, split_host
 from specq.protocol.arrays import (
     BoolArray,
-    Float16Array,
     Float32Array,
     Float64Array,
     Int32Array,
@@ -43,7 +42,6 @@ from specq.protocol.arrays import (
     UInt16Array,
     UInt64Array,
     ends_of_parts,
-    spans_of,
 )
 from specq.protocol.bounds import (
     CACHE_SALT,
@@ -80,6 +78,7 @@ from specq.protocol.field_checks import MOST_LEVELS, is_too_deep
 from specq.protocol.grammars import (
     GRAMMAR_KINDS,
     MAX_CHOICES,
+    STRICT_ADVICE,
     grammar_capability,
     grammar_kind,
     grammar_text,
@@ -268,6 +267,7 @@ __all__ = [
     "SHOWN",
     "SHOWN_OF_LANE",
     "STEP_LIMITS_US",
+    "STRICT_ADVICE",
     "SUFFIX",
     "SUFFIX_LANE",
     "TARGETS_OWN",
@@ -294,7 +294,6 @@ __all__ = [
     "Failed",
     "Fault",
     "FetchTokenizer",
-    "Float16Array",
     "Float32Array",
     "Float64Array",
     "Follow",
@@ -387,7 +386,6 @@ __all__ = [
     "report_of",
     "row_bytes",
     "shown",
-    "spans_of",
     "split_host",
     "stacked",
     "status_of",

@@ -37,6 +37,7 @@ MASK_VERSION = 1  # verifiers of the same version give the same masks for the sa
 MAX_CHOICES = 4096
 MOST_NESTED = 100  # levels of lists and objects
 MOST_STRUCTURES = 256
+STRICT_ADVICE = '; leave this out, or let "strict": false ignore it'  # at the end of a reason
 
 
 def _is_text(value: Any) -> bool:

@@ -19,12 +19,12 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me about
 LONG = {"type": "object", "properties": {"text": {"type": "string", "minLength": 300}}, "required": ["text"]}
 
 
-class Address(BaseModel):
+class Address(BaseModel, extra="forbid"):
     street: str = Field(max_length=12)
     number: int = Field(ge=1, le=999)
 
 
-class Pet(BaseModel):
+class Pet(BaseModel, extra="forbid"):
     """Bounded, so that a text of a small model ends."""
 
     name: str = Field(max_length=10)

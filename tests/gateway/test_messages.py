@@ -154,7 +154,7 @@ def test_a_format_is_the_grammar_of_the_job(fields):
     call = messages_call.read({**BODY, **fields})
 
     assert call.arguments["grammar"] == {"json_schema": SCHEMA}
-    assert call.names["grammar"] in fields
+    assert call.chosen.field in fields
 
 
 def test_effort_and_thinking_are_variables_of_the_template():

@@ -105,7 +105,7 @@ def test_each_form_becomes_a_grammar(endpoint, given, grammar):
     call = read(body | given)
     assert call.arguments["grammar"] == grammar
     assert orjson.dumps(call.arguments["grammar"]) == orjson.dumps(grammar), "properties keep their order"
-    assert call.names.get("grammar", "") == (next(iter(given)) if grammar else "")
+    assert call.chosen.field == (next(iter(given)) if grammar else "")
 
 
 FIELDS = {
@@ -323,7 +323,7 @@ def test_a_text_that_fails_later_ends_with_the_field_too(http, broker):
     lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
     assert response.status_code == 200
     assert json.loads(lines[-1])["error"] == {
-        "message": "grammar: nothing is allowed after token 3",
+        "message": "guided_regex: nothing is allowed after token 3",
         "type": "invalid_request_error",
         "param": "guided_regex",
         "code": "invalid",

@@ -13,7 +13,7 @@ from specq.gateway.answer_form import tool_arguments
 from specq.gateway.errors import ApiError
 from specq.gateway.parts import PartsForm, split
 from specq.gateway.tool_fields import Function, ToolUse, read_flat_tool_use, read_tool_use
-from specq.gateway.tool_forms import MOST_CALLS, choose_form, tool_grammar
+from specq.gateway.tool_forms import DEFINITION, MOST_CALLS, choose_form, tool_grammar
 from specq.grammar import limits_of
 from specq.grammar.building import build_matcher
 from specq.grammar.tokenizer import build_tokenizer
@@ -216,8 +216,7 @@ def test_tools_of_responses_are_those_of_chats():
 def test_without_a_choice_of_calls_nothing_is_enforced():
     for fields in ({}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}, {"tool_choice": "auto"}):
         call = chat_call.read({**CHAT, **fields})
-        assert (call.tools.functions, call.names) == ((), {})
-    assert chat_call.read({**CHAT, "tools": TOOLS}).names == {"grammar": "tools"}
+        assert call.tools.functions == ()
 
 
 # --- what the template receives ---------------------------------------------------------------------------------------
@@ -295,8 +294,8 @@ def test_a_value_that_resembles_a_reference_stays():
     schema = {"type": "object", "properties": properties, "$defs": {"z": {"type": "null"}}}
     grammar = tool_grammar(ToolUse((), (Function("f", schema),), is_required=True), "mistral", "")
     (structure,) = grammar["structural_tag"]["structures"]
-    found = structure["schema"]["$defs"]["s0"]["properties"]
-    assert found == {"x": {"const": value}, "y": {"enum": [value]}, "const": {"$ref": "#/$defs/s0/$defs/z"}}
+    found = structure["schema"]["$defs"][f"{DEFINITION}0"]["properties"]
+    assert found == {"x": {"const": value}, "y": {"enum": [value]}, "const": {"$ref": f"#/$defs/{DEFINITION}0/$defs/z"}}
 
 
 @pytest.mark.parametrize(

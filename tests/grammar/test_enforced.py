@@ -24,6 +24,7 @@ def takes(grammar, text):
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
+TAG = {"structures": [{"begin": "<f>", "schema": {"type": "null"}, "end": ""}], "triggers": ["<f>"]}
 # a schema, a text that llguidance takes and that violates it, the reason
 UNKEPT = [
     ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**60}, str(2**53), "minimum 9007199254740993 cannot"),
@@ -42,13 +43,16 @@ UNKEPT = [
 def test_a_strict_schema_that_would_not_be_kept_is_refused_with_the_place(schema, text, reason):
     assert takes({"json_schema": schema}, text), "llguidance keeps it now: delete the check"
     outer = {"type": "object", "properties": {"a/b": {"anyOf": [{"type": "null"}, schema]}}}
-    for grammar in (
-        {"json_schema": outer},
-        {"structural_tag": {"structures": [{"begin": "<f>", "schema": outer, "end": ""}], "triggers": ["<f>"]}},
+    structures = [{"begin": f"<f{at}>", "schema": one, "end": ""} for at, one in enumerate([{"type": "null"}, outer])]
+    tag = {"structural_tag": {"structures": structures, "triggers": ["<f"]}}
+    for grammar, name in (
+        ({"json_schema": outer}, ""),
+        (tag, "structures[1].schema"),
+        ({"structural_tag": TAG, "required": True, "otherwise": outer}, "otherwise"),
     ):
         with pytest.raises(JobError, match=re.escape(reason)) as caught:
             try_grammar(TOKENIZER, grammar_text(grammar), LIMITS)
-        assert str(caught.value).endswith(", at #/properties/a~1b/anyOf/1")
+        assert str(caught.value).endswith(f", at {name}#/properties/a~1b/anyOf/1")
     try_grammar(TOKENIZER, grammar_text({"json_schema": outer, "strict": False}), LIMITS)
 
 

@@ -19,7 +19,6 @@ from specq.gateway.answers import Answering
 from specq.gateway.chat_call import MAX_LENGTH
 from specq.gateway.completion_call import Call
 from specq.gateway.endpoint import Parts, endpoint
-from specq.gateway.errors import of_job
 from specq.gateway.evaluation_answer import EvaluatedChoices, shown_codec
 from specq.gateway.guard import CALLER
 from specq.gateway.messages_answer import Messages
@@ -68,7 +67,7 @@ async def answer(read: Read, make_answering: MakeAnswering, parts: Parts, reques
         completing = complete(prepared, parts.limits.total_s, parts.metrics)
         return json_response(await unless_gone(request.receive, completing))
     except JobError as error:
-        raise of_job(error, call.names) from None
+        raise call.refused(error) from None
 
 
 async def _stream(prepared: Prepared, parts: Parts, request: Request) -> Response:
