@@ -4,7 +4,8 @@
 
 - tools: the conversation as the template takes it, and the grammar of calls (`tool_prompt`, `tool_forms`).
 - reasoning: where the prompt ends with an open `<think>`, the text begins with reasoning. Where the template has this
-  mark somewhere, and the prompt does not end with `</think>`, it may. A grammar begins behind the reasoning.
+  mark somewhere, and the prompt does not end with `</think>`, it may. A grammar begins behind the reasoning. It also
+  limits the reasoning, so a request with a budget has one.
 - special tokens: the text shows all that the form needs.
 """
 
@@ -17,18 +18,24 @@ from typing import Any
 
 from specq.client import Request, ServedModel, read_requests
 from specq.gateway.call_text import CALL_FORMS
+from specq.gateway.chat_call import BUDGET
 from specq.gateway.parts import END_OF_THINK, MAY_THINK, THINK, THINKS, PartsForm
 from specq.gateway.tool_fields import ToolUse
 from specq.gateway.tool_forms import choose_form, knows_tools, tool_grammar
 from specq.gateway.tool_prompt import general_messages, mistral_messages
-from specq.protocol import SamplingParams, grammar_text
+from specq.protocol import MAX_WITHIN, JobError, SamplingParams, grammar_text
 from specq.text import TextCodec
 
 _TEMPLATE = "chat_template_kwargs"
 
 
-def read_chat(arguments: Mapping[str, Any], served: ServedModel, use: ToolUse) -> tuple[list[Request], PartsForm]:
-    """Return the requests and the form of their answers; raise JobError as `read_requests` does."""
+def read_chat(
+    arguments: Mapping[str, Any], served: ServedModel, use: ToolUse, budget: int = -1
+) -> tuple[list[Request], PartsForm]:
+    """Return the requests and the form of their answers; raise JobError as `read_requests` does.
+
+    budget  the most tokens of the reasoning; -1: not limited.
+    """
     template = served.codec.chat_template(with_tools=bool(use.tools))
     calls = (use.form or choose_form(template)) if use.tools else ""
     given = tool_arguments(arguments, use, calls, served.codec, template) if calls else dict(arguments)
@@ -39,7 +46,9 @@ def read_chat(arguments: Mapping[str, Any], served: ServedModel, use: ToolUse) -
         thinks=_thinks(template, requests[0].prompt),
         key=f"{requests[0].submits[0].job_id:016x}",
     )
-    return [_formed(request, form, served.codec) for request in requests], form
+    if budget >= 0:
+        _check_budget(template, form, served.codec)
+    return [_formed(request, form, served.codec, budget) for request in requests], form
 
 
 def tool_arguments(
@@ -64,21 +73,36 @@ def _thinks(template: str, prompt: str) -> str:
     end = prompt.rstrip()
     if end.endswith(THINK):
         return THINKS
-    has_marks = THINK in template or END_OF_THINK in template
-    return MAY_THINK if has_marks and not end.endswith(END_OF_THINK) else ""
+    return MAY_THINK if _has_marks(template) and not end.endswith(END_OF_THINK) else ""
 
 
-def _formed(request: Request, form: PartsForm, codec: TextCodec) -> Request:
+def _has_marks(template: str) -> bool:
+    return THINK in template or END_OF_THINK in template
+
+
+def _check_budget(template: str, form: PartsForm, codec: TextCodec) -> None:
+    """Raise JobError if the model cannot think, or its thoughts cannot be counted."""
+    reason = "" if form.thinks or _has_marks(template) else f"the chat template of this model has no {THINK}"
+    for mark in (END_OF_THINK, *((THINK,) if form.thinks == MAY_THINK else ())):
+        if form.thinks and mark not in codec.tokens.special and len(codec.encode_part(mark)) != 1:
+            reason = f"the tokenizer of this model has no token {mark}"
+    if reason:
+        raise JobError(f"{reason}, so its thinking cannot have a budget; leave it out", field=BUDGET)
+
+
+def _formed(request: Request, form: PartsForm, codec: TextCodec, budget: int) -> Request:
     """Return a request whose text shows the marks of the form, and whose grammar begins behind the reasoning."""
     calls = CALL_FORMS[form.calls]
     marks = {*calls.marks, *calls.inner, *((THINK, END_OF_THINK) if form.thinks else ())}
-    submits = tuple(replace(submit, params=_behind(submit.params, form.thinks)) for submit in request.submits)
+    submits = tuple(replace(submit, params=_behind(submit.params, form.thinks, budget)) for submit in request.submits)
     return replace(request, submits=submits, text=replace(request.text, shown=codec.tokens.special & marks))
 
 
-def _behind(params: SamplingParams, thinks: str) -> SamplingParams:
-    grammar = json.loads(params.grammar) if params.grammar and thinks else {}
-    if not grammar or "after" in grammar:
+def _behind(params: SamplingParams, thinks: str, budget: int) -> SamplingParams:
+    """Return parameters whose grammar, if there is any, begins behind the reasoning and limits it."""
+    limit = {"within": min(budget, MAX_WITHIN)} if budget >= 0 else {}
+    if not thinks or not (params.grammar or limit):
         return params
-    opens = {"opens": THINK} if thinks == MAY_THINK else {}
-    return replace(params, grammar=grammar_text({**grammar, "after": END_OF_THINK, **opens}))
+    grammar = json.loads(params.grammar or '{"any": true}')
+    marks = {"after": END_OF_THINK, **({"opens": THINK} if thinks == MAY_THINK else {})}
+    return replace(params, grammar=grammar_text({**({} if "after" in grammar else marks), **limit, **grammar}))

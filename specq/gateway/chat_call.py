@@ -27,6 +27,7 @@ from specq.gateway.fields import (
     check_known,
     check_role,
     given,
+    is_count,
     is_flag,
     is_list,
     is_object,
@@ -38,10 +39,11 @@ from specq.gateway.tool_fields import FIELDS as TOOLS
 from specq.gateway.tool_fields import check_together, read_tool_use
 
 MAX_LENGTH = 2**31 - 1
+BUDGET = "thinking_token_budget"
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of a message, as in OpenAI's API
 _TEMPLATE = ("documents", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort")
 _OWN = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "explain")
-_ANSWER = ("top_logprobs", "include_reasoning", "continue_final_message")
+_ANSWER = ("top_logprobs", "include_reasoning", BUDGET, "continue_final_message")
 KNOWN = (*_OWN, *_ANSWER, *COMPLETIONS, *TOOLS, *_TEMPLATE, *COMMON, *SAMPLING, *SPECULATION)
 _ONLY = {
     **ONLY,
@@ -88,7 +90,14 @@ def read(body: Any) -> Call:
     common = arguments, read_model(fields), *streaming, num_top, 1, n, explain
     reasoning = check("include_reasoning", fields.get("include_reasoning", True), is_flag)
     call = Call(*common, evaluation=evaluation)
-    return replace(call, chosen=chosen, tools=tools, with_reasoning=reasoning)
+    call = replace(call, chosen=chosen, tools=tools, with_reasoning=reasoning)
+    return replace(call, thinking_budget=read_budget(fields))
+
+
+def read_budget(fields: dict[str, Any]) -> int:
+    """Return the most tokens of the reasoning; -1: not limited."""
+    budget = fields.get(BUDGET)
+    return -1 if budget is None else int(check(BUDGET, budget, is_count))
 
 
 def _read_limit(fields: dict[str, Any]) -> int:

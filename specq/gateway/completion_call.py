@@ -56,6 +56,7 @@ class Call:
     chosen         the field that asks for a grammar.
     tools          the tools that the model may know or call.
     with_reasoning  whether the answer has the reasoning.
+    thinking_budget  the most tokens of the reasoning; -1: not limited.
     form           what the text may hold, known when the prompt is (`specq.gateway.answer_form`).
     """
 
@@ -75,6 +76,7 @@ class Call:
     chosen: FieldGrammar = NO_GRAMMAR
     tools: ToolUse = NO_TOOLS
     with_reasoning: bool = True
+    thinking_budget: int = -1
     form: PartsForm = PLAIN
 
     def refused(self, error: JobError) -> ApiError:
@@ -168,7 +170,11 @@ KNOWN = (
 _NAMES = {"token_ids": "prompt"}
 _EMPTY: tuple[Any, ...] = ("", [])  # prompts without content
 _ONLY = {**ONLY, "suffix": ("",)}
-_REFUSED = {**REFUSED, "prompt_embeds": "send a prompt"}
+_REFUSED = {
+    **REFUSED,
+    "prompt_embeds": "send a prompt",
+    "thinking_token_budget": "use /v1/chat/completions for it",
+}
 
 
 def read(body: Any) -> Call:

@@ -107,7 +107,6 @@ REFUSED: dict[str, str] = {
     "logprob_token_ids": "logprobs lists the likeliest",
     "repetition_detection": "use repetition_penalty or frequency_penalty",
     "routed_experts_prompt_start": "specq reports no experts",
-    "thinking_token_budget": "specq limits no reasoning by itself; give max_tokens",
     "watermarking": "specq marks no texts",
     "vllm_xargs": "specq's own options are fields of the request",
 }

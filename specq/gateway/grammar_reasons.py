@@ -16,7 +16,8 @@ from specq.protocol import STRICT_ADVICE, JobError, is_about_grammar
 
 _ARGUMENT = "grammar"
 _SCHEMA = re.compile(  # one of several
-    rf", at (?:(?:structures\[0\]\.schema)?#/\$defs/{re.escape(DEFINITION)}(\d+)|structures\[(\d+)\]\.schema#|otherwise#)"
+    rf", at (?:(?:structures\[0\]\.schema)?#/\$defs/{re.escape(DEFINITION)}(\d+)"
+    r"|structures\[(\d+)\]\.schema#|otherwise#)"
 )
 
 

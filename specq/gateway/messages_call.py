@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from specq.gateway.chat_call import MAX_LENGTH, read_variables
+from specq.gateway.chat_call import BUDGET, MAX_LENGTH, read_variables
 from specq.gateway.completion_call import Call, job_arguments, read_count, read_model
 from specq.gateway.errors import ApiError
 from specq.gateway.fields import (
@@ -65,8 +65,8 @@ _REFUSED = {
     "logprobs": "use /v1/chat/completions for them",
     "top_logprobs": "use /v1/chat/completions for them",
 }
-_NAMES = {"stop": "stop_sequences", "chat_template_kwargs": "tools"}
-_SWITCHES, _BUDGET = ("enable_thinking", "thinking"), "thinking_budget"  # of chat templates
+_NAMES = {"stop": "stop_sequences", "chat_template_kwargs": "tools", BUDGET: "thinking"}
+_SWITCHES, _TEMPLATES_BUDGET = ("enable_thinking", "thinking"), "thinking_budget"  # of chat templates
 
 
 def read(body: Any) -> Call:
@@ -101,7 +101,8 @@ def _call(fields: dict[str, Any]) -> Call:
     if "stop_sequences" in fields:
         arguments["stop"] = [one.of(is_text) for one in Part("stop_sequences", fields["stop_sequences"]).entries()]
     call = Call(arguments, read_model(fields), stream, names=_NAMES)
-    return replace(call, chosen=chosen, tools=tools, with_reasoning=any(thinking.values()))
+    call = replace(call, chosen=chosen, tools=tools, with_reasoning=any(thinking.values()))
+    return replace(call, thinking_budget=thinking.get(_TEMPLATES_BUDGET, -1))
 
 
 def _check_edits(fields: dict[str, Any]) -> None:
@@ -148,12 +149,12 @@ def _thinking(fields: dict[str, Any]) -> dict[str, Any]:
     thinking = Part("thinking", fields.get("thinking", {"type": "disabled"}))
     kind = thinking.among(("enabled", "adaptive", "disabled"))
     parts = thinking.parts("type", "budget_tokens", "display")
-    budget = {_BUDGET: need(parts, "budget_tokens", thinking).of(is_count)} if kind == "enabled" else {}
+    budget = {_TEMPLATES_BUDGET: need(parts, "budget_tokens", thinking).of(is_count)} if kind == "enabled" else {}
     return dict.fromkeys(_SWITCHES, kind != "disabled") | budget
 
 
 def check_thinking(call: Call) -> None:
     """Raise ApiError if thinking is enabled and the prompt does not lead to any; a model may also decide by itself."""
-    if _BUDGET in call.arguments["chat_template_kwargs"] and not call.form.thinks:
+    if call.thinking_budget >= 0 and not call.form.thinks:
         message = 'thinking is "enabled", but the chat template of this model has no <think>; leave it out'
         raise ApiError(message, param="thinking", code="unsupported_parameter")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from specq.gateway.chat_call import MAX_LENGTH
+from specq.gateway.chat_call import BUDGET, MAX_LENGTH, read_budget
 from specq.gateway.completion_call import Call, job_arguments, read_count, read_model, read_stream, read_top
 from specq.gateway.errors import ApiError
 from specq.gateway.fields import (
@@ -83,6 +83,7 @@ _OWN = (
     "truncation",
     "include",
     "top_logprobs",
+    BUDGET,
 )
 KNOWN = (*_OWN, *RESPONSES, *TOOLS, *(name for name in SAMPLING if name != "n"), *SPECULATION)
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -148,7 +149,7 @@ def read(body: Any) -> Call:
             "truncation is not supported; shorten the input", param="truncation", code="unsupported_parameter"
         )
     call = Call(arguments, read_model(fields), stream, num_top=num_top, repeated=_repeated(fields), names=_NAMES)
-    return replace(call, chosen=chosen, tools=tools)
+    return replace(call, chosen=chosen, tools=tools, thinking_budget=read_budget(fields))
 
 
 def _chat_fields(fields: dict[str, Any]) -> dict[str, Any]:

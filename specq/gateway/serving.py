@@ -186,7 +186,7 @@ async def prepare(
 
 def _read(arguments: dict[str, Any], served: ServedModel, call: Call) -> tuple[list[Request], PartsForm]:
     if "messages" in arguments:
-        return read_chat(arguments, served, call.tools)
+        return read_chat(arguments, served, call.tools, call.thinking_budget)
     return read_requests(arguments, served), PLAIN
 
 

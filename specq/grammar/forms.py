@@ -34,6 +34,8 @@ def llguidance_grammar(grammar: str, special: Special) -> str:
         inner = _lark(value)
     elif kind == "structural_tag":
         inner = _structural_tag(found, special)
+    elif kind == "any":
+        inner = f"start: {_any_text(found, special)}"
     else:
         inner = "start: " + _rule(kind, value, is_strict=found.get("strict", True))
     return _behind(found, inner, special) if "after" in found else inner
@@ -56,12 +58,31 @@ def _lark(text: str) -> str:
 
 def _behind(found: Mapping[str, Any], inner: str, special: Special) -> str:
     """Return a grammar that begins behind the first occurrence of a text. The text before it is free."""
-    first, lines = _up_to_text(found["after"], "thoughts", special)
+    first, lines = _before(found, special)
+    gap = "" if "any" in found else GAP
     if "opens" in found:
-        first = f"( {_text(found['opens'], special)} {first} {GAP} )?"
-    outer = "\n".join([f"start: {first} {GAP} @inner", *lines])
+        first = f"( {_text(found['opens'], special)} {first} {gap} )?"
+    outer = "\n".join([f"start: {first} {gap} @inner", *lines])
     parts = {"name": "outer", "lark_grammar": outer}, {"name": "inner", "lark_grammar": inner}
     return json.dumps({"grammars": parts})
+
+
+def _before(found: Mapping[str, Any], special: Special) -> tuple[str, list[str]]:
+    """Return what comes before a grammar as a part of a Lark rule, and the rules that it needs."""
+    if "within" not in found:
+        return _up_to_text(found["after"], "thoughts", special)
+    for name in ("after", "opens"):
+        if name in found and _first(found[name], special) not in special:
+            reason = f"within needs {name} to begin with a special token of the model, but it is {found[name]!r}"
+            raise JobError(f"grammar: {reason}", field="grammar")
+    end, most = special[_first(found["after"], special)], found["within"]
+    return f"{_up_to(most, f'<[^{end}]>')} {_text(found['after'], special)}", []
+
+
+def _any_text(found: Mapping[str, Any], special: Special) -> str:
+    """Return any text. Where a part before it is counted, it does not begin that part later."""
+    opens = _first(found["opens"], special) if "within" in found and "opens" in found else ""
+    return f"<[^{special[opens]}]>*" if opens in special else "<[*]>*"
 
 
 def _up_to_text(text: str, name: str, special: Special) -> tuple[str, list[str]]:
@@ -70,6 +91,11 @@ def _up_to_text(text: str, name: str, special: Special) -> tuple[str, list[str]]
     if first in special:
         return f"{FREE} {_text(text, special)}", []
     return f"{name} {_text(''.join(rest), special)}", [f"{name}[lazy]: /(?s:.*){_quoted(first)}/"]
+
+
+def _first(text: str, special: Special) -> str:
+    """Return the special token with which a fixed text begins, or else its first text."""
+    return _parts(text, special)[0]
 
 
 def _parts(text: str, special: Special) -> list[str]:

@@ -78,6 +78,7 @@ from specq.protocol.field_checks import MOST_LEVELS, is_too_deep
 from specq.protocol.grammars import (
     GRAMMAR_KINDS,
     MAX_CHOICES,
+    MAX_WITHIN,
     STRICT_ADVICE,
     grammar_capability,
     grammar_kind,
@@ -239,6 +240,7 @@ __all__ = [
     "MAX_LISTED",
     "MAX_NODES",
     "MAX_SEED",
+    "MAX_WITHIN",
     "MEDUSA",
     "MEDUSA_LANE",
     "MODES",

@@ -12,10 +12,12 @@ A grammar is a JSON object with one key that names its kind:
   begins one of the structures. A structure may have its own `strict`. `"required": true` beside it asks for one or more
   structures and nothing else, and `"most": n` allows at most n. `"otherwise": {schema}` beside `required` also allows
   a text that follows this schema, without structures.
+- any: true. Any text, for the options below.
 
 `"after": text` beside the kind lets the grammar begin behind the first occurrence of this text. The text before it is
 free. Models that think end their thoughts with such a text. With `"opens": text` too, only a text that begins with this
-one has a part before the grammar.
+one has a part before the grammar. With `"within": n` that part has at most n tokens. Each text must then be a special
+token of the model, or begin with one.
 
 A fixed text may contain special tokens of the tokenizer, in their spelling.
 
@@ -37,6 +39,7 @@ MASK_VERSION = 1  # verifiers of the same version give the same masks for the sa
 MAX_CHOICES = 4096
 MOST_NESTED = 100  # levels of lists and objects
 MOST_STRUCTURES = 256
+MAX_WITHIN = 1 << 20
 STRICT_ADVICE = '; leave this out, or let "strict": false ignore it'  # at the end of a reason
 
 
@@ -79,6 +82,7 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         _is_structures,
         "an object with structures (each with begin, schema and end) and triggers, with which each begin starts",
     ),
+    "any": (lambda value: value is True, "true"),
 }
 GRAMMAR_KINDS = tuple(_FORMS)
 _INNER = ("json_schema", "schema")  # where OpenAI's forms have the schema
@@ -91,6 +95,11 @@ _OPTIONS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool], str]] = {
     "otherwise": (("structural_tag",), lambda value: isinstance(value, dict), "a JSON schema, as an object"),
     "after": (GRAMMAR_KINDS, lambda value: _is_text(value) and len(value) <= 64, "a text of 1 to 64 characters"),
     "opens": (GRAMMAR_KINDS, lambda value: _is_text(value) and len(value) <= 64, "a text of 1 to 64 characters"),
+    "within": (
+        GRAMMAR_KINDS,
+        lambda value: type(value) is int and 0 <= value <= MAX_WITHIN,
+        f"a number of tokens from 0 to {MAX_WITHIN}",
+    ),
 }
 
 
@@ -135,8 +144,9 @@ def grammar_text(value: Any) -> str:
         _check_schema(found[kind])
     for name in found.keys() - {kind}:
         _check_option(kind, name, found[name])
-    if "opens" in found and "after" not in found:
-        raise _wrong("grammar has opens without after, the text that ends the part before the grammar")
+    for name in found.keys() & {"opens", "within"}:
+        if "after" not in found:
+            raise _wrong(f"grammar has {name} without after, the text that ends the part before the grammar")
     if "otherwise" in found and not found.get("required"):
         raise _wrong("grammar has otherwise without required, beside which any text is allowed")
     text = _dumped({kind: found[kind]} | found)

@@ -8,10 +8,13 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import openai
 import pytest
 from tokenizers import Tokenizer
 
-from specq.protocol import FetchTokenizer, Submit
+from specq.gateway.answer_form import _check_budget
+from specq.gateway.parts import THINKS, PartsForm
+from specq.protocol import FetchTokenizer, JobError, Submit
 from specq.testing.fake_broker import INFO, FakeBroker, answer, tokens
 from specq.testing.tokenizer import tokenizer_json
 from specq.text import TextCodec, num_tokens, tokenizer_chunks, tokenizer_hash
@@ -214,12 +217,55 @@ def test_reasoning_without_tools(own_cache):
         message = api.chat.completions.create(**asked).choices[0].message
         texts, *_ = added(api.chat.completions.create(**asked, stream=True))
         grammar = grammar_of(broker)
-        with pytest.raises(Exception, match="thinking_token_budget is not supported"):
-            api.chat.completions.create(**asked, extra_body={"thinking_token_budget": 3})
 
     assert (message.content, message.reasoning_content, message.reasoning) == ("{}", "So, so.", "So, so.")
     assert texts == {"content": "{}", "reasoning_content": "So, so.", "reasoning": "So, so."}
     assert grammar == {"json_object": True, "after": "</think>"}
+
+
+def test_a_budget_of_thinking_tokens(own_cache):
+    """It limits what comes before the end of the reasoning, with and without a grammar, by each endpoint."""
+    budget, schema = {"thinking_token_budget": 3}, {"response_format": {"type": "json_object"}}
+    chat = {"model": "fake", "messages": CHAT}
+    with speaking("opens", "So.\n</think>\n\n{}") as (broker, api):
+        api.chat.completions.create(**chat, extra_body=budget)
+        api.chat.completions.create(**chat, extra_body=budget | schema)
+        api.chat.completions.create(**chat, tools=TOOLS, extra_body={"thinking_token_budget": 0})
+        api.responses.create(model="fake", input="Hi", extra_body=budget)
+        body = {"max_tokens": 9, "messages": CHAT, "thinking": {"type": "enabled", "budget_tokens": 3}}
+        api.post("/messages", body=body, cast_to=object)
+        free, formed, tools, response, message = (json.loads(one.params.grammar) for one in broker.wait_for(Submit, 5))
+    with speaking("qwen", "So.") as (broker, api):
+        api.chat.completions.create(**chat, extra_body=budget)
+        may_think = grammar_of(broker)
+        api.chat.completions.create(**chat, extra_body=budget | {"chat_template_kwargs": {"enable_thinking": False}})
+        does_not = broker.wait_for(Submit, 2)[1].params.grammar
+
+    ends = {"after": "</think>", "within": 3}
+    assert free == response == message == {"any": True, **ends}
+    assert formed == {"json_object": True, **ends}
+    assert (tools["after"], tools["within"], "structural_tag" in tools) == ("</think>", 0, True)
+    assert may_think == {"any": True, **ends, "opens": "<think>"}
+    assert does_not == ""
+
+
+def test_a_budget_that_cannot_be_kept_is_refused(own_cache):
+    """Where the model does not think, or where the end of its thoughts is several tokens."""
+    with speaking("chatml", "So.") as (_, api):
+        with pytest.raises(openai.BadRequestError, match="has no <think>") as refused:
+            api.chat.completions.create(model="fake", messages=CHAT, extra_body={"thinking_token_budget": 3})
+        body = {"max_tokens": 9, "messages": CHAT, "thinking": {"type": "enabled", "budget_tokens": 3}}
+        with pytest.raises(openai.BadRequestError, match="has no <think>, so its thinking"):
+            api.post("/messages", body=body, cast_to=object)
+        with pytest.raises(openai.BadRequestError, match="use /v1/chat/completions for it"):
+            api.completions.create(model="fake", prompt="a", extra_body={"thinking_token_budget": 3})
+        with pytest.raises(openai.BadRequestError, match="whole number, at least 0"):
+            api.chat.completions.create(model="fake", messages=CHAT, extra_body={"thinking_token_budget": -1})
+    assert refused.value.param == "thinking_token_budget"
+    form = PartsForm(thinks=THINKS)
+    with pytest.raises(JobError, match="the tokenizer of this model has no token </think>"):
+        _check_budget("<think>", form, TextCodec({"tokenizer.json": tokenizer_json()}))
+    _check_budget("<think>", form, TextCodec({"tokenizer.json": spelled()}))
 
 
 def test_thinking_that_is_switched_off(own_cache):

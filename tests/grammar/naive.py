@@ -39,6 +39,7 @@ GRAMMARS: dict[str, dict[str, Any]] = {
     "structural_tag": {"structural_tag": TAG},
     "required": {"structural_tag": TAG, "required": True, "most": 2},
     "after": {"choice": ["yes", "no"], "after": "</t>", "opens": "<t>"},
+    "within": {"any": True, "after": "<|im_start|>", "within": 4},
     "special": {"lark": 'start: "a" <|im_start|> "b"* | "eggs"'},
     "end tokens as text": {"lark": 'start: "a" ( <|im_end|> | <|endoftext|> | "b" )+ "c"'},
 }

@@ -21,7 +21,7 @@ from tests.each import each
 from tests.grammar.naive import EOS, GRAMMARS, Naive, small
 from tests.grammar.serving import PROMPT, GrammarService, LateLogitEngine, Said, rows_of
 
-NAMES = ["json_schema", "regex", "choice", "lark", "required", "after", "special"]
+NAMES = ["json_schema", "regex", "choice", "lark", "required", "after", "within", "special"]
 LENGTH = 30
 
 
