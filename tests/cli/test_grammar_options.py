@@ -49,7 +49,7 @@ def test_a_wrong_grammar_of_a_line_fails_that_line(broker: FakeBroker, tmp_path:
     lines = [{"prompt": "a", "grammar": grammar} for grammar in grammars]
     outcome, results = run(broker, tmp_path, "\n".join(map(json.dumps, lines)))
     assert outcome.exit_code == 1
-    kinds = "json_object, json_schema, regex, choice, lark, structural_tag"
+    kinds = "json_object, json_schema, regex, choice, lark, structural_tag, any"
     advice = '; give a JSON schema as {"json_schema": ...}'
     assert [result["error"] for result in results] == [
         f"line 1: grammar has 'ebnf', but must have exactly one of {kinds}",
