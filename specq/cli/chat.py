@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import click
 
 from specq.chat import MOST_TOKENS, Chat, ChatSettings, pen_for, with_history
-from specq.cli.grammar_files import read_schema
 from specq.cli.options import section_options
-from specq.cli.parameters import given
+from specq.cli.parameters import given, schema_option
 from specq.cli.standard_input import is_terminal, read_all, read_piped
 from specq.cli.waiting import WaitReport, served_instead, wait_options
 from specq.client import AsyncClient, Client, check_values
@@ -67,7 +66,7 @@ STDERR = 2  # for the output of started processes; standard output is for answer
 @click.option(
     "--max-tokens", type=int, default=MOST_TOKENS, show_default=True, help="Maximum number of tokens per answer."
 )
-@click.option("--schema", metavar="FILE", help="JSON schema in a file, which each answer follows.  [default: none]")
+@schema_option("each answer")
 @click.option(
     "--model",
     help="Model to chat with, either served by the broker or to start.  [default: the served model, else smollm2]",
@@ -80,7 +79,6 @@ def chat(
     question: tuple[str, ...],
     config_file: str | None,
     system: str,
-    schema: str | None,
     model: str | None,
     draft_model: str | None,
     broker: str | None,
@@ -100,8 +98,7 @@ def chat(
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # unwind, to stop all started processes
-    constrained = {"grammar": {"json_schema": read_schema(schema)}} if schema is not None else {}
-    settings = ChatSettings(given(parameters) | constrained)
+    settings = ChatSettings(given(parameters))
     settings.conversation.system = system
     check_values(settings.parameters)
     asked = _question(question)

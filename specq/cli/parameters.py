@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from specq.cli.grammar_files import read_grammar
+from specq.cli.grammar_files import read_grammar, read_schema
 from specq.cli.groups import GroupedOption
 from specq.config import read_tree
 from specq.protocol import GRAMMAR_KINDS, ConfigError, SamplingParams, Speculation
@@ -84,9 +84,20 @@ def _default(name: str) -> str:
     return f"  [default: {value:g}]" if isinstance(value, float) else f"  [default: {value}]"
 
 
+def schema_option(what: str, **options: Any) -> Callable[[F], F]:
+    """Add `--schema FILE`, which `given` takes as a grammar. `what`: what follows the schema."""
+    text = f"JSON schema in a file, which {what} follows.  [default: none]"
+    return click.option("--schema", type=_schema, metavar="FILE", help=text, **options)
+
+
 def given(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the given parameters."""
-    return {name: value for name, value in values.items() if value not in (None, ())}
+    """Return the given parameters. Raises click's UsageError if a schema and a grammar are given."""
+    found = {name: value for name, value in values.items() if value not in (None, ())}
+    if "schema" in found:
+        if "grammar" in found:
+            raise click.UsageError("--schema and --grammar exclude each other: a schema is a grammar")
+        found["grammar"] = {"json_schema": found.pop("schema")}
+    return found
 
 
 def _kind(name: str) -> dict[str, Any]:
@@ -125,6 +136,13 @@ def _bias(text: str) -> tuple[int, float]:
 def _grammar(text: str) -> Any:
     try:
         return read_grammar(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _schema(name: str) -> Any:
+    try:
+        return read_schema(name)
     except ConfigError as error:
         raise click.BadParameter(str(error)) from None
 

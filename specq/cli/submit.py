@@ -13,7 +13,7 @@ import click
 
 from specq.cli.groups import GroupedCommand, GroupedOption
 from specq.cli.options import out_option, section_options
-from specq.cli.parameters import given, parameter_options
+from specq.cli.parameters import given, parameter_options, schema_option
 from specq.cli.waiting import WaitReport, wait_options
 from specq.client import (
     Client,
@@ -76,6 +76,7 @@ _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
     **_FILES,
 )
 @parameter_options
+@schema_option("each text", cls=GroupedOption, group="Shaping")
 @section_options(ClientConfig)
 @click.pass_context
 def submit(

@@ -1,4 +1,4 @@
-"""Grammars from the command line: `specq submit --grammar`, keys of lines, `specq chat --schema FILE`."""
+"""Grammars from the command line: `--grammar`, `--schema`, and keys of lines."""
 
 from __future__ import annotations
 
@@ -102,6 +102,25 @@ def test_an_older_broker(tmp_path: Path, options: list[str]) -> None:
     assert "is too old for a grammar of the kind json_object; it knows no grammars" in outcome.output
 
 
+def test_texts_of_a_submission_follow_the_schema(broker: FakeBroker, tmp_path: Path) -> None:
+    """It is a grammar for all lines but those that have one."""
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(SCHEMA, indent=1), "utf-8")
+    lines = [{"prompt": "a"}, {"prompt": "b", "grammar": {"choice": ["x", "y"]}}]
+    outcome, _ = run(broker, tmp_path, "\n".join(map(json.dumps, lines)), "--schema", str(path))
+    assert outcome.exit_code == 0, outcome.output
+    assert [job.params.grammar for job in broker.wait_for(Submit, 2)] == [TEXT, '{"choice":["x","y"]}']
+
+
+def test_a_schema_and_a_grammar_exclude_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(SCHEMA), "utf-8")
+    both = ["--schema", str(path), "--grammar", TEXT]
+    outcome = CliRunner().invoke(main, ["submit", "-", *both], input='{"prompt": "a"}')
+    assert outcome.exit_code == 2
+    assert "--schema and --grammar exclude each other" in outcome.stderr
+
+
 def test_answers_of_a_chat_follow_the_schema(
     broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,11 +144,12 @@ def test_answers_of_a_chat_follow_the_schema(
         (json.dumps({"title": "a" * 70_000}), "grammar has 70028 characters as JSON, but must have at most 65536"),
     ],
 )
-def test_a_wrong_schema_of_a_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, reason: str) -> None:
-    """The message says what is wrong and where, before any process is started."""
+def test_a_wrong_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, reason: str) -> None:
+    """The message says what is wrong and where, before any process is started or anything is sent."""
     monkeypatch.setattr("signal.signal", lambda *_: None)
     path = tmp_path / "schema.json"
     path.write_text(content, "utf-8")
-    outcome = CliRunner().invoke(main, ["chat", "--schema", str(path), "Who?"])
-    assert outcome.exit_code == 2
-    assert reason in outcome.stderr
+    for command in (["chat", "Who?"], ["submit", "-"]):
+        outcome = CliRunner().invoke(main, [*command, "--schema", str(path)], input='{"prompt": "a"}')
+        assert outcome.exit_code == 2
+        assert reason in outcome.stderr
