@@ -14,11 +14,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from specq.grammar.place import Schema, parts_of
 from specq.protocol import JobError
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 FREE = r"/(?s:.*)/"  # any text
 GAP = r"/[ \t\r\n]{0,4}/"  # what JSON takes as white space
+ANNOTATIONS = (  # values of `format` that say what a value is for, in OpenAPI and pydantic, and no validator checks
+    *("password", "binary", "byte", "base64", "base64url", "char", "html", "commonmark"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float", "double", "decimal"),
+    *("path", "file-path", "directory-path", "json-string", "phone"),
+)
 MOST_GBNF = 4_096  # characters; their translation holds the GIL, for up to 20 ms
 _IN_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:))", re.MULTILINE)
 _REGEX_SIGNS = frozenset(r"\.+*?()|[]{}^$#&-~")
@@ -117,10 +123,19 @@ def _rule(kind: str, value: Any, *, is_strict: bool) -> str:
     return "( " + " | ".join(map(_literal, value)) + " )"
 
 
-def _schema(schema: Mapping[str, Any], *, is_strict: bool) -> str:
+def _schema(schema: Schema, *, is_strict: bool) -> str:
+    _drop_annotations(schema)
     own = schema.get("x-guidance")
     options = JSON_OPTIONS | ({} if is_strict else {"lenient": True}) | (own if isinstance(own, dict) else {})
     return "%json " + json.dumps({**schema, "x-guidance": options})
+
+
+def _drop_annotations(schema: Schema) -> None:
+    """Remove the formats that constrain nothing from a schema, which changes it."""
+    if schema.get("format") in ANNOTATIONS:
+        del schema["format"]
+    for _, inner in parts_of(schema):
+        _drop_annotations(inner)
 
 
 def _literal(text: str) -> str:

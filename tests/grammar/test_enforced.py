@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from jsonschema import FormatChecker
 
 from specq.grammar.building import build_matcher, try_grammar
+from specq.grammar.forms import ANNOTATIONS
 from specq.grammar.limits import GrammarLimits
 from specq.grammar.tokenizer import build_tokenizer
 from specq.models import resolve_model
@@ -75,6 +77,28 @@ def test_what_is_kept_is_not_refused(schema):
     from specq.grammar.enforced import check_enforced
 
     check_enforced({"json_schema": schema})
+
+
+def test_a_format_that_is_an_annotation_constrains_nothing():
+    """Wherever a schema may be; a property of this name and values are no formats, and other formats are refused."""
+    for name in ANNOTATIONS:
+        assert takes({"json_schema": {"type": "string", "format": name}}, '"any text"'), name
+    inner = {"anyOf": [{"format": "password", "type": "string"}, {"$ref": "#/$defs/n"}]}
+    defs = {"n": {"type": "integer", "format": "int32"}}
+    properties = {"format": {"const": {"format": "byte"}}, "a": {"type": "array", "items": inner}}
+    schema = {"type": "object", "properties": properties, "required": ["format", "a"], "$defs": defs}
+    assert takes({"json_schema": schema}, '{"format": {"format": "byte"}, "a": ["x", 3]}')
+    assert not takes({"json_schema": schema}, '{"format": {}, "a": []}')
+    tag = {"structures": [{"begin": "<f>", "schema": inner["anyOf"][0], "end": ""}], "triggers": ["<f>"]}
+    assert takes({"structural_tag": tag, "required": True}, '<f>"x"')
+    for name in ("date-tme", "uuid4", "regex"):
+        with pytest.raises(JobError, match=f"Unknown format: {name}, at #; leave this out"):
+            try_grammar(TOKENIZER, grammar_text({"json_schema": {"type": "string", "format": name}}), LIMITS)
+
+
+def test_no_validator_checks_them():
+    """A format that the package jsonschema checks is a constraint."""
+    assert not set(ANNOTATIONS) & set(FormatChecker.checkers)
 
 
 @pytest.mark.parametrize("text", ["a\x7fb", "\0", 'q"\\', "\u2028\x85", "\x1b\r\n\t"])
