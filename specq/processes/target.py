@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from math import ceil
+from socket import socketpair
 from typing import Any
 
 import structlog
@@ -56,8 +58,8 @@ from specq.verifier import (
 log = structlog.get_logger(__name__)
 
 GRAMMAR_BYTES = 2 << 30  # of memory for the grammars of all sessions
-GRAMMAR_MS = 2  # how often a verifier without other work asks for grammars that are being built
 MANY_OPENERS = 64  # entries of closed sessions before they are removed
+MANY_BUILT = 4096  # grammars noted at a time
 
 
 class VerifierLoop:
@@ -87,8 +89,18 @@ class VerifierLoop:
         self.poller.register(self.link.socket, zmq.POLLIN)
         if self.zap is not None:
             self.poller.register(self.zap.socket, zmq.POLLIN)
+        self._built, self._note_built = socketpair()  # readable when a grammar has been built
+        for end in (self._built, self._note_built):
+            end.setblocking(False)
+        self.poller.register(self._built, zmq.POLLIN)
+        verifier.grammars.when_built(self._wake)
         self.num_dropped = 0
         self._unsent = NO_REPORTS  # reports of the last step
+
+    def _wake(self) -> None:
+        """End the loop's wait for messages. Called from a thread."""
+        with suppress(OSError):  # full: the loop will wake up
+            self._note_built.send(b"\0")
 
     def turn(self) -> None:
         """Send reports, handle messages, send a heartbeat if due, and run one step if there is work.
@@ -101,8 +113,6 @@ class VerifierLoop:
         unsent, self._unsent = self._unsent, NO_REPORTS
         self._send(unsent.and_of(self.verifier.take_grammars()))
         wait_ms = 0 if self.verifier.has_work else self.link.heartbeat.remaining_ms()
-        if self.verifier.grammars.num_waiting:
-            wait_ms = min(wait_ms, GRAMMAR_MS)
         self._hear(dict(self.poller.poll(wait_ms)))
         while wait_s := self.verifier.gather(time.monotonic()):
             self._hear(dict(self.poller.poll(ceil(1000 * wait_s))))
@@ -121,6 +131,8 @@ class VerifierLoop:
         """
         if self.zap is not None and self.zap.socket in ready:
             self.zap.answer()
+        if self._built.fileno() in ready:
+            self._built.recv(MANY_BUILT)
         if self.router in ready:
             started = time.monotonic()
             last = started + self.verifier.sources.mail_s
@@ -218,6 +230,8 @@ class VerifierLoop:
         self.link.beat(self.verifier.heartbeat())
         self.context.destroy()
         self.verifier.grammars.close()
+        self._built.close()
+        self._note_built.close()
         self.verifier.engine.shutdown()
 
 

@@ -93,6 +93,8 @@ class LateLogitEngine(LateEngine, LogitEngine):
 class Builder:
     """Builds at once. `limits` of single sessions."""
 
+    on_ready: Callable[[], None] | None = None
+
     def __init__(self, limits: dict[int, GrammarLimits] | None = None) -> None:
         self._limits, self._ready = limits or {}, list[tuple[int, Any, str]]()
 

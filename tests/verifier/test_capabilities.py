@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from specq.protocol import CAPABILITIES, GRAMMAR_CAPABILITIES, GRAMMAR_KINDS, PROMPT_LOGPROBS
@@ -13,6 +14,7 @@ class NoBuilder:
     """Stands for what builds grammars, where no job has one."""
 
     tokenizer: Any = None
+    on_ready: Callable[[], None] | None = None
 
     def begin(self, key: int, grammar: str) -> None:
         raise AssertionError("no job has a grammar")

@@ -1,9 +1,11 @@
 """What the verifier's process makes of its configuration, and of its peers."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +46,37 @@ def loop() -> Iterator[VerifierLoop]:
     loop = VerifierLoop(TargetConfig(broker=free_address(), bind="tcp://127.0.0.1:*"), verifier, "toy")
     yield loop
     loop.close()
+
+
+class Builder:
+    """Stands for what builds grammars."""
+
+    tokenizer: Any = None
+    begin: Any = None
+    ready: Any = None
+    cancel: Any = None
+    on_ready: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_grammar_that_is_built_ends_the_wait_for_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only once."""
+    builder = Builder()
+    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.001, 0.002]), incarnation=1, grammar_builder=builder)
+    loop = VerifierLoop(TargetConfig(broker=free_address(), bind="tcp://127.0.0.1:*"), verifier, "toy")
+    try:
+        monkeypatch.setattr(loop.link.heartbeat, "remaining_ms", lambda: 5_000)
+        assert builder.on_ready is not None
+        builder.on_ready()
+        began = time.monotonic()
+        loop.turn()
+        assert time.monotonic() - began < 2.5
+        assert dict(loop.poller.poll(0)) == {}
+    finally:
+        loop.close()
+    builder.on_ready()  # a thread that ends late
 
 
 def turn_until(loop: VerifierLoop, socket: zmq.Socket[bytes]) -> Message:

@@ -5,7 +5,7 @@ A session whose grammar is not built yet takes part in no step. Nothing else wai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from specq.grammar import GrammarTokenizer, SessionGrammar
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 class Builder(Protocol):
     """Builds matchers beside the steps; see `specq.grammar.GrammarBuilder`."""
+
+    on_ready: Callable[[], None] | None
 
     def tokenizer(self) -> GrammarTokenizer: ...
 
@@ -47,6 +49,11 @@ class SessionGrammars:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    def when_built(self, call: Callable[[], None]) -> None:
+        """Let `call` be called, from a thread, when `take` has something to yield or a session can begin."""
+        if self._builder is not None:
+            self._builder.on_ready = call
 
     def begin(self, session: Session) -> None:
         """Begin to build the grammar of a new session, if it has one."""
