@@ -13,7 +13,6 @@ from specq.gateway.completion_call import (
     read_explain,
     read_model,
     read_stream,
-    read_top,
 )
 from specq.gateway.errors import ApiError
 from specq.gateway.evaluation_fields import COMMON, read_evaluation
@@ -33,6 +32,7 @@ from specq.gateway.fields import (
     is_object,
     is_text,
     read_content,
+    read_top,
 )
 from specq.gateway.grammar_fields import COMPLETIONS, choose_grammar
 from specq.gateway.tool_fields import FIELDS as TOOLS

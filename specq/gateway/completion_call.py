@@ -24,6 +24,7 @@ from specq.gateway.fields import (
     is_count,
     is_flag,
     is_object,
+    read_top,
 )
 from specq.gateway.grammar_fields import COMPLETIONS, NO_GRAMMAR, FieldGrammar, choose_grammar
 from specq.gateway.grammar_reasons import in_words_of_request
@@ -32,7 +33,6 @@ from specq.gateway.tool_fields import NO_TOOLS, ToolUse
 from specq.protocol import JobError
 
 MOST_CHOICES = 128  # completions in one request, over all its prompts
-MAX_TOP = 20  # most likely tokens listed for each token
 _STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
 
 
@@ -125,14 +125,6 @@ def read_count(name: str, value: Any, most: int) -> int:
     if not is_count(value) or not 1 <= value <= most:
         raise ApiError(f"{name} is {value!r:.40}, but must be a whole number from 1 to {most}", param=name)
     return int(value)
-
-
-def read_top(name: str, fields: Mapping[str, Any]) -> int:
-    """Return the number of most likely tokens that a field requests, 0 without the field."""
-    num_top = check(name, fields.get(name, 0), is_count)
-    if num_top > MAX_TOP:
-        raise ApiError(f"{name} is {num_top}, but must be at most {MAX_TOP}", param=name)
-    return int(num_top)
 
 
 def read_choices(fields: Mapping[str, Any], num_prompts: int) -> int:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specq.gateway.errors import ApiError
-from specq.gateway.fields import Check, check, is_count, is_flag, is_text
+from specq.gateway.fields import Check, check, is_flag, is_text, read_top
 
-MAX_TOP = 20
 _CLIENT: dict[str, Check] = {
     "truncation_side": is_text,
     "skip_special_tokens": is_flag,
@@ -75,9 +74,7 @@ def read_evaluation(fields: Mapping[str, Any], num_top: int = -1) -> Evaluation:
 def _read_prompt_top(fields: Mapping[str, Any]) -> int:
     if "prompt_logprobs" not in fields:
         return -1
-    num_top = check("prompt_logprobs", fields["prompt_logprobs"], is_count)
-    if num_top > MAX_TOP:
-        raise ApiError(f"prompt_logprobs is {num_top}, but must be at most {MAX_TOP}", param="prompt_logprobs")
+    num_top = read_top("prompt_logprobs", fields)
     if fields.get("stream"):
         raise ApiError("prompt_logprobs is not available with stream; leave one of them out", param="prompt_logprobs")
-    return int(num_top)
+    return num_top

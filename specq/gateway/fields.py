@@ -112,6 +112,8 @@ REFUSED: dict[str, str] = {
 }
 
 
+MAX_TOP = 20  # most likely tokens listed for each token
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +152,14 @@ def check(name: str, value: Any, kind: Check) -> Any:
     if not kind(value):
         raise ApiError(f"{name} is {_kind(value)}, but must be {_NAMES[kind]}", param=name, code="invalid_type")
     return value
+
+
+def read_top(name: str, fields: Mapping[str, Any]) -> int:
+    """Return the number of most likely tokens that a field requests, 0 without the field."""
+    value = fields.get(name, 0)
+    if not is_count(value) or value > MAX_TOP:
+        raise ApiError(f"{name} is {value!r:.40}, but must be a whole number from 0 to {MAX_TOP}", param=name)
+    return int(value)
 
 
 class Part(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from specq.gateway.chat_call import BUDGET, MAX_LENGTH, read_budget
-from specq.gateway.completion_call import Call, job_arguments, read_count, read_model, read_stream, read_top
+from specq.gateway.completion_call import Call, job_arguments, read_count, read_model, read_stream
 from specq.gateway.errors import ApiError
 from specq.gateway.fields import (
     IGNORED,
@@ -27,6 +27,7 @@ from specq.gateway.fields import (
     is_object,
     is_text,
     read_content,
+    read_top,
 )
 from specq.gateway.grammar_fields import RESPONSES, choose_grammar
 from specq.gateway.tool_fields import FIELDS as TOOLS

@@ -302,6 +302,8 @@ _TOKENS = Items(_TOKEN, MAX_LISTED, "token ids from 0 to 2**31 - 1")
 _RANKS = Items(Range(0, MAX_CANDIDATES - 1), MAX_CANDIDATES, f"ranks in [0, {MAX_CANDIDATES})", least=1)
 _FAN_OUT = Items(Range(0, MAX_CANDIDATES), MAX_CANDIDATES, f"numbers in [0, {MAX_CANDIDATES}]")
 
+_LOGPROBS = Range(0, MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}, or -1 for none", extra=-1)
+
 SAMPLING: dict[str, Bound] = {
     "temperature": Range(0, 100, "in [0, 100]"),
     "top_k": Range(0, MAX_INT32, "0 (off) or a number of tokens below 2**31"),
@@ -318,8 +320,8 @@ SAMPLING: dict[str, Bound] = {
     "typical_eps": _SHARE,
     "typical_delta": _SHARE,
     "min_tokens": Range(0, MAX_INT32, "in [0, max_tokens]"),
-    "logprobs": Range(-1, MAX_LOGPROBS, f"in [-1, {MAX_LOGPROBS}]"),
-    "prompt_logprobs": Range(-1, MAX_LOGPROBS, f"in [-1, {MAX_LOGPROBS}]"),
+    "logprobs": _LOGPROBS,
+    "prompt_logprobs": _LOGPROBS,
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
     "repetition_penalty": Range(0.01, 100, "in [0.01, 100]"),

@@ -87,7 +87,7 @@ def test_no_parameter_is_forgotten():
         (["--stop-token-ids", "5,x"], "'5,x' is not a list of integers; expected e.g. 5,17"),
         (["--bad-words", " "], "bad_words"),
         (["--frequency-penalty", "3"], "frequency_penalty is 3.0, but must be in [-2, 2]"),
-        (["--logprobs", "21"], "logprobs is 21, but must be in [-1, 20]"),
+        (["--logprobs", "21"], "logprobs is 21, but must be from 0 to 20, or -1 for none"),
     ],
 )
 def test_bad_values(broker, tmp_path, options, reason):

@@ -138,6 +138,14 @@ def test_prompt_logprobs_have_vllms_form(post, broker, path):
     assert [values[name] for name in ("prompt_logprobs", "prompt_token_ids", "token_ids")] == [None] * 3
 
 
+@each("value", [-1, 21, 1.5, "2"])
+def test_a_number_of_likeliest_tokens_beyond_its_bounds_is_named_with_them(http, value):
+    for name in ("prompt_logprobs", "logprobs"):
+        error = http.post("/v1/completions", json={"prompt": PROMPT, name: value}).json()["error"]
+        assert error["message"] == f"{name} is {value!r}, but must be a whole number from 0 to 20"
+        assert error["param"] == name
+
+
 def test_a_stream_may_not_ask_for_prompt_logprobs(http):
     response = http.post("/v1/completions", json={"prompt": PROMPT, "prompt_logprobs": 1, "stream": True})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
