@@ -6,7 +6,7 @@ The sockets are real, and start-up is fast.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -58,11 +58,8 @@ class Secured:
 def served(keys: str, journal: str = "none", target_keys: str = "") -> Iterator[Secured]:
     """Serve until the block ends."""
     one, stopped = Secured(keys, journal, target_keys), threading.Event()
-    ends: list[Callable[[], None]] = [lambda: one.target.context.destroy(0), one.broker.close]
-    loops = zip((one.target, one.broker), ends, strict=True)
-    threads = [
-        threading.Thread(target=_run, args=(loop, stopped, end, one.refusals), daemon=True) for loop, end in loops
-    ]
+    loops: tuple[VerifierLoop | BrokerLoop, ...] = one.target, one.broker
+    threads = [threading.Thread(target=_run, args=(loop, stopped, one.refusals), daemon=True) for loop in loops]
     for thread in threads:
         thread.start()
     try:
@@ -73,13 +70,11 @@ def served(keys: str, journal: str = "none", target_keys: str = "") -> Iterator[
             thread.join(CLOSE_S)
 
 
-def _run(
-    loop: BrokerLoop | VerifierLoop, stopped: threading.Event, end: Callable[[], None], refusals: list[str]
-) -> None:
+def _run(loop: VerifierLoop | BrokerLoop, stopped: threading.Event, refusals: list[str]) -> None:
     try:
         while not stopped.is_set():
             loop.turn()
     except ConfigError as error:
         refusals.append(str(error))
     finally:
-        end()
+        loop.close()
