@@ -75,14 +75,16 @@ def _behind(found: Mapping[str, Any], inner: str, special: Special) -> str:
 
 def _before(found: Mapping[str, Any], special: Special) -> tuple[str, list[str]]:
     """Return what comes before a grammar as a part of a Lark rule, and the rules that it needs."""
+    first, text = _first(found["after"], special), _text(found["after"], special)
+    if "within" not in found and first in special:  # which the text before it does not spell either
+        return f"THOUGHTS {text}", [f"THOUGHTS: {FREE} & ~/(?s:.*){_quoted(first)}(?s:.*)/"]
     if "within" not in found:
         return _up_to_text(found["after"], "thoughts", special)
     for name in ("after", "opens"):
         if name in found and _first(found[name], special) not in special:
             reason = f"within needs {name} to begin with a special token of the model, but it is {found[name]!r}"
             raise JobError(f"grammar: {reason}", field="grammar")
-    end, most = special[_first(found["after"], special)], found["within"]
-    return f"{_up_to(most, f'<[^{end}]>')} {_text(found['after'], special)}", []
+    return f"{_up_to(found['within'], f'<[^{special[first]}]>')} {text}", []
 
 
 def _any_text(found: Mapping[str, Any], special: Special) -> str:

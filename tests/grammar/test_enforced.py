@@ -108,6 +108,15 @@ def test_a_fixed_text_may_have_any_character(text):
     assert takes({"structural_tag": tag, "required": True}, f"{text}null{text}")
 
 
+def test_a_text_before_a_special_token_does_not_spell_it():
+    """Who reads the text would take the spelling for the token."""
+    grammar = {"json_object": True, "after": "<|pad|>"}
+    spelled = [*TOKENIZER.ids("a <|pad|"), *TOKENIZER.ids(">")]
+    matcher = build_matcher(TOKENIZER, grammar_text(grammar), LIMITS)
+    assert matcher.try_consume_tokens(spelled) == len(spelled) - 1
+    assert takes(grammar, "a <|pad| b <|pad|>{}")
+
+
 def test_no_space_but_that_of_json_comes_before_it():
     grammar = {"json_object": True, "after": "!"}
     assert takes(grammar, "!\n {}")
