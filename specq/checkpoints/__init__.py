@@ -5,7 +5,8 @@
 - draft_form: the configuration and tensors of a draft model in our own form, autoregressive or parallel.
 - gguf_file: the header of a GGUF file.
 - gguf_config: its metadata as config.json, and the tokens that end a text.
-- gguf_tokenizer: its metadata as tokenizer.json.
+- gguf_tokenizer: its metadata as tokenizer.json. gguf_vocabulary: the tokens. gguf_byte_level and gguf_sentencepiece:
+  what each kind of tokenizer does with them.
 - gguf_tensors: its tensors, dequantised, under transformers' names.
 
 Input: a path. Output: texts, numbers. No module here needs torch or writes to disk.

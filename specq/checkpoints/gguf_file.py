@@ -215,14 +215,21 @@ class _Header:
             known = ", ".join(map(str, VERSIONS))
             raise ConfigError(f"{self._path} has GGUF version {version} (or another byte order); supported: {known}")
         num_tensors, num_keys = self._scalar("Q"), self._scalar("Q")
-        metadata = dict(self._pair() for _ in self._counted(num_keys))
+        pairs = [self._pair() for _ in self._counted(num_keys)]
         places = [self._place() for _ in self._counted(num_tensors)]
+        self._check_names([name for name, _ in pairs], [name for name, *_ in places])
+        metadata = dict(pairs)
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment <= 0:
             raise self._damaged(f"general.alignment is {alignment!r}")
         start = -(-self._at // alignment) * alignment
         tensors = {name: self._tensor(name, shape, type_id, start + at) for name, shape, type_id, at in places}
         return GgufFile(self._path, metadata, tensors)
+
+    def _check_names(self, keys: list[str], tensors: list[str]) -> None:
+        for kind, names in (("key", keys), ("tensor", tensors)):
+            if len(set(names)) < len(names):
+                raise self._damaged(f"it has the {kind} {Counter(names).most_common(1)[0][0]} more than once")
 
     def _pair(self) -> tuple[str, Any]:
         key = self._text()
