@@ -200,6 +200,12 @@ def _read(path: Path, num_bytes: int, _changed: int) -> GgufFile:
         raise ConfigError(f"{path} is damaged: lists in its header are nested too deeply; fetch it again") from None
 
 
+def forget_headers() -> None:
+    """Free what was read of files that nobody uses."""
+    _read.cache_clear()
+    _joined.cache_clear()
+
+
 class _Header:
     """Reads a mapped file from its beginning. Raises struct.error if the file ends too early."""
 

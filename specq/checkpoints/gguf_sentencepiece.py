@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 
 from specq.checkpoints.gguf_file import GgufFile
-from specq.checkpoints.gguf_vocabulary import TokenKind, TokenizerForm, Vocabulary, values
+from specq.checkpoints.gguf_vocabulary import TokenizerForm, TokenKind, Vocabulary, values
 from specq.protocol import ConfigError
 
 _SPACE = "\u2581"  # how a vocabulary spells a space

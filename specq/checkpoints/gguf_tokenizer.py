@@ -13,7 +13,7 @@ from specq.checkpoints.gguf_byte_level import byte_level
 from specq.checkpoints.gguf_config import refusal
 from specq.checkpoints.gguf_file import GgufFile
 from specq.checkpoints.gguf_sentencepiece import sentencepiece
-from specq.checkpoints.gguf_vocabulary import TokenKind, TokenizerForm, Vocabulary, decoder, read_vocabulary
+from specq.checkpoints.gguf_vocabulary import TokenizerForm, TokenKind, Vocabulary, decoder, read_vocabulary
 
 KINDS = {"gpt2": byte_level, "llama": sentencepiece}  # of tokenizer.ggml.model
 _ABOUT = "gpt2 (byte-level BPE), llama (SentencePiece's BPE)"

@@ -81,6 +81,24 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
     return Vocabulary(dict(sorted(named.items())), kinds, copies.total() > len(copies))
 
 
+def num_gguf_tokens(file: GgufFile) -> int:
+    """Return one more than the largest id of a token, without padding. Raises like `read_vocabulary`."""
+    kinds = values(file, "token_type", int)
+    return next((i + 1 for i in range(len(kinds) - 1, -1, -1) if kinds[i] != TokenKind.UNUSED), 0)
+
+
+def same_tokenizer(first: GgufFile, second: GgufFile) -> bool:
+    """Return whether two files have the same tokens, kinds, merges and scores, apart from padding."""
+    size = num_gguf_tokens(first)
+
+    def identity(file: GgufFile) -> list[Any]:
+        lists = (file.metadata.get(f"tokenizer.ggml.{key}") or [] for key in ("tokens", "token_type", "scores"))
+        others = (file.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "merges"))
+        return [*(found[:size] for found in lists), *others]
+
+    return size == num_gguf_tokens(second) and identity(first) == identity(second)
+
+
 def values(file: GgufFile, key: str, kind: type) -> list[Any]:
     """Return a list of the tokenizer. Raises ConfigError if it is missing, or has values of another type."""
     found = file.metadata.get(f"tokenizer.ggml.{key}")
