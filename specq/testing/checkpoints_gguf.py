@@ -114,9 +114,12 @@ def _keys(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_keys(vocab_size: int) -> dict[str, Any]:
-    """Return the keys of the tokenizer of `specq.testing.tokenizer`, padded to the vocabulary as converters do."""
+    """Return the keys of the tokenizer of `specq.testing.tokenizer`, padded to the vocabulary as converters do.
+
+    A smaller vocabulary has only its first tokens, so that no text can be encoded.
+    """
     content = json.loads(tokenizer_json())
-    tokens = dict(sorted((i, token) for token, i in content["model"]["vocab"].items()))
+    tokens = dict(sorted((i, token) for token, i in content["model"]["vocab"].items() if i < vocab_size))
     special = {token["id"] for token in content["added_tokens"]}
     padding = range(len(tokens), vocab_size)
     merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"])
