@@ -92,9 +92,9 @@ def same_tokenizer(first: GgufFile, second: GgufFile) -> bool:
     size = num_gguf_tokens(first)
 
     def identity(file: GgufFile) -> list[Any]:
-        lists = (file.metadata.get(f"tokenizer.ggml.{key}") or [] for key in ("tokens", "token_type", "scores"))
+        lists = (file.metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", "scores"))
         others = (file.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "merges"))
-        return [*(found[:size] for found in lists), *others]
+        return [*(found[:size] if isinstance(found, list) else found for found in lists), *others]
 
     return size == num_gguf_tokens(second) and identity(first) == identity(second)
 

@@ -98,10 +98,9 @@ def examine(question: Question, tell: Tell) -> Examination:
     gpu_bytes = _gpu_bytes() * engines.num_devices(config)
     found = pair.look(config.target.model, config.draft.model, memory, gpu_bytes, config.target.heads)
     target = found.target.path if found.target else None
-    checks += found.checks
     if not question.config.draft.model and (reason := drafted_by(question.config).reason):
         checks.append(Check("draft choice", OK, reason))
-    checks += [*engines.look(config, target, describe("specq doctor")["versions"], len(gpus()))]
+    checks += [*found.checks, *engines.look(config, target, describe("specq doctor")["versions"], len(gpus()))]
     measured, predictions, disturbed = None, list[Prediction](), ""
     cores, here = available_cores(), running()
     before, load = usage(cores), load_average()

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specq.checkpoints import same_tokenizer
 from specq.checkpoints.gguf_file import GgufFile
 from specq.checkpoints.gguf_tokenizer import tokenizer_files
 from specq.grammar import SessionGrammar
@@ -181,6 +182,24 @@ REFUSED = {
 def test_what_is_not_supported_is_named(changes, said):
     with pytest.raises(ConfigError, match=rf"a\.gguf.*{said}"):
         tokenizer_files(file_of(**changes))
+
+
+WRONG = (None, -1, 2**40, 0.5, "x", [], [0], ["a"], [3] * SIZE, [0.0] * SIZE, ["<0x41>"] * SIZE)
+
+
+@each("key", [key for key in KEYS if KEYS[key] is not None] + ["tokenizer.ggml.add_space_prefix"])
+def test_any_value_of_a_key_gives_a_tokenizer_or_an_error(key):
+    """Nothing else is raised, also where files are only compared."""
+    outcomes = set()
+    for value in WRONG:
+        file = GgufFile(Path("a.gguf"), KEYS | {key: value}, {})
+        try:
+            outcomes.add(same_tokenizer(file, FILE))
+            codec = TextCodec(tokenizer_files(file))
+            assert codec.decode(codec.encode_part("a")).strip() == "a"
+        except ConfigError as error:
+            outcomes.add(str(error))
+    assert not isinstance(KEYS.get(key), list) or len(outcomes) > 2
 
 
 @given(st.lists(st.integers(0, SIZE), max_size=12), st.lists(st.integers(0, SIZE), max_size=12))
