@@ -201,7 +201,7 @@ def _read(path: Path, num_bytes: int, _changed: int) -> GgufFile:
 
 
 def forget_headers() -> None:
-    """Free what was read of files that nobody uses."""
+    """Free what was read of files."""
     _read.cache_clear()
     _joined.cache_clear()
 
