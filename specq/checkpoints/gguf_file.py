@@ -252,6 +252,8 @@ class _Header:
 
     def _array(self) -> list[Any]:
         kind, count = self._scalar("I"), self._scalar("Q")
+        if kind == _STRING:
+            return self._texts(count)
         if kind not in _SCALARS:
             return [self._value(kind) for _ in self._counted(count)]
         values = struct.unpack_from(f"<{len(self._counted(count))}{_SCALARS[kind]}", self._bytes, self._at)
@@ -270,11 +272,20 @@ class _Header:
         return value
 
     def _text(self) -> str:
-        end = self._at + 8 + self._scalar("Q")
-        if end > len(self._bytes):
-            raise struct.error
-        text, self._at = self._bytes[self._at : end], end
-        return text.decode()
+        return self._texts(1)[0]
+
+    def _texts(self, count: int) -> list[str]:
+        """Return strings. A vocabulary has hundreds of thousands, so this loop calls little."""
+        data, at, length = self._bytes, self._at, struct.Struct("<Q").unpack_from
+        found: list[str] = []
+        for _ in self._counted(count):
+            start = at + 8
+            at = start + length(data, at)[0]
+            if at > len(data):
+                raise struct.error
+            found.append(data[start:at].decode())
+        self._at = at
+        return found
 
     def _place(self) -> tuple[str, tuple[int, ...], int, int]:
         """Return a tensor's name, shape, type, and its offset from the start of the tensors."""

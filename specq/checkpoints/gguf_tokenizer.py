@@ -6,8 +6,9 @@ stays invisible. To add a kind, add a function that returns its `TokenizerForm`.
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+import orjson
 
 from specq.checkpoints.gguf_byte_level import byte_level
 from specq.checkpoints.gguf_config import refusal
@@ -36,7 +37,7 @@ def tokenizer_files(file: GgufFile) -> dict[str, str]:
         "tokenizer.json": _tokenizer(file, form, vocabulary, ids),
         "tokenizer_config.json": _settings(file, vocabulary, ids),
     }
-    return {name: json.dumps(said, ensure_ascii=False) for name, said in made.items()}
+    return {name: orjson.dumps(said).decode() for name, said in made.items()}
 
 
 def _special_id(file: GgufFile, key: str, form: TokenizerForm) -> int:

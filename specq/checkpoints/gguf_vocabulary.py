@@ -74,11 +74,19 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         raise ConfigError(
             f"{file.path} is damaged: it has {len(tokens)} tokens and {len(kinds)} token types; fetch it again"
         )
+    unused = int(TokenKind.UNUSED)  # comparing with a member takes several times as long
+    named = {i: tokens[i] for i, kind in kinds.items() if kind != unused}
+    has_copies = len(set(named.values())) < len(named)
+    return Vocabulary(_marked(named) if has_copies else named, kinds, has_copies)
+
+
+def _marked(tokens: dict[int, str]) -> dict[int, str]:
+    """Return the tokens with the mark at the end of those that appear again later: once for each time."""
     named, copies = dict[int, str](), Counter[str]()
-    for i in reversed([i for i, kind in kinds.items() if kind != TokenKind.UNUSED]):
-        named[i] = tokens[i] + _COPY * copies[tokens[i]]
-        copies[tokens[i]] += 1
-    return Vocabulary(dict(sorted(named.items())), kinds, copies.total() > len(copies))
+    for i, text in reversed(tokens.items()):
+        named[i] = text + _COPY * copies[text]
+        copies[text] += 1
+    return dict(sorted(named.items()))
 
 
 def num_gguf_tokens(file: GgufFile) -> int:
