@@ -81,7 +81,7 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
 
 
 def _marked(tokens: dict[int, str]) -> dict[int, str]:
-    """Return the tokens with the mark at the end of those that appear again later: once for each time."""
+    """Return the tokens; if a text appears again later, with the mark at its end once for each time."""
     named, copies = dict[int, str](), Counter[str]()
     for i, text in reversed(tokens.items()):
         named[i] = text + _COPY * copies[text]

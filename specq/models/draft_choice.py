@@ -4,7 +4,8 @@ A named target has its own (`draft_for`). For a GGUF file, a model with the same
 GGUF files beside it, then among the models of `specq models` that are on this machine. The smallest one is used, since
 on a processor the time of a draft grows with its size. It has at most SMALLER of the target's bytes.
 
-Rule: a choice never keeps a deployment from starting. A file that cannot be read or loaded is not chosen.
+Rule: a choice must not keep a deployment from starting. A file whose header cannot be read, or names something that is
+not supported, is not chosen.
 """
 
 from __future__ import annotations
