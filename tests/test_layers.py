@@ -97,6 +97,7 @@ DOORS = {
     *(f"specq.drafting.{method}.source" for method in ("draft_model", "suffix", "lookahead")),
     *("specq.drafting.medusa", "specq.drafting.medusa.network"),  # the former: form
     *("specq.drafting.eagle3", "specq.drafting.eagle3.network", "specq.drafting.eagle3.loading"),
+    "specq.models.draft_choice",
     "specq.models.inflate",
     "specq.models.inflate_heads",
     *("specq.observe.screen", "specq.runtime.machine", "specq.runtime.usage"),

@@ -5,7 +5,8 @@
 - draft_form: the configuration and tensors of a draft model in our own form, autoregressive or parallel.
 - gguf_file: the header of a GGUF file.
 - gguf_config: its metadata as config.json, and the tokens that end a text.
-- gguf_tokenizer: its metadata as tokenizer.json.
+- gguf_tokenizer: its metadata as tokenizer.json. gguf_vocabulary: the tokens. gguf_byte_level and gguf_sentencepiece:
+  what each kind of tokenizer does with them.
 - gguf_tensors: its tensors, dequantised, under transformers' names.
 
 Input: a path. Output: texts, numbers. No module here needs torch or writes to disk.
@@ -13,20 +14,26 @@ Input: a path. Output: texts, numbers. No module here needs torch or writes to d
 
 from __future__ import annotations
 
-from specq.checkpoints.files import read_config, read_json, read_text, weight_bytes
+from specq.checkpoints.files import forget_gguf, read_config, read_json, read_text, weight_bytes
 from specq.checkpoints.gguf_config import gguf_ends
 from specq.checkpoints.gguf_file import GgufFile, gguf_in, gguf_name, gguf_parts, is_gguf, read_gguf
+from specq.checkpoints.gguf_tensors import check_tensors
+from specq.checkpoints.gguf_vocabulary import num_gguf_tokens, same_tokenizer
 
 __all__ = [
     "GgufFile",
+    "check_tensors",
+    "forget_gguf",
     "gguf_ends",
     "gguf_in",
     "gguf_name",
     "gguf_parts",
     "is_gguf",
+    "num_gguf_tokens",
     "read_config",
     "read_gguf",
     "read_json",
     "read_text",
+    "same_tokenizer",
     "weight_bytes",
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specq.checkpoints.gguf_config import generation_config, model_config
-from specq.checkpoints.gguf_file import GgufFile, gguf_parts, is_gguf, read_gguf
+from specq.checkpoints.gguf_file import GgufFile, forget_headers, gguf_parts, is_gguf, read_gguf
 from specq.checkpoints.gguf_tokenizer import tokenizer_files
 from specq.protocol import ConfigError
 
@@ -68,6 +68,12 @@ def weight_bytes(model: Path) -> int:
     else:
         found = [*model.glob("*.safetensors")] or [*model.glob("*.bin"), *model.glob("*.pt")]
     return sum(file.stat().st_size for file in found)
+
+
+def forget_gguf() -> None:
+    """Free what was read of GGUF files: tens of megabytes for a large vocabulary."""
+    _made_of.cache_clear()
+    forget_headers()
 
 
 @lru_cache(maxsize=2)

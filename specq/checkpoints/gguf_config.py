@@ -1,9 +1,10 @@
 """The metadata of a GGUF file as `config.json` and `generation_config.json` in Hugging Face layout.
 
-To add an architecture that llama.cpp builds like Llama, add a name to ARCHITECTURES. Its tensors must have the names of
+To add an architecture that llama.cpp builds like Llama, add a line to ARCHITECTURES. Its tensors must have the names of
 `specq.checkpoints.gguf_tensors`, and its keys must be in _KEYS.
 
-Rule: an unknown key of the architecture may change the text. So the file is refused. A key with the value 0 does not.
+Rule: an unknown key of the architecture may change the text. So the file is refused. A key with the value 0 does not,
+unless it is in _ZERO_COUNTS. The error names the file, the key, its value, and what is supported.
 
 The tokens that end a text are llama.cpp's end-of-generation tokens:
 
@@ -87,7 +88,11 @@ def _named(file: GgufFile) -> list[tuple[int, str]]:
     return [(i, name) for i, name in marks if name in fim.union(_NAMES) - apart]
 
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = {  # general.architecture -> models that have it
+    "llama": "Llama 1 to 3, Mistral 7B, TinyLlama, SmolLM2",
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen3": "Qwen3 without experts",
+}
 ROPE_FACTORS = "rope_freqs.weight"  # divisor of each frequency: llama.cpp's form of the rope of Llama 3.1 and later
 _END_KEYS = (
     "eos_token_id",
@@ -104,6 +109,9 @@ _SIZES = {  # key of config.json -> key of the architecture
 _EPSILON = "attention.layer_norm_rms_epsilon"
 _MOST = 2**31 - 1
 _LAYER = re.compile(r"blk\.(\d+)\.")
+_ZERO_COUNTS = ("attention.causal", "rope.scaling.")  # beginnings of keys
+_NEUTRAL = {"attention.causal": True}
+_ELSEWHERE = "llama.cpp may run this file, and --engine vllm the model's directory in Hugging Face layout"
 _SCALING = {"linear": ("factor",), "yarn": ("factor", "original_context_length")}
 _KEYS = frozenset(
     {
@@ -119,11 +127,11 @@ _KEYS = frozenset(
 def model_config(file: GgufFile) -> dict[str, Any]:
     """Return the `config.json` of a file's model. Raises ConfigError for a model that is not supported."""
     kind = file.architecture
+    if (content := file.metadata.get("general.type", "model")) != "model":
+        raise refusal(file, "general.type", content, "model")
     if kind not in ARCHITECTURES:
-        raise ConfigError(
-            f"{file.path} has the architecture {kind or 'of no name'!r}; supported in GGUF files: "
-            f"{', '.join(ARCHITECTURES)}"
-        )
+        supported = ", ".join(f"{name} ({models})" for name, models in ARCHITECTURES.items())
+        raise refusal(file, "general.architecture", kind, supported)
     said = _Said(file)
     said.check_known()
     config = {key: said.size(own) for key, own in _SIZES.items()}
@@ -151,6 +159,11 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def refusal(file: GgufFile, key: str, value: Any, supported: str) -> ConfigError:
+    """Return the error for a key of a file whose value is not supported, with what runs such models."""
+    return ConfigError(f"{file.path}: {key} is {value!r:.40}; supported in GGUF files: {supported}. {_ELSEWHERE}")
+
+
 def generation_config(file: GgufFile) -> dict[str, Any]:
     """Return the `generation_config.json` of a file's model: all tokens that end a text."""
     return {"eos_token_id": list(gguf_ends(file))}
@@ -164,7 +177,7 @@ class _Said:
         self._values = {k.removeprefix(start): v for k, v in file.metadata.items() if k.startswith(start)}
 
     def check_known(self) -> None:
-        unknown = sorted(key for key, value in self._values.items() if key not in _KEYS and value)
+        unknown = sorted(key for key, value in self._values.items() if key not in _KEYS and _counts(key, value))
         if unknown:
             raise self.unsupported(", ".join(f"{key} = {str(self._values[key])[:40]}" for key in unknown))
 
@@ -193,13 +206,19 @@ class _Said:
 
     def unsupported(self, what: str) -> ConfigError:
         return ConfigError(
-            f"{self._file.path} is a {self._file.architecture} model with {what}, which is not supported"
+            f"{self._file.path} is a {self._file.architecture} model with {what}, which is not supported in GGUF "
+            f"files. {_ELSEWHERE}"
         )
+
+
+def _counts(key: str, value: Any) -> bool:
+    """Return whether the value of an unknown key may change the text."""
+    return value != _NEUTRAL.get(key) and bool(value or key.startswith(_ZERO_COUNTS))
 
 
 def _rope(said: _Said) -> dict[str, Any]:
     base = {"rope_theta": _shortest(said.needed("rope.freq_base", 10_000.0))}
-    kind = said.get("rope.scaling.type", "none")
+    kind = said.get("rope.scaling.type", "linear" if said.get("rope.scaling.factor") else "none")
     if kind == "none":
         return {"rope_type": "default", **base}
     if kind not in _SCALING:
@@ -227,7 +246,13 @@ def _check_fits(file: GgufFile, num_layers: int, num_heads: int, num_kv_heads: i
 def _vocab_size(file: GgufFile) -> int:
     if "token_embd.weight" not in file.tensors:
         raise ConfigError(f"{file.path} has no tensor token_embd.weight")
-    return file.tensors["token_embd.weight"].shape[0]
+    num_rows = file.tensors["token_embd.weight"].shape[0]
+    if len(_tokens(file)) > num_rows:
+        raise ConfigError(
+            f"{file.path} does not fit its own metadata: {len(_tokens(file))} tokens (tokenizer.ggml.tokens), and "
+            f"token_embd.weight of {num_rows} rows"
+        )
+    return num_rows
 
 
 def _end_ids(metadata: Mapping[str, Any]) -> list[int]:

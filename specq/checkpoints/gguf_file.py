@@ -200,6 +200,12 @@ def _read(path: Path, num_bytes: int, _changed: int) -> GgufFile:
         raise ConfigError(f"{path} is damaged: lists in its header are nested too deeply; fetch it again") from None
 
 
+def forget_headers() -> None:
+    """Free what was read of files."""
+    _read.cache_clear()
+    _joined.cache_clear()
+
+
 class _Header:
     """Reads a mapped file from its beginning. Raises struct.error if the file ends too early."""
 
@@ -215,14 +221,21 @@ class _Header:
             known = ", ".join(map(str, VERSIONS))
             raise ConfigError(f"{self._path} has GGUF version {version} (or another byte order); supported: {known}")
         num_tensors, num_keys = self._scalar("Q"), self._scalar("Q")
-        metadata = dict(self._pair() for _ in self._counted(num_keys))
+        pairs = [self._pair() for _ in self._counted(num_keys)]
         places = [self._place() for _ in self._counted(num_tensors)]
+        self._check_names([name for name, _ in pairs], [name for name, *_ in places])
+        metadata = dict(pairs)
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment <= 0:
             raise self._damaged(f"general.alignment is {alignment!r}")
         start = -(-self._at // alignment) * alignment
         tensors = {name: self._tensor(name, shape, type_id, start + at) for name, shape, type_id, at in places}
         return GgufFile(self._path, metadata, tensors)
+
+    def _check_names(self, keys: list[str], tensors: list[str]) -> None:
+        for kind, names in (("key", keys), ("tensor", tensors)):
+            if len(set(names)) < len(names):
+                raise self._damaged(f"it has the {kind} {Counter(names).most_common(1)[0][0]} more than once")
 
     def _pair(self) -> tuple[str, Any]:
         key = self._text()
@@ -239,6 +252,8 @@ class _Header:
 
     def _array(self) -> list[Any]:
         kind, count = self._scalar("I"), self._scalar("Q")
+        if kind == _STRING:
+            return self._texts(count)
         if kind not in _SCALARS:
             return [self._value(kind) for _ in self._counted(count)]
         values = struct.unpack_from(f"<{len(self._counted(count))}{_SCALARS[kind]}", self._bytes, self._at)
@@ -257,11 +272,20 @@ class _Header:
         return value
 
     def _text(self) -> str:
-        end = self._at + 8 + self._scalar("Q")
-        if end > len(self._bytes):
-            raise struct.error
-        text, self._at = self._bytes[self._at : end], end
-        return text.decode()
+        return self._texts(1)[0]
+
+    def _texts(self, count: int) -> list[str]:
+        """Return strings. A vocabulary has hundreds of thousands, so this loop calls little."""
+        data, at, length = self._bytes, self._at, struct.Struct("<Q").unpack_from
+        found: list[str] = []
+        for _ in self._counted(count):
+            start = at + 8
+            at = start + length(data, at)[0]
+            if at > len(data):
+                raise struct.error
+            found.append(data[start:at].decode())
+        self._at = at
+        return found
 
     def _place(self) -> tuple[str, tuple[int, ...], int, int]:
         """Return a tensor's name, shape, type, and its offset from the start of the tensors."""

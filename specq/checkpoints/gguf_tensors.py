@@ -75,6 +75,16 @@ def has_only(file: GgufFile, types: Collection[str]) -> bool:
     return kinds <= set(types)
 
 
+def check_tensors(file: GgufFile) -> None:
+    """Raise ConfigError for an unknown tensor or an unsupported type. It reads no values."""
+    kinds = {tensor.type_id: tensor for tensor in file.tensors.values()}
+    for tensor in kinds.values():
+        block = tensor.data[:1, : tensor.data.shape[1]]
+        dequantise(file, GgufTensor(tensor.name, tensor.shape[-1:], tensor.type_id, np.zeros_like(block)))
+    for name in file.tensors.keys() - {ROPE_FACTORS}:
+        _named(file, name)
+
+
 def rope_factors(file: GgufFile) -> Float32Array | None:
     """Return the divisor of each rotary frequency, f32[head_dim / 2]; None for none."""
     tensor = file.tensors.get(ROPE_FACTORS)

@@ -21,7 +21,7 @@ from specq.cli.parameters import given, schema_option
 from specq.cli.standard_input import is_terminal, read_all, read_piped
 from specq.cli.waiting import WaitReport, served_instead, wait_options
 from specq.client import AsyncClient, Client, check_values
-from specq.config import DEFAULT_BROKER, ClientConfig, Config, load, override
+from specq.config import DEFAULT_BROKER, NO_MODEL, ClientConfig, Config, load, override
 from specq.protocol import ConfigError, JobError
 
 
@@ -71,7 +71,7 @@ STDERR = 2  # for the output of started processes; standard output is for answer
     "--model",
     help="Model to chat with, either served by the broker or to start.  [default: the served model, else smollm2]",
 )
-@click.option("--draft-model", help="Draft model for the started processes; empty: none.  [default: the model's own]")
+@click.option("--draft-model", help="Draft model for the started processes, or `none`.  [default: as specq up]")
 @section_options(ClientConfig)
 @wait_options()
 def chat(
@@ -108,12 +108,12 @@ def chat(
         config,
         client=client,
         target=override(config.target, model=model),
-        draft=override(config.draft, model=draft_model),
+        draft=override(config.draft, model=NO_MODEL if draft_model == "" else draft_model),
     )
     with ExitStack() as stack:
         answering = _answering(client, model or "", is_named=_is_named(client, broker), starts=draft_model is not None)
         if answering is None:
-            place = _start(config, stack, drafts=draft_model != "")
+            place = _start(config, stack)
         else:
             place = _connect(config, answering, wait_seconds if wait else 0.0)
         _talk(place, settings, asked, stack)
@@ -195,13 +195,12 @@ def _connect(config: Config, model: str, wait_s: float) -> _Place:
     return _Place(connected, arrived=report.is_served)
 
 
-def _start(config: Config, stack: ExitStack, *, drafts: bool) -> _Place:
-    """Start a broker and its workers for this chat; `drafts`: also a draft model."""
-    from specq.processes.deployment import absent_sources, check_can_start, notes, placed, without_draft_model
+def _start(config: Config, stack: ExitStack) -> _Place:
+    """Start a broker and its workers for this chat."""
+    from specq.processes.deployment import absent_sources, check_can_start, notes, placed
     from specq.processes.servers import Servers, on_free_port  # here, since `--help` does not need it
     from specq.processes.up import telling
 
-    config = config if drafts else without_draft_model(config)
     check_can_start(config)
     started = time.monotonic()
     for line in notes(config):

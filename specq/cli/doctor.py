@@ -21,7 +21,7 @@ PROMPTS_EACH = 4  # prompts per data set for a running deployment
 @click.option(
     "--model", help="Target model: a name from `specq models`, a path, or a hub name.  [default: as specq up]"
 )
-@click.option("--draft-model", help="Draft model, named as in --model.  [default: the target's own, if it has one]")
+@click.option("--draft-model", help="Draft model, named as in --model, or `none`.  [default: as specq up]")
 @click.option(
     "--heads",
     help="Medusa heads or an EAGLE-3 head: a directory or a name from `specq models`.  [default: none]",

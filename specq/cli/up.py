@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from specq.cli.options import OWN, OWN_NAMES, RUNNING, key_options, log_options, own_key_options, section_options
-from specq.config import Config, ServeConfig, TargetConfig, UpConfig, load, override, with_own
+from specq.config import NO_MODEL, Config, ServeConfig, TargetConfig, UpConfig, load, override, with_own
 
 # Keys of [target] for drafting in the verifier's process. They are options here and of `specq worker --role target`.
 DRAFTING = (
@@ -36,8 +36,8 @@ SERVING = (
 @click.option("--model", help="Target model: a name from `specq models`, a path, or a hub name.  [default: smollm2]")
 @click.option(
     "--draft-model",
-    help="Draft model, named as in --model. Empty: no draft model in the verifier (draft workers still use one).  "
-    "[default: the target's own, if it has one]",
+    help="Draft model, named as in --model. `none`: no draft model in the verifier (draft workers still use one).  "
+    "[default: the target's own; for a GGUF file, one with its tokenizer]",
 )
 @key_options(TargetConfig, RUNNING)
 @own_key_options({"target": OWN["target"]})
@@ -86,14 +86,11 @@ def up(
         config,
         broker=override(config.broker, bind=address, journal=journal, keys=keys),
         target=override(config.target, model=model, keys=keys, **of_target),
-        draft=override(config.draft, model=draft_model, keys=keys),
+        draft=override(config.draft, model=NO_MODEL if draft_model == "" else draft_model, keys=keys),
         serve=override(config.serve, keys=keys, api_keys=api_keys, **of_serve),
     )
-    from specq.processes.deployment import without_draft_model  # here, since `--help` does not need it
-    from specq.processes.up import run
+    from specq.processes.up import run  # here, since `--help` does not need it
 
-    if draft_model == "":
-        config = without_draft_model(config)
     log_arguments = ["--log-level", log_level, *(["--log-json"] if log_json else [])]
     ctx.exit(run(config, log_arguments))
 

@@ -22,6 +22,7 @@ from specq.protocol import ConfigError
 DEFAULT_BROKER = "tcp://127.0.0.1:5750"
 DURABILITIES = ("full", "process")
 AUTO_DRAFTERS = -1
+NO_MODEL = "none"  # the name of no draft model, even if one could be found
 VOCABULARIES = ("same", "shared", "text")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 

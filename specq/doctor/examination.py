@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from specq.config import Config, TargetConfig
+from specq.config import NO_MODEL, Config, TargetConfig
 from specq.doctor import engines, installation, pair
 from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.neighbours import load_average, running, usage, used_by_others
 from specq.doctor.prediction import Prediction, predict, significant
 from specq.engines.vllm.versions import installed_version
-from specq.models import HEADS, default_model, draft_for, find_model
-from specq.processes.deployment import COLOCATING
+from specq.models import HEADS, find_model
+from specq.processes.deployment import COLOCATING, drafted_by, placed
 from specq.protocol import SpecqError
 from specq.runtime import Tell, available_cores
 from specq.runtime.machine import describe, gpu_free_bytes, gpus
@@ -98,6 +98,8 @@ def examine(question: Question, tell: Tell) -> Examination:
     gpu_bytes = _gpu_bytes() * engines.num_devices(config)
     found = pair.look(config.target.model, config.draft.model, memory, gpu_bytes, config.target.heads)
     target = found.target.path if found.target else None
+    if not question.config.draft.model and (reason := drafted_by(question.config).reason):
+        checks.append(Check("draft choice", OK, reason))
     checks += [*found.checks, *engines.look(config, target, describe("specq doctor")["versions"], len(gpus()))]
     measured, predictions, disturbed = None, list[Prediction](), ""
     cores, here = available_cores(), running()
@@ -126,11 +128,14 @@ def _with_models(config: Config) -> Config:
     Raises ConfigError for a named model that is missing.
     """
     for name, role in ((config.target.model, "target"), (config.draft.model, "draft"), (config.target.heads, HEADS)):
-        if name:
+        if name and (name, role) != (NO_MODEL, "draft"):
             find_model(name, role)
-    model = config.target.model or default_model()
-    draft = config.draft.model or draft_for(model)
-    return replace(config, target=replace(config.target, model=model), draft=replace(config.draft, model=draft))
+    chosen = placed(config)
+    return replace(
+        config,
+        target=replace(config.target, model=chosen.target.model),
+        draft=replace(config.draft, model="" if config.draft.model == NO_MODEL else chosen.draft.model),
+    )
 
 
 def _hinders(checks: Sequence[Check]) -> bool:

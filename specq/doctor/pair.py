@@ -16,6 +16,7 @@ from specq.checkpoints import draft_form, is_gguf, read_config, read_gguf, weigh
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
 from specq.engines import ends_told, local_checkpoint, read_info
 from specq.models import HEADS, resolve_model
+from specq.models.draft_choice import SMALLER
 from specq.protocol import ConfigError, ModelInfo, fits, mismatch
 
 FLOAT_BYTES, HALF_BYTES = 4, 2
@@ -23,7 +24,6 @@ ITEM_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = 1 << 30  # most KV that an engine on a CPU takes by default
 KV_SLOTS = 64 * 1024  # tokens, by the same rule
 ROOM = 1.2  # times the needed memory; less is tight
-SMALLER = 0.5  # of the target's bytes: a larger draft model costs too much of a step
 
 
 @dataclass(frozen=True, slots=True)

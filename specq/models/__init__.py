@@ -9,6 +9,8 @@ To bundle another, add a directory NAME/ROLE beside this file. It has Hugging Fa
 known as NAME-parallel. A README.md in NAME or NAME/ROLE must contain "licensed under ...". Packed bfloat16 weights
 (`packed`) take a third less space.
 
+`draft_choice` finds a draft model for a GGUF file.
+
 `inflate` makes large stand-ins for the bundled models, in one of the shapes of `shapes`. It needs torch.
 """
 

@@ -17,10 +17,11 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from specq.config import AUTO_DRAFTERS, Config, DraftConfig, TargetConfig, options_of, own_options
+from specq.config import AUTO_DRAFTERS, NO_MODEL, Config, DraftConfig, TargetConfig, options_of, own_options
 from specq.drafting import DRAFTERS, DrafterSpec
 from specq.engines import ENGINES, EngineSpec, check_no_gguf
 from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
+from specq.models.draft_choice import DraftChoice, choose_draft
 from specq.protocol import COLOCATED, DRAFT_WORKER, LOOKAHEAD, ConfigError
 from specq.runtime import available_cores, how_to_install
 from specq.transport import own_keys
@@ -147,8 +148,9 @@ def placed(config: Config, machine: Hardware | None = None) -> Config:
     No drafters start if they need a draft model and the target has none. By default, no drafters start without a key
     of their own. `machine`: None for this machine.
     """
+    config = _without_no_model(config)
     model = config.target.model or default_model()
-    draft = config.draft.model or draft_for(model)
+    draft = config.draft.model or drafted_by(config).model
     needs_model = DRAFTERS.resolve(config.draft.proposer).needs_model
     config = replace(config, target=replace(config.target, model=model), draft=replace(config.draft, model=draft))
     if needs_model and not draft:
@@ -164,11 +166,27 @@ def placed(config: Config, machine: Hardware | None = None) -> Config:
     return _with_workers(replace(config, target=target), min(most, _spare_workers(machine or this_machine())))
 
 
-def without_draft_model(config: Config) -> Config:
-    """Return the configuration without a draft model in the verifier, and by default without draft workers.
+def drafted_by(config: Config) -> DraftChoice:
+    """Return the draft model of a target if the configuration sets none.
 
-    An explicit number of draft workers and other drafting methods stay.
+    It is searched only where it may be used. Some proposers need heads or another kind of file as their model. They get
+    only a named target's own.
     """
+    model, proposer = config.target.model or default_model(), DRAFTERS.resolve(config.draft.proposer)
+    takes_any = proposer.needs_model and proposer.takes_gguf and not proposer.reads_target
+    if not config.up.drafters or config.target.draft_model or not takes_any:
+        return DraftChoice(draft_for(model))
+    return choose_draft(model)
+
+
+def _without_no_model(config: Config) -> Config:
+    """Return the configuration with the draft model `none` carried out.
+
+    There is no draft model in the verifier, and by default there are no draft workers. An explicit number of draft
+    workers and other drafting methods stay.
+    """
+    if config.draft.model != NO_MODEL:
+        return config
     config = replace(config, target=replace(config.target, draft_model=""), draft=replace(config.draft, model=""))
     if config.up.drafters != AUTO_DRAFTERS or not DRAFTERS.resolve(config.draft.proposer).needs_model:
         return config
@@ -238,7 +256,8 @@ def absent_sources(asked: Config, machine: Hardware | None = None) -> frozenset[
 
 def notes(asked: Config, machine: Hardware | None = None) -> list[str]:
     """Return notes to the user about the choices of `placed`."""
-    chosen, said = placed(asked, machine), []
+    chosen, said = placed(asked, machine), list[str]()
+    asked = _without_no_model(asked)
     if not asked.target.model and chosen.target.model != PREFERRED:
         said.append(
             f"{PREFERRED} is not on this machine (specq models pull {PREFERRED}); using the toy model {FALLBACK}"
@@ -247,7 +266,11 @@ def notes(asked: Config, machine: Hardware | None = None) -> list[str]:
     if chosen.up.drafters < without_keys.up.drafters:
         said.append(f"no draft workers: {_lacks_key(asked)}")
     elif not chosen.up.drafters and asked.up.drafters and not chosen.target.draft_model:
+        reason = drafted_by(asked).reason
         said.append(
-            f"{chosen.target.model} has no draft model: no drafters start, and the verifier drafts from repeated text"
+            f"{chosen.target.model} has no draft model{reason and f' ({reason})'}: no drafters start, and the verifier "
+            "drafts from repeated text"
         )
+    if not asked.draft.model and chosen.draft.model and (reason := drafted_by(asked).reason):
+        said.append(f"draft model: {chosen.draft.model}, {reason} (another: --draft-model; none: --draft-model none)")
     return said

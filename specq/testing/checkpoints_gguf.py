@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import gguf
 import numpy as np
 from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, models, trainers
 
 from specq.protocol import Float32Array
-from specq.testing.tokenizer import TEMPLATE, tokenizer_json
+from specq.testing.tokenizer import SAMPLE, TEMPLATE, tokenizer_json
 
 Q = gguf.GGMLQuantizationType
 NORMAL, CONTROL = 1, 3
@@ -112,9 +114,12 @@ def _keys(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_keys(vocab_size: int) -> dict[str, Any]:
-    """Return the keys of the tokenizer of `specq.testing.tokenizer`, padded to the vocabulary as converters do."""
+    """Return the keys of the tokenizer of `specq.testing.tokenizer`, padded to the vocabulary as converters do.
+
+    A smaller vocabulary has only its first tokens, so that no text can be encoded.
+    """
     content = json.loads(tokenizer_json())
-    tokens = dict(sorted((i, token) for token, i in content["model"]["vocab"].items()))
+    tokens = dict(sorted((i, token) for token, i in content["model"]["vocab"].items() if i < vocab_size))
     special = {token["id"] for token in content["added_tokens"]}
     padding = range(len(tokens), vocab_size)
     merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"])
@@ -128,6 +133,43 @@ def tokenizer_keys(vocab_size: int) -> dict[str, Any]:
         "eos_token_id": 2,
     }
     return {f"tokenizer.ggml.{key}": value for key, value in said.items()} | {"tokenizer.chat_template": TEMPLATE}
+
+
+def sentencepiece_keys(vocab_size: int) -> dict[str, Any]:
+    """Return the keys of a tokenizer of SentencePiece's kind, as of Llama 2, with `vocab_size` tokens.
+
+    `[INST]` is a control token, `<user>` is user-defined. The last tokens only fill the vocabulary. Its keys replace
+    those of `tokenizer_keys`.
+    """
+    first = {"<unk>": 2, "<s>": CONTROL, "</s>": CONTROL, **{f"<0x{byte:02X}>": 6 for byte in range(256)}}
+    last = {"[INST]": CONTROL, "<user>": 4}
+    pieces = _pieces(vocab_size - len(first) - len(last) - 1)
+    last |= {f"[PAD{i}]": 5 for i in range(len(first) + len(pieces) + len(last), vocab_size)}
+    said = {
+        "model": "llama",
+        "pre": "default",
+        "tokens": [*first, *pieces, *last],
+        "token_type": [*first.values(), *(NORMAL for _ in pieces), *last.values()],
+        "scores": [*(0.0 for _ in first), *(-float(i) for i in range(len(pieces))), *(-1000.0 for _ in last)],
+        "merges": None,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in said.items()}
+
+
+def _pieces(number: int) -> list[str]:
+    """Return pieces in the order of their scores: the merges of a trained vocabulary, then single characters."""
+    text = [line.replace(" ", "\u2581") for line in SAMPLE] * 4
+    tokenizer = Tokenizer(models.BPE())
+    letters = sorted(set("".join(text) + string.ascii_lowercase) - set("\n\U0001f642\u4e2d"))
+    tokenizer.train_from_iterator(
+        text, trainers.BpeTrainer(vocab_size=1000, limit_alphabet=1000, initial_alphabet=letters, show_progress=False)
+    )
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])
+    merged = [piece for piece, _ in vocabulary if len(piece) > 1 and set(piece) <= {*letters}]
+    return [*merged[: number - len(letters)], *letters]
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

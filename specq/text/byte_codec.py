@@ -143,14 +143,13 @@ def _tokens(content: dict[str, Any], texts: TokenTexts) -> list[bytes | None]:
 def _copies(content: dict[str, Any]) -> frozenset[int]:
     """Return the ids of tokens whose text is encoded as another id.
 
-    `specq.checkpoints.gguf_tokenizer` marks them, and the decoder removes the mark.
+    `specq.checkpoints.gguf_vocabulary` marks them, and the decoder first removes the mark.
     """
-    parts = _parts(content.get("decoder"), "decoders")
-    if len(parts) != 2 or (parts[0].get("type"), parts[0].get("content")) != ("Replace", ""):
+    first = next(iter(_parts(content.get("decoder"), "decoders")), {})
+    if (first.get("type"), first.get("content")) != ("Replace", ""):
         return frozenset()
-    mark = str(parts[0]["pattern"].get("String") or "")
-    is_marked = mark and parts[1].get("type") == "ByteLevel"
-    return frozenset(i for text, i in vocabulary_of(content).items() if is_marked and text.endswith(mark))
+    mark = str(first["pattern"].get("String") or "")
+    return frozenset(i for text, i in vocabulary_of(content).items() if mark and text.endswith(mark))
 
 
 def _by_bytes(tokens: list[bytes | None], last: frozenset[int]) -> dict[bytes, int]:

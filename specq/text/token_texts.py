@@ -99,15 +99,16 @@ class TokenTexts:
             return Token(spelling, self._without_marks(spelling).encode(), is_special=True)
         if self.is_byte_level:
             return Token(spelling, _read_byte_level(self._without_marks(spelling)))
-        if "ByteFallback" in self.kinds and (byte := _BYTE_TOKEN.fullmatch(spelling)):
+        if "ByteFallback" in self.kinds and (byte := _BYTE_TOKEN.fullmatch(self._without_marks(spelling))):
             return Token(spelling, bytes([int(byte[1], 16)]), is_byte=True)
         piece = self.piece([spelling])
         return Token(spelling, (piece.sure + piece.followed).encode(), piece=piece)
 
     def _without_marks(self, spelling: str) -> str:
-        """Return a byte-level spelling after the replacements that its decoder does before it reads the bytes."""
-        for pattern, content in self._replaced if self.is_byte_level else ():
-            spelling = spelling.replace(pattern, content) if pattern else spelling
+        """Return a spelling without what its decoder removes, and for byte-level ones after all its replacements."""
+        for pattern, content in self._replaced:
+            if pattern and (self.is_byte_level or not content):
+                spelling = spelling.replace(pattern, content)
         return spelling
 
     def piece(self, spellings: Sequence[str], *, is_first: bool = False) -> TextPiece:

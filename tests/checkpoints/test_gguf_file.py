@@ -101,6 +101,14 @@ def test_a_file_that_is_not_gguf_is_refused(tmp_path, data, said):
         read_gguf(tmp_path / "a.gguf")
 
 
+@each(("name", "other", "said"), [(b"uint16", b"uint32", "key uint32"), (b"half", b"norm", "tensor norm")])
+def test_a_name_that_stands_twice_is_refused(path, tmp_path, name, other, said):
+    """Which of both counts differs from reader to reader."""
+    (tmp_path / "b.gguf").write_bytes(path.read_bytes().replace(name, other))
+    with pytest.raises(ConfigError, match=f"is damaged: it has the {said} more than once; fetch it again"):
+        read_gguf(tmp_path / "b.gguf")
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"no\.gguf cannot be read: No such file"):
         read_gguf(tmp_path / "no.gguf")

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
+from specq.checkpoints.gguf_byte_level import RULES
 from specq.checkpoints.gguf_file import GgufFile
-from specq.checkpoints.gguf_tokenizer import RULES, tokenizer_files
+from specq.checkpoints.gguf_tokenizer import tokenizer_files
 from specq.protocol import ConfigError
 from specq.testing import tokenizer_files as made_files
 from specq.testing import tokenizer_json
@@ -116,9 +117,9 @@ def test_a_prompt_begins_and_ends_as_the_file_says(changes, before, after):
 
 
 REFUSED = {
-    "kind": ({"model": "llama"}, r"a\.gguf has a tokenizer of kind 'llama'; supported: 'gpt2' .*not llama, t5"),
-    "rule": ({"pre": "tekken"}, r"by the rule 'tekken' \(tokenizer\.ggml\.pre\); supported: gpt-2, llama-bpe"),
-    "no rule": ({"pre": ""}, "by the rule ''"),
+    "kind": ({"model": "t5"}, r"a\.gguf: tokenizer\.ggml\.model is 't5'; supported in .*: gpt2 \(byte.* llama \(S"),
+    "rule": ({"pre": "tekken"}, r"tokenizer\.ggml\.pre is 'tekken'; supported in .* gpt-2, llama-bpe"),
+    "no rule": ({"pre": ""}, r"\.pre is ''"),
     "no tokens": ({"tokens": None}, r"no tokenizer\.ggml\.tokens"),
     "other tokens": ({"tokens": [1, 2]}, r"no tokenizer\.ggml\.tokens that is a list of str"),
     "too few kinds": ({"token_type": [1]}, "it has 360 tokens and 1 token types"),

@@ -25,7 +25,7 @@ def outcome(monkeypatch):
     monkeypatch.setattr(chat, "_served_models", lambda _client: SERVED)
     monkeypatch.setattr(chat, "_connect", lambda _config, model, _wait_s: note(f"connected for {model!r}"))
     monkeypatch.setattr(
-        chat, "_start", lambda config, _stack, *, drafts: note(f"started {config.target.model}, {drafts}")
+        chat, "_start", lambda config, _stack: note(f"started {config.target.model}, {config.draft.model or 'its own'}")
     )
 
     def run(*arguments: str, typed: str = "", at_terminal: bool = True) -> tuple[list[str], str, int]:
@@ -41,7 +41,7 @@ def outcome(monkeypatch):
 @each(
     ("typed", "expected"),
     [
-        ("1\n", ["started tiny, True"]),
+        ("1\n", ["started tiny, its own"]),
         ("2\n", ["connected for 'smollm2'"]),
         ("3\n", ["connected for 'mine'"]),
         ("4\n", []),
@@ -74,8 +74,8 @@ def test_without_a_terminal_the_message_explains_what_to_do(outcome):
         for (arguments, expected) in [
             (("--model", "smollm2"), "connected for 'smollm2'"),
             ((), "connected for ''"),
-            (("--model", "tiny", "--draft-model", "tiny"), "started tiny, True"),
-            (("--model", "tiny", "--draft-model", ""), "started tiny, False"),
+            (("--model", "tiny", "--draft-model", "tiny"), "started tiny, tiny"),
+            (("--model", "tiny", "--draft-model", "none"), "started tiny, none"),
             (("--model", "tiny", "--broker", "tcp://127.0.0.1:5999"), "connected for 'tiny'"),
         ]
     ],
@@ -96,4 +96,4 @@ def test_a_name_that_no_model_could_have_is_refused_with_the_served_one_that_is_
 @each("served", [None, []])
 def test_the_model_starts_when_no_server_runs(outcome, monkeypatch, served):
     monkeypatch.setattr(chat, "_served_models", lambda _client: served)
-    assert outcome("--model", "tiny")[0] == ["started tiny, True"]
+    assert outcome("--model", "tiny")[0] == ["started tiny, its own"]

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from specq.cli import COMMANDS, main
-from specq.config.sections import AUTO_DRAFTERS, TargetConfig
+from specq.config.sections import TargetConfig
+from specq.processes.deployment import Hardware, placed
 from specq.protocol.errors import EngineError
 from specq.runtime.table import resolve
 from tests.each import each
@@ -55,7 +56,7 @@ VLLM_CONFIG = str(Path(__file__).parents[2] / "configs" / "vllm.toml")
     [
         ("up", "--config", VLLM_CONFIG),
         ("up", "--engine", "vllm", "--model", "tiny"),
-        ("chat", "--config", VLLM_CONFIG, "--draft-model", "", "hi"),
+        ("chat", "--config", VLLM_CONFIG, "--draft-model", "none", "hi"),
     ],
 )
 @pytest.mark.usefixtures("starts_nothing")
@@ -78,15 +79,16 @@ def test_an_engine_that_is_none_is_named_before_anything_is_started(free_address
     assert "vlm" in done.stderr
 
 
-@each(("draft_model", "expected"), [("", ("", 0)), ("tiny", ("tiny", AUTO_DRAFTERS))])
-def test_an_empty_draft_model_is_none(given, tmp_path, draft_model, expected):
-    """On the command line; it wins over that of the file."""
+@each(("draft_model", "expected"), [("none", ""), ("", ""), ("tiny", "tiny")])
+def test_no_draft_model_is_called_none(given, tmp_path, draft_model, expected):
+    """On the command line; it wins over that of the file. An empty name is the former form."""
     (tmp_path / "own.toml").write_text('[target]\nmodel = "tiny"\ndraft_model = "tiny"\n')
     assert run("up", "--config", str(tmp_path / "own.toml"), "--draft-model", draft_model).exit_code == 0
-    assert (given[-1].target.draft_model, given[-1].up.drafters) == expected
+    chosen = placed(given[-1], Hardware((0, 1)))
+    assert (chosen.target.draft_model, chosen.up.drafters) == (expected, 0)
 
 
-def test_an_empty_draft_model_is_none_in_a_chat_with_its_own_processes(monkeypatch):
+def test_no_draft_model_is_called_none_in_a_chat_with_its_own_processes(monkeypatch):
     given = []
 
     def servers(config, **_):
@@ -96,9 +98,9 @@ def test_an_empty_draft_model_is_none_in_a_chat_with_its_own_processes(monkeypat
     monkeypatch.setattr("specq.processes.servers.Servers", servers)
     monkeypatch.setattr("specq.cli.chat._served_models", lambda _: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    for options in ((), ("--draft-model", "")):
+    for options in ((), ("--draft-model", "none")):
         assert "enough is known" in run("chat", "--model", "tiny", *options, "hi").stderr
-    assert [config.up.drafters for config in given] == [AUTO_DRAFTERS, 0]
+    assert [placed(config, Hardware((0, 1))).target.draft_model for config in given] == ["tiny", ""]
 
 
 def test_up_lets_pages_of_named_origins_ask(given):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specq.config.sections import AUTO_DRAFTERS, Config, DraftConfig, ServeConfig, TargetConfig, UpConfig
+from specq.config.sections import AUTO_DRAFTERS, NO_MODEL, Config, DraftConfig, ServeConfig, TargetConfig, UpConfig
+from specq.models.draft_choice import DraftChoice
 from specq.processes.deployment import (
     CoreShares,
     Hardware,
@@ -17,7 +18,6 @@ from specq.processes.deployment import (
     models_of,
     notes,
     placed,
-    without_draft_model,
 )
 from specq.processes.up import members, pages
 from specq.protocol import ConfigError
@@ -119,13 +119,15 @@ def test_a_draft_model_of_the_targets_own_section_stays_where_it_was_put() -> No
 
 
 @pytest.mark.usefixtures("with_smollm2")
-@each("drafters", [AUTO_DRAFTERS, 2])
-def test_without_a_draft_model_lookups_draft_and_that_is_said(drafters: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specq.processes.deployment.draft_for", lambda model: "")
+@each(("drafters", "reason", "said"), [(AUTO_DRAFTERS, "", ""), (2, "none found", " (none found)")])
+def test_without_a_draft_model_lookups_draft_and_that_is_said(
+    drafters: int, reason: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specq.processes.deployment.choose_draft", lambda model: DraftChoice("", reason))
     config = Config(up=UpConfig(drafters=drafters))
     assert who_drafts(config, LAPTOP) == ("", 0)
     assert notes(config, LAPTOP) == [
-        "smollm2 has no draft model: no drafters start, and the verifier drafts from repeated text"
+        f"smollm2 has no draft model{said}: no drafters start, and the verifier drafts from repeated text"
     ]
     none = Config(up=UpConfig(drafters=0))
     assert notes(none, LAPTOP) == []
@@ -192,7 +194,7 @@ def test_hub_names_and_unused_models_are_not_checked(config: Config) -> None:
 def test_without_a_draft_model_no_model_drafts_and_no_note_is_printed(
     machine: Hardware, config: Config, expected: tuple[str, int]
 ) -> None:
-    config = without_draft_model(config)
+    config = replace(config, draft=replace(config.draft, model=NO_MODEL))
     assert who_drafts(config, machine) == expected
     assert not notes(config, machine)
 

@@ -22,7 +22,8 @@ from specq.models import resolve_model
 from specq.protocol import ConfigError, fits, mismatch
 from specq.testing import tokenizer_json
 from specq.testing.checkpoints import chain_logits, load_reference, random_tokens, reference_logits, save_random
-from specq.testing.checkpoints_gguf import MADE, Q, keep_values, write_gguf
+from specq.testing.checkpoints_gguf import MADE, Q, keep_values, sentencepiece_keys, write_gguf
+from specq.text import TextCodec, load_tokenizer_files
 from tests.each import each
 
 KINDS = {
@@ -169,10 +170,11 @@ def test_the_rope_of_llama_3_is_taken_from_its_factors(tmp_path, token_ids):
     assert (ours - logits_of(without, token_ids, dtype="float32")).abs().max() > 0.1
 
 
-@each("kind", ["linear", "yarn"])
+@each("kind", ["linear", "yarn", None])
 def test_rope_scaling_is_read(kind, tmp_path, token_ids):
-    scaled = {"rope_type": kind, "rope_theta": 5000.0, "factor": 4.0}
-    said = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0}
+    """A factor alone is linear, as in llama.cpp."""
+    scaled = {"rope_type": kind or "linear", "rope_theta": 5000.0, "factor": 4.0}
+    said = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0, "llama.attention.causal": True}
     if kind == "yarn":
         scaled["original_max_position_embeddings"] = said["llama.rope.scaling.original_context_length"] = 150
     source = make_source(tmp_path / "source", rope_parameters=scaled)
@@ -191,6 +193,17 @@ def test_info_describes_the_file(tmp_path):
     assert load(other).info.fingerprint != info.fingerprint
 
 
+def test_a_file_with_sentencepieces_tokenizer_is_served(source, tmp_path, token_ids):
+    """Weights as ever; its texts, ends and tokens are those of its vocabulary."""
+    path = write_gguf(source, tmp_path / "llama2.gguf", metadata=sentencepiece_keys(352))
+    info = load(path).info
+    assert (info.eos_ids, info.num_tokens < info.vocab_size == 352) == ((2,), True)
+    assert torch.equal(logits_of(path, token_ids), logits_of(write_gguf(source, tmp_path / "other.gguf"), token_ids))
+    codec = TextCodec(load_tokenizer_files(path))
+    assert codec.encode_chat([{"role": "user", "content": "a <user>"}])[-2:] == codec.encode_part("assistant\n")[-2:]
+    assert codec.decode(codec.encode("a \U0001f642")) == "a \U0001f642"
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return make_source(tmp_path_factory.mktemp("source"), num_hidden_layers=1)
@@ -199,7 +212,7 @@ def source(tmp_path_factory):
 REFUSED = {
     "architecture": (
         {"general.architecture": "gemma2"},
-        r"architecture 'gemma2'; supported in GGUF files: llama, qw",
+        r"architecture is 'gemma2'; supported in GGUF files: llama \(.*, qwen2 .*--engine vllm the model's directory",
     ),
     "a key": ({"llama.attention.sliding_window": 512}, r"llama model with attention\.sliding_window = 512"),
     "experts": ({"llama.expert_count": 8}, r"expert_count = 8"),
@@ -225,9 +238,19 @@ REFUSED = {
     ),
     "no number": ({"llama.rope.freq_base": float("nan")}, r"freq_base, or its value is not above 0"),
     "a text for a number": ({"llama.rope.freq_base": "x"}, r"freq_base, or its value is not above 0"),
-    "a list for a name": ({"tokenizer.ggml.pre": ["gpt-2"]}, r"splits words by the rule \['gpt-2'\]"),
+    "a list for a name": ({"tokenizer.ggml.pre": ["gpt-2"]}, r"\.pre is \['gpt-2'\]"),
     "other sizes": ({"llama.feed_forward_length": 128}, r"down_proj\.weight has the shape \(64, 96\), and should have"),
-    "tokenizer": ({"tokenizer.ggml.model": "llama"}, r"tokenizer of kind 'llama'; supported: 'gpt2'"),
+    "tokenizer": ({"tokenizer.ggml.model": "bert"}, r"model\.gguf: tokenizer\.ggml\.model is 'bert'; supported in"),
+    "an adapter": ({"general.type": "adapter"}, r"general\.type is 'adapter'; supported in GGUF files: model"),
+    "no causal mask": ({"llama.attention.causal": False}, r"llama model with attention\.causal = False"),
+    "a yarn of its own": ({"llama.rope.scaling.yarn_ext_factor": 0.0}, r"with rope\.scaling\.yarn_ext_factor = 0"),
+    "pooling": ({"llama.pooling_type": 3}, r"pooling_type = 3"),
+    "a scale": ({"llama.logit_scale": 0.5}, r"logit_scale = 0\.5"),
+    "a part that is rotated": ({"llama.rope.dimension_count": 16}, r"keys, values and rotated parts differ in size"),
+    "more tokens than rows": (
+        {"tokenizer.ggml.tokens": ["a"] * 353, "tokenizer.ggml.token_type": [1] * 353},
+        r"does not fit its own metadata: 353 tokens .* token_embd\.weight of 352 rows",
+    ),
 }
 
 
