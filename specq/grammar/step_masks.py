@@ -22,7 +22,7 @@ import numpy as np
 from specq.grammar.session_grammar import Ends, SessionGrammar
 from specq.protocol import NO_TREE, Int32Array, IntpArray
 from specq.runtime import available_cores
-from specq.verification import MaskedSteps, StepBatch, TokenMasks, ends_of, host_memory
+from specq.verification import JudgedSteps, MaskedSteps, TokenMasks, ends_of, host_memory
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -70,7 +70,7 @@ BUFFERS = Buffers()
 
 
 @dataclass(slots=True)
-class Rows:
+class MaskRows:
     """The rows of a step's masks, while these are computed.
 
     - `session_ids`: of all judged steps.
@@ -106,7 +106,7 @@ class StepMasks(TokenMasks):
 
     def __init__(self, grammars: Mapping[int, SessionGrammar]) -> None:
         self._grammars = grammars
-        self._begun: Rows | None = None
+        self._begun: MaskRows | None = None
         self._whole: tuple[list[int], MaskedSteps] | None = None  # of all sessions of the step
         self._reasons: dict[int, str] = {}
         self._buffer: Int32Array | None = None
@@ -116,12 +116,12 @@ class StepMasks(TokenMasks):
         if self._buffer is not None:
             BUFFERS.give(self._buffer)
 
-    def begin(self, judged: StepBatch) -> None:
+    def begin(self, judged: JudgedSteps) -> None:
         """See `TokenMasks`."""
         if self._begun is None and self._whole is None:
             self._begun = self._rows(judged, is_alone=False)
 
-    def of(self, judged: StepBatch) -> MaskedSteps:
+    def of(self, judged: JudgedSteps) -> MaskedSteps:
         """See `TokenMasks`."""
         if self._whole is None:
             rows, self._begun = self._begun or self._rows(judged, is_alone=True), None
@@ -136,7 +136,7 @@ class StepMasks(TokenMasks):
         """See `TokenMasks`."""
         return self._reasons.get(session_id, "")
 
-    def _rows(self, judged: StepBatch, *, is_alone: bool) -> Rows:
+    def _rows(self, judged: JudgedSteps, *, is_alone: bool) -> MaskRows:
         """Begin to compute the masks. `is_alone`: this thread waits for them."""
         places = np.array([i for i, own in enumerate(judged.session_ids) if own in self._grammars], np.intp)
         grammars = [self._grammars[judged.session_ids[i]] for i in places.tolist()]
@@ -146,11 +146,11 @@ class StepMasks(TokenMasks):
         words = self._buffer[: num_rows * num_words].reshape(num_rows, num_words)
         if num_rows > len(places):
             words.fill(-1)
-        rows = Rows(judged.session_ids, places, counts, words, grammars, [], time.perf_counter())
+        rows = MaskRows(judged.session_ids, places, counts, words, grammars, [], time.perf_counter())
         _fill(judged, rows, is_alone=is_alone)
         return rows
 
-    def _ended(self, rows: Rows) -> MaskedSteps:
+    def _ended(self, rows: MaskRows) -> MaskedSteps:
         """Wait for the masks, and add what ends texts."""
         ended = time.perf_counter() if rows.ended is None else rows.ended.result()
         if ended - rows.began > SLOW_STEP_S:
@@ -166,7 +166,7 @@ class StepMasks(TokenMasks):
         return found
 
 
-def _fill(judged: StepBatch, rows: Rows, *, is_alone: bool) -> None:
+def _fill(judged: JudgedSteps, rows: MaskRows, *, is_alone: bool) -> None:
     """Write the masks of all sessions, without what ends their texts. `is_alone`: wait for them."""
     plain: list[Plain] = []
     chains: list[Chain] = []
@@ -249,7 +249,7 @@ def _timed(
 def close(ends: Sequence[Ends], counts: IntpArray, are_complete: Sequence[bool | None], words: Int32Array) -> None:
     """Allow what ends a session's text in the rows that are complete, and no end elsewhere.
 
-    Rows that a grammar does not reach allow everything, so that other parameters leave something too.
+    MaskRows that a grammar does not reach allow everything, so that other parameters leave something too.
 
     ends, counts  of each session: what ends its text, and the number of its rows.
     are_complete  of each row; None: not reached.

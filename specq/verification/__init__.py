@@ -36,7 +36,7 @@ from specq.verification.step_batch import (
     StepBatch,
     traits_of,
 )
-from specq.verification.token_masks import MaskedSteps, ReadyTokenMasks, TokenMasks, host_memory
+from specq.verification.token_masks import JudgedSteps, MaskedSteps, ReadyTokenMasks, TokenMasks, host_memory
 
 STRATEGIES = Table(
     "strategy",
@@ -84,6 +84,7 @@ __all__ = [
     "DeviceLines",
     "DeviceTokens",
     "Extra",
+    "JudgedSteps",
     "Judgements",
     "MaskedSteps",
     "ReadyTokenMasks",

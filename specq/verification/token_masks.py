@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from specq.protocol import Int32Array, IntpArray
+from specq.protocol import Int32Array, IntpArray, SessionStep
 from specq.verification.judgements import ends_of
-
-if TYPE_CHECKING:
-    from specq.verification.step_batch import StepBatch
 
 
 def host_memory(size: int) -> Int32Array:
@@ -23,6 +20,17 @@ def host_memory(size: int) -> Int32Array:
         found: Int32Array = torch.empty(size, dtype=torch.int32, pin_memory=True).numpy()
         return found
     return np.empty(size, np.int32)
+
+
+class JudgedSteps(Protocol):
+    """What masks depend on, of the steps of a batch that are judged: see `StepBatch`."""
+
+    session_ids: list[int]
+    num_nodes: IntpArray
+
+    def __getitem__(self, index: int, /) -> SessionStep: ...
+
+    def __iter__(self) -> Iterator[SessionStep]: ...
 
 
 class MaskedSteps(NamedTuple):
@@ -58,11 +66,11 @@ class TokenMasks(ABC):
     pass meanwhile.
     """
 
-    def begin(self, judged: StepBatch) -> None:  # noqa: B027 - optional
-        """Begin to compute the masks of the judged steps in other threads, all tokens of which must be known."""
+    def begin(self, judged: JudgedSteps) -> None:  # noqa: B027 - optional
+        """Begin to compute the masks of the judged steps in other threads. All their tokens must be known."""
 
     @abstractmethod
-    def of(self, judged: StepBatch) -> MaskedSteps:
+    def of(self, judged: JudgedSteps) -> MaskedSteps:
         """Return the masks of the judged steps with a grammar.
 
         All tokens of the batch must be known. A row that no text of the grammar can reach may have any mask that is not
@@ -74,7 +82,7 @@ class TokenMasks(ABC):
         """Return why a session's masks allow nothing, or ""."""
         return ""
 
-    def ready(self, judged: StepBatch) -> ReadyTokenMasks:
+    def ready(self, judged: JudgedSteps) -> ReadyTokenMasks:
         """Return the masks of the judged steps, which can be sent to another process."""
         found = {judged.session_ids[place]: own.copy() for place, own in self.of(judged).each()}
         return ReadyTokenMasks(found, {own: self.reason(own) for own in found})
@@ -86,7 +94,7 @@ class ReadyTokenMasks(TokenMasks):
     def __init__(self, words: Mapping[int, Int32Array], reasons: Mapping[int, str]) -> None:
         self._words, self._reasons = dict(words), dict(reasons)
 
-    def of(self, judged: StepBatch) -> MaskedSteps:
+    def of(self, judged: JudgedSteps) -> MaskedSteps:
         """See `TokenMasks`."""
         return MaskedSteps.of({i: self._words[own] for i, own in enumerate(judged.session_ids) if own in self._words})
 

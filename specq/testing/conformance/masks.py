@@ -10,7 +10,7 @@ import pytest
 from specq.engines import Engine, takes_masks
 from specq.protocol import NO_TREE, Float32Array, Int32Array, SamplingParams, SessionStep, StepOutput, Tree
 from specq.testing.reference import Target, decode, plain
-from specq.verification import MaskedSteps, StepBatch, TokenMasks
+from specq.verification import JudgedSteps, MaskedSteps, StepBatch, TokenMasks
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
@@ -29,7 +29,7 @@ class ByPosition(TokenMasks):
     def __init__(self, vocab: int, session_ids: Collection[int], nothing: Collection[int] = ()) -> None:
         self._vocab, self._session_ids, self._nothing = vocab, session_ids, nothing
 
-    def of(self, judged: StepBatch) -> MaskedSteps:
+    def of(self, judged: JudgedSteps) -> MaskedSteps:
         """See `TokenMasks`."""
         found = {}
         for i, step in enumerate(judged):
