@@ -168,8 +168,7 @@ class Forecast:
 
     def _learn_ratio(self, used: Sources, step: Step) -> None:
         """Learn how many tokens these sources bring together, relative to their forecast."""
-        tokens, _ = self._rounds(sorted(used), step.num_sessions, is_unread=False)
-        foreseen = float(tokens[step.depth])
+        foreseen = float(self._tokens(sorted(used))[step.depth])
         keep = math.exp(-min(step.num_sessions / RATIO_MEMORY, 1 / RATIO_STEPS))
         brought, expected = self._brought(used)
         brought, expected = keep * brought + step.num_tokens, keep * expected + step.num_sessions * foreseen
@@ -221,7 +220,8 @@ class Forecast:
         """Return the forecast of a choice. `prompts`: count the prompt rows that the tokens entail."""
         choice, kind = self.felt(choice), self.kind(choice)
         sources = [] if choice.is_early else sorted(kind.sources)
-        tokens, nodes = self._rounds(sources, num_sessions, is_unread=choice.is_unread)
+        tokens = self._tokens(sources)
+        nodes = self._nodes(sources, num_sessions, is_unread=choice.is_unread)
         waits_s, doubted_s, of_tokens = np.zeros(NUM_LEVELS + 1), np.zeros(NUM_LEVELS + 1), 0.0
         for name in sources:
             one, of_name = self.yields[name], self._time.wait(name)
@@ -243,24 +243,31 @@ class Forecast:
             depth,
         )
 
-    def _rounds(
-        self, sources: Iterable[str], num_sessions: int, *, is_unread: bool
-    ) -> tuple[Float64Array, Float64Array]:
-        """Return f64[NUM_LEVELS + 1] each: tokens and nodes of a session's round with 0, 1, ... levels."""
-        reach, misses = np.zeros(NUM_LEVELS), np.ones(NUM_LEVELS)
-        nodes, tokens = np.zeros(NUM_LEVELS + 1), np.ones(NUM_LEVELS + 1)
-        for name in sources:
-            one, traits = self.yields[name], self._traits[name]
-            own, most = one.reach(), traits.most_levels if traits.levels_s is not None or not one.most else one.most
-            own[most:] = 0.0
+    def _tokens(self, names: Iterable[str]) -> Float64Array:
+        """Return f64[NUM_LEVELS + 1]: the tokens of a session's round with 0, 1, ... levels."""
+        reach, misses, tokens = np.zeros(NUM_LEVELS), np.ones(NUM_LEVELS), np.ones(NUM_LEVELS + 1)
+        for name in names:
+            own = self.yields[name].reach()
+            own[self._most_levels(name) :] = 0.0
             reach, misses = np.maximum(reach, own), misses * (1 - own)
-            verified = one.nodes()[:most]
-            if traits.level_size is not None:
-                size = traits.level_size(num_sessions)
+        tokens[1:] += (reach + SHARED * (1 - misses - reach)).cumsum()
+        return tokens
+
+    def _nodes(self, names: Iterable[str], num_sessions: int, *, is_unread: bool) -> Float64Array:
+        """Return f64[NUM_LEVELS + 1]: the nodes of a session's round with 0, 1, ... levels."""
+        nodes = np.zeros(NUM_LEVELS + 1)
+        for name in names:
+            most, level_size = self._most_levels(name), self._traits[name].level_size
+            verified = self.yields[name].nodes()[:most]
+            if level_size is not None:
+                size = level_size(num_sessions)
                 verified = np.full(most, float(size)) if is_unread else np.minimum(verified, size)
             nodes[1 : most + 1] += verified
-        tokens[1:] += np.cumsum(reach + SHARED * (1 - misses - reach))
-        return tokens, np.cumsum(nodes)
+        return nodes.cumsum()
+
+    def _most_levels(self, name: str) -> int:
+        one, traits = self.yields[name], self._traits[name]
+        return traits.most_levels if traits.levels_s is not None or not one.most else one.most
 
     def _seconds(
         self, kind: StepKind, num_sessions: int, num_nodes: Float64Array, tokens: Float64Array | None

@@ -36,25 +36,25 @@ class Ridge:
         self._drift = 1.0 / (memory**2 * float(self._most.mean()))
         self.weights: Float64Array = np.zeros(len(prior))
         self.cov: Float64Array = np.diag(self._most)
+        self._variances: Float64Array = np.einsum("ii->i", self.cov)  # a view
         self.usual = usual
 
     def learn(self, x: Float64Array, y: float, least: float = 0.0) -> None:
         """Learn from a pair. `least`: the least standard deviation of y."""
         deviation = max(self.usual, least)
-        error = y - float(self.weights @ x)
+        error = y - float(self.weights.dot(x))
         error = min(max(error, -self._cut * deviation), self._cut * deviation)
         self._forget()
-        of_x = self.cov @ x
-        gain = of_x / (float(x @ of_x) + deviation**2)
+        of_x = self.cov.dot(x)
+        gain = of_x / (float(x.dot(of_x)) + deviation**2)
         self.weights += gain * error
         self.cov -= gain[:, None] * of_x
         self.usual += USUAL_FADE * (DEVIATION_OF_MEAN * abs(error) - self.usual)
 
     def _forget(self) -> None:
-        variances = np.einsum("ii->i", self.cov)  # a view
-        variances += self._drift * self.usual**2 * self._most
-        if np.count_nonzero(variances > self._most):
-            less = np.sqrt(np.minimum(self._most / variances, 1.0))
+        self._variances += self._drift * self.usual**2 * self._most
+        if np.count_nonzero(self._variances > self._most):
+            less = np.sqrt(np.minimum(self._most / self._variances, 1.0))
             self.cov *= less[:, None] * less
 
     def deviation(self, x: Float64Array) -> float:

@@ -11,7 +11,6 @@ the least time of this size and all larger ones. A disturbance can only make a m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Self
 
 import numpy as np
@@ -53,7 +52,8 @@ class StepCurve:
 
     def corrected(self, scale: float, extra_s: float, node_s: float) -> Self:
         """Return a copy with these values of `scale`, `extra_s` and `node_s`."""
-        found = copy(self)
+        found = type(self).__new__(type(self))  # faster than `copy`
+        found.__dict__.update(self.__dict__)
         found.scale, found.extra_s, found.node_s = scale, extra_s, node_s
         return found
 

@@ -94,18 +94,14 @@ class StepTime:
     def _features(self, kind: StepKind, rows: StepRows) -> Float64Array:
         profile = self.profile(kind)
         part = profile.profiled(1) / profile.profiled(rows.total)
-        x = np.zeros(len(self._ridge.weights))
-        x[:NUM_COMMON] = (
-            *(1.0, part, part * kind.is_early, part * kind.is_unread, part * rows.nodes),
-            *(part * (rows.prompts > 0), part * rows.prompts, part * rows.attended),
-        )
-        x[[self._places[name] for name in kind.sources]] = 1.0
-        return x
+        common = 1.0, part, part * kind.is_early, part * kind.is_unread, part * rows.nodes
+        of_prompts = part * (rows.prompts > 0), part * rows.prompts, part * rows.attended
+        return np.array([*common, *of_prompts, *(float(name in kind.sources) for name in self._places)])
 
     def _scale(self, kind: StepKind) -> float:
-        weights = self._ridge.weights
-        slows = sum(max(float(weights[self._places[one]]), 0.0) for one in kind.sources)
-        return max(1.0 + float(weights[SCALE]) + slows, LEAST_PART)
+        weights: list[float] = self._ridge.weights.tolist()
+        slows = sum(max(weights[self._places[one]], 0.0) for one in kind.sources)
+        return max(1.0 + weights[SCALE] + slows, LEAST_PART)
 
     def _node_s(self, kind: StepKind) -> float:
         """Return the seconds of a node beyond its row."""
@@ -113,12 +109,12 @@ class StepTime:
 
     def _beyond(self, kind: StepKind, rows: StepRows) -> float:
         """Return the seconds beyond the scaled profile of the rows."""
-        w = self._ridge.weights
+        w: list[float] = self._ridge.weights.tolist()
         parts = w[AS_SUCH] + min(w[EARLY], 0.0) * kind.is_early + w[UNREAD] * kind.is_unread
         if rows.prompts:
-            of_prompts = np.maximum(w[[PROMPTS, PROMPT_ROW, ATTENDED]], 0.0)
-            parts += of_prompts @ np.array([1.0, rows.prompts, rows.attended])
-        return float(parts) * self.profile(kind).profiled(1) + self._node_s(kind) * rows.nodes
+            of_prompts = np.maximum(self._ridge.weights[[PROMPTS, PROMPT_ROW, ATTENDED]], 0.0)
+            parts += float(of_prompts @ np.array([1.0, rows.prompts, rows.attended]))
+        return parts * self.profile(kind).profiled(1) + self._node_s(kind) * rows.nodes
 
     def times(
         self, kind: StepKind, num_rows: IntpArray, num_nodes: Float64Array, rows: StepRows = NO_ROWS

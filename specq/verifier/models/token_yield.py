@@ -64,13 +64,13 @@ class _Counts:
         self.squares *= part
         self.levels *= part
 
-    def add(self, judged: Judged, depth: int, num_accepted: float, memory: float) -> None:
-        """Add a step whose drafts had at most `depth` levels."""
+    def add(self, judged: Judged, found: Float64Array, depth: int, num_accepted: float, memory: float) -> None:
+        """Add a step whose drafts had at most `depth` levels. `found`: f64[3, NUM_LEVELS], the arrays of `judged`."""
         self.fade(math.exp(-min(judged.num_rounds / memory, 1 / FEWEST_STEPS)))
         self.rounds += judged.num_rounds
         self.squares += num_accepted**2 / judged.num_rounds
         self.levels[ASKED, :depth] += judged.num_rounds
-        self.levels[NODES:] += judged.nodes, judged.tried, judged.accepted
+        self.levels[NODES:] += found
         self.levels[TRIED, 0] += judged.num_rounds - judged.tried[0]
 
     def become(self, other: _Counts) -> None:
@@ -99,8 +99,9 @@ class TokenYield:
         drafted = judged.nodes.nonzero()[0]
         if len(drafted):
             self.most = max(self.most, int(drafted[-1]) + 1)
-        self._all.add(judged, depth, num_accepted, MEMORY)
-        self._recent.add(judged, depth, num_accepted, RECENT)
+        found = np.array(judged[1:])
+        self._all.add(judged, found, depth, num_accepted, MEMORY)
+        self._recent.add(judged, found, depth, num_accepted, RECENT)
         has_changed = self._has_changed()
         if has_changed:
             self._all.become(self._recent)
@@ -111,8 +112,8 @@ class TokenYield:
     def _has_changed(self) -> bool:
         """Return whether the acceptance rate has changed in the last rounds (a test of two proportions)."""
         now, before = self._recent, self._all
-        num_now, accepted_now = now.levels[[TRIED, ACCEPTED]].sum(1).tolist()
-        num_before, accepted_before = before.levels[[TRIED, ACCEPTED]].sum(1).tolist()
+        num_now, accepted_now = now.levels[TRIED:].sum(1).tolist()
+        num_before, accepted_before = before.levels[TRIED:].sum(1).tolist()
         if num_now < FEWEST_JUDGED or before.rounds < 2 * now.rounds:
             return False
         chance = accepted_before / num_before
@@ -128,7 +129,7 @@ class TokenYield:
 
     def reach(self) -> Float64Array:
         """Return f64[NUM_LEVELS]: the part of rounds in which a node of each level is accepted."""
-        found: Float64Array = np.cumprod(self._chances(), dtype=np.float64)
+        found: Float64Array = self._chances().cumprod()
         return found
 
     def _chances(self) -> Float64Array:
@@ -136,15 +137,15 @@ class TokenYield:
 
         After a silence, the rates before it are the prior.
         """
-        tried, accepted = self._all.levels[[TRIED, ACCEPTED]]
+        tried, accepted = self._all.levels[TRIED:]
         known = (float(accepted.sum()) + PRIOR_ROUNDS * PRIOR_CHANCE) / (float(tried.sum()) + PRIOR_ROUNDS)
         prior: Float64Array = np.full(NUM_LEVELS, known) if self._before is None else self._before
-        chances: Float64Array = ((accepted + PRIOR_ROUNDS * prior) / (tried + PRIOR_ROUNDS)).astype(np.float64)
+        chances: Float64Array = (accepted + PRIOR_ROUNDS * prior) / (tried + PRIOR_ROUNDS)
         return np.minimum(chances, MOST_CHANCE, out=chances)
 
     def nodes(self) -> Float64Array:
         """Return f64[NUM_LEVELS]: the expected nodes of each level that are verified in a round."""
-        asked, nodes = self._all.levels[[ASKED, NODES]]
+        asked, nodes = self._all.levels[:TRIED]
         usual = (float(nodes.sum()) + 1) / (float(asked.sum()) + 1)
         found: Float64Array = (nodes + usual) / (asked + 1)
         return found

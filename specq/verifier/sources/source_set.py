@@ -300,13 +300,16 @@ class SourceSet:
         """Call each source, and count its seconds if there is a clock. A source that raises an error is removed."""
         answers = []
         for source in tuple(self.sources):
+            started = clock() if clock is not None else 0.0
             try:
-                with self.clock.of(source.name, clock):
-                    answers.append(ask(source))
+                answers.append(ask(source))
             except EngineLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - drafts are hints
                 self._drop(source, doing, error)
+                continue
+            if clock is not None:
+                self.clock.add(source.name, clock() - started)
         return answers
 
     def _drop(self, source: DraftSource, doing: str, error: Exception) -> None:
