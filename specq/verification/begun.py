@@ -8,26 +8,30 @@ host prepares to follow them. All other steps are judged in `finish`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from specq.protocol import EngineError, Float32Array, Int32Array, Logprobs, ScoredRows, SessionStep
+from specq.protocol import EngineError, Float32Array, Int32Array, Logprobs, SessionStep
 from specq.verification import strategy
 from specq.verification.devices import target_rows
 from specq.verification.host_kernels import Rows
+from specq.verification.host_logits import Logits
 from specq.verification.judge import judge_each
 from specq.verification.judgements import Judgements
+from specq.verification.logprobs import BegunLogprobs
 from specq.verification.masking import mask
 from specq.verification.packing import Packed, Placed, pack, place
 from specq.verification.processors import shaped
-from specq.verification.sampling import BegunLogprobs
 from specq.verification.step_batch import SHAPED, WITH_LOGPROBS, StepBatch
 from specq.verification.target_rows import check_numbers
 from specq.verification.transfers import Fetched, to_device
+
+if TYPE_CHECKING:
+    import torch
 
 
 def says_own(batch: StepBatch) -> bool:
@@ -78,7 +82,7 @@ class OwnTokens:
         return own
 
 
-def own_tokens(logits: torch.Tensor, rows: Rows) -> OwnTokens | None:
+def own_tokens(logits: Logits, rows: Rows) -> OwnTokens | None:
     """Let the device choose each row's own token, if it can: see `TargetRows.own_tokens`."""
     begin = getattr(target_rows(logits), "begin_own_tokens", None)
     return None if begin is None else OwnTokens(begin(rows))
@@ -107,31 +111,6 @@ class AskedLogprobs:
             values, top_ids = begun.wait()
             for i, at in enumerate(places):
                 found[at] = Logprobs(values[i, :1].copy(), top_ids[i : i + 1].copy(), values[i : i + 1, 1:].copy())
-        return found
-
-
-class ScoredLogprobs:
-    """The log-probabilities of scored rows (`ScoredRows`), on their way to the host."""
-
-    def __init__(self, scored: Mapping[int, ScoredRows], logits: torch.Tensor) -> None:
-        """Start to compute them.
-
-        `scored`: by the places of the steps. `logits` [rows, vocab] are the plain ones, in that order.
-        """
-        self._parts: dict[int, BegunLogprobs] = {}
-        first = 0
-        for at, rows in scored.items():
-            token_ids = to_device(rows.token_ids.astype(np.int64), logits.device)
-            own = logits[first : first + rows.num_rows]
-            self._parts[at] = BegunLogprobs(own, token_ids, rows.num_top)
-            first += rows.num_rows
-
-    def wait(self) -> dict[int, Logprobs]:
-        """Return them by the places of the steps."""
-        found = {}
-        for at, begun in self._parts.items():
-            values, top_ids = begun.wait()
-            found[at] = Logprobs(values[:, 0].copy(), top_ids.copy(), values[:, 1:].copy())
         return found
 
 
@@ -167,7 +146,7 @@ class Judging:
     """The judged steps and their logits, which must not change until judging is finished."""
 
     judged: StepBatch
-    logits: torch.Tensor
+    logits: Logits
     begun: Begun | None
 
     @property
@@ -185,7 +164,7 @@ class Judging:
             return judge_each(self.judged.known(), self.logits)
 
 
-def begin(steps: Sequence[SessionStep], logits: torch.Tensor) -> Judging:
+def begin(steps: Sequence[SessionStep], logits: Logits) -> Judging:
     """Begin to judge. Arguments as for `judge_each`."""
     judged = StepBatch.of(steps).judged()
     if not len(judged):
@@ -202,7 +181,7 @@ def begin(steps: Sequence[SessionStep], logits: torch.Tensor) -> Judging:
         return Judging(judged, logits, None)
 
 
-def _begun(judged: StepBatch, logits: torch.Tensor) -> Begun | None:
+def _begun(judged: StepBatch, logits: Logits) -> Begun | None:
     """Let the device choose the own tokens of steps, if it can.
 
     Raises EngineError for a step whose logits cannot be shaped.

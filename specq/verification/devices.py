@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from specq.protocol import EngineLostError
-from specq.verification import cuda_rows, host_kernels, host_rows
+from specq.verification import host_kernels, host_rows
+from specq.verification.host_logits import Logits, on_host
 from specq.verification.target_rows import TargetRows
-from specq.verification.torch_rows import TorchRows
+
+if TYPE_CHECKING:
+    import torch
 
 
-def warm_up(logits: torch.Tensor) -> None:
+def warm_up(logits: Logits) -> None:
     """Compile the kernels for judging such logits in advance. It takes seconds without a cache."""
-    if logits.is_cuda and cuda_rows.is_available():
+    if isinstance(logits, np.ndarray) or not logits.is_cuda:
+        return
+    from specq.verification import cuda_rows
+
+    if cuda_rows.is_available():
         cuda_rows.warm_up(logits)
 
 
-def target_rows(logits: torch.Tensor) -> TargetRows:
-    """Return the implementation for logits [rows, vocab] of any float type, on their device."""
-    if logits.is_cpu and (library := host_kernels.kernels()) is not None:
+def target_rows(logits: Logits) -> TargetRows:
+    """Return the implementation for logits [rows, vocab] of any float type, on their device.
+
+    On a host that cannot build the kernels, torch computes.
+    """
+    logits = on_host(logits)
+    if isinstance(logits, np.ndarray) and (library := host_kernels.kernels()) is not None:
         return host_rows.HostRows(logits, library)
-    if logits.is_cuda and cuda_rows.is_available():
-        return cuda_rows.CudaRows(logits)
-    return TorchRows(logits)
+    import torch
+
+    from specq.verification import cuda_rows
+    from specq.verification.torch_rows import TorchRows
+
+    if isinstance(logits, np.ndarray):
+        return TorchRows(torch.from_numpy(logits))
+    return cuda_rows.CudaRows(logits) if cuda_rows.is_available() else TorchRows(logits)
 
 
-def check_alive(device: torch.device) -> None:
+def device_of(logits: Logits) -> torch.device | None:
+    """Return the GPU that has the logits. None: the host."""
+    return None if isinstance(logits, np.ndarray) else logits.device
+
+
+def check_alive(device: torch.device | None) -> None:
     """Check that the device still works in this process. CUDA, for example, does not after a failed assertion.
 
     Raises EngineLostError if it does not. Call this after an error and before a retry. An error of the device does not
     come from a session.
     """
-    if device.type != "cuda":
+    if device is None or device.type != "cuda":
         return
+    import torch
+
     try:
         torch.cuda.synchronize(device)
     except RuntimeError as error:

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array, SamplingParams, UInt16Array, UInt64Array
 from specq.verification import host_kernels, noise
+from specq.verification.host_logits import Logits, on_host
+from specq.verification.logprobs import likeliest
 from specq.verification.sampling import target_probs
 from specq.verification.seeds import Domain
 
@@ -76,16 +77,22 @@ class SampledChildren:
 
 
 def truncated_distributions(
-    logits: torch.Tensor, params: Sequence[SamplingParams], size: int = 32
+    logits: Logits, params: Sequence[SamplingParams], size: int = 32
 ) -> tuple[Int32Array, UInt16Array]:
     """Return (ids i32[rows, k], weights u16[rows, k]), k <= size: the likeliest tokens of draft logits [rows, vocab].
 
     The distribution is that of `sampling.target_probs`. `params` are those of candidates (their own temperature and
     top-p).
     """
-    top, ids = target_probs(logits, params).topk(min(size, logits.shape[1]), dim=-1)
-    weights = (top / top[:, :1] * FULL).round().cpu().numpy().astype(np.uint16)
-    return np.where(weights > 0, ids.cpu().numpy(), -1).astype(np.int32), weights
+    logits, size = on_host(logits), min(size, logits.shape[1])
+    probs = target_probs(logits, params)
+    if isinstance(logits, np.ndarray):
+        ids = likeliest(probs, size)
+        top = np.take_along_axis(probs, ids, 1)
+    else:
+        top, ids = (part.cpu().numpy() for part in probs.topk(size, dim=-1))
+    weights = np.rint(top / top[:, :1] * FULL).astype(np.uint16)
+    return np.where(weights > 0, ids, -1).astype(np.int32), weights
 
 
 def draw_children(

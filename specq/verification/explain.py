@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import structlog
-import torch
 
 from specq.protocol import Judgement, SessionStep, Tree
 from specq.runtime import traced
 from specq.verification import strategy
 from specq.verification.devices import target_rows
+from specq.verification.host_logits import Logits, on_host
 from specq.verification.packing import JudgedStep, node_tokens, pack, place
 from specq.verification.processors import shaped
 
@@ -48,7 +48,7 @@ class Decision:
     verdict: str
 
 
-def log_decisions(steps: Sequence[SessionStep], logits: torch.Tensor, judgements: Sequence[Judgement]) -> None:
+def log_decisions(steps: Sequence[SessionStep], logits: Logits, judgements: Sequence[Judgement]) -> None:
     """Log the decision on each node of the judged steps. Arguments as for `explain`.
 
     A step must not fail because it cannot be explained. That is logged instead.
@@ -70,12 +70,12 @@ def log_decisions(steps: Sequence[SessionStep], logits: torch.Tensor, judgements
         )
 
 
-def explain(steps: Sequence[SessionStep], logits: torch.Tensor, judgements: Sequence[Judgement]) -> Iterator[Decision]:
+def explain(steps: Sequence[SessionStep], logits: Logits, judgements: Sequence[Judgement]) -> Iterator[Decision]:
     """Yield the decision on each node of the judged steps, in order. Logits and judgements as for `judge`."""
     placed = place(steps)
     if not placed:
         return
-    with shaped(placed, logits) as rows:
+    with shaped(placed, on_host(logits)) as rows:
         probs = _target_probs(placed, rows)
     first = 0
     for judged, judgement in zip(placed, judgements, strict=True):
@@ -93,7 +93,7 @@ def explain(steps: Sequence[SessionStep], logits: torch.Tensor, judgements: Sequ
         first += tree.num_nodes
 
 
-def _target_probs(placed: Sequence[JudgedStep], logits: torch.Tensor) -> list[float]:
+def _target_probs(placed: Sequence[JudgedStep], logits: Logits) -> list[float]:
     """Return the target's probability of each node's token."""
     warmed = [judged._replace(step=_warmed(judged.step)) for judged in placed]
     packed, target = pack(warmed), target_rows(logits)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array
 from specq.verification.drafted import Drafted
@@ -27,9 +26,8 @@ MANY_LOGITS = 32 * 4096
 class HostRows:
     """See `specq.verification.target_rows.TargetRows`."""
 
-    def __init__(self, logits: torch.Tensor, library: ctypes.CDLL) -> None:
-        logits = logits if logits.dtype == torch.float32 else logits.float()
-        self._logits: Float32Array = (logits if logits.stride(-1) == 1 else logits.contiguous()).numpy()
+    def __init__(self, logits: Float32Array, library: ctypes.CDLL) -> None:
+        self._logits = logits if logits.strides[-1] == logits.itemsize else np.ascontiguousarray(logits)
         self._library = library
 
     def prefers_levels(self, num_sampled: int) -> bool:

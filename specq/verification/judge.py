@@ -13,28 +13,29 @@ sees a row below a rejected node, and a draft must not fail a session.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import structlog
-import torch
 
 from specq.protocol import NO_TOKENS, EngineError, EngineLostError, Fault, Judgement, Logprobs, SessionStep
 from specq.runtime import traced
 from specq.verification import strategy
-from specq.verification.devices import check_alive, target_rows
+from specq.verification.devices import check_alive, device_of, target_rows
 from specq.verification.drafting import HASHED
+from specq.verification.host_logits import Logits, on_host, without_bad_rows
 from specq.verification.interface import Draws
 from specq.verification.judgements import Judgements
+from specq.verification.logprobs import logprobs
 from specq.verification.masking import mask
 from specq.verification.packing import JudgedStep, Placed, place
 from specq.verification.processors import shaped
-from specq.verification.sampling import logprobs
 from specq.verification.step_batch import WITH_LOGPROBS, StepBatch
 
 
-def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> Judgements:
-    """Judge all steps with `judged` set, in order. Logits [sum of num_judged_rows, vocab] on any device.
+def judge(steps: Sequence[SessionStep], logits: Logits, draws: Draws = HASHED) -> Judgements:
+    """Judge all steps with `judged` set, in order. Logits [sum of num_judged_rows, vocab]: an array, or a tensor.
 
     Raises ConfigError for an unknown strategy, and EngineError if logits are not numbers.
     """
@@ -42,8 +43,7 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     if not placed:
         return Judgements.of([])
     assert logits.shape[0] == placed.num_rows
-    if logits.is_mps:  # it lacks float64, which noise and distributions need
-        logits = logits.cpu()
+    logits = on_host(logits)
     mask(placed, logits)
     if not np.count_nonzero(placed.batch.traits):
         return judge_shaped(placed, logits, draws)
@@ -52,7 +52,7 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     return with_logprobs(placed, judgements, logits)
 
 
-def judge_shaped(placed: Placed, rows: torch.Tensor, draws: Draws = HASHED) -> Judgements:
+def judge_shaped(placed: Placed, rows: Logits, draws: Draws = HASHED) -> Judgements:
     """Judge steps by shaped logits (`shaped`), without log-probabilities. These come from the plain logits."""
     target, names = target_rows(rows), [params.strategy for params in placed.batch.params]
     if len(set(names)) == 1:
@@ -68,34 +68,33 @@ def judge_shaped(placed: Placed, rows: torch.Tensor, draws: Draws = HASHED) -> J
     return Judgements.of([judgements[i] for i in range(len(placed))])
 
 
-def with_logprobs(placed: Placed, judgements: Judgements, logits: torch.Tensor) -> Judgements:
+def with_logprobs(placed: Placed, judgements: Judgements, logits: Logits) -> Judgements:
     """Return the judgements with the requested log-probabilities. The logits are the plain ones."""
     asking = (placed.batch.traits & WITH_LOGPROBS).nonzero()[0].tolist()
     found = {i: _logprobs(placed[i], judgements[i], logits) for i in asking}
     return judgements.with_logprobs(found) if found else judgements
 
 
-def _logprobs(judged: JudgedStep, judgement: Judgement, logits: torch.Tensor) -> Logprobs:
+def _logprobs(judged: JudgedStep, judgement: Judgement, logits: Logits) -> Logprobs:
     of_tokens = [judged.first_row + node + 1 for node in (-1, *judgement.path)]
-    rows = logits[torch.tensor(of_tokens, device=logits.device, dtype=torch.long)]
-    return logprobs(rows, judgement.token_ids, judged.step.params.logprobs)
+    return logprobs(logits[of_tokens], judgement.token_ids, judged.step.params.logprobs)
 
 
 log = structlog.get_logger(__name__)
 
 
-def judge_each(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> Judgements:
+def judge_each(steps: Sequence[SessionStep], logits: Logits, draws: Draws = HASHED) -> Judgements:
     """Judge as `judge` does, with the same arguments and order. A step that cannot be judged has a `fault`.
 
     Raises EngineLostError if the device has an error, which does not come from a session.
     """
-    judged = StepBatch.of(steps).judged()
+    judged, logits = StepBatch.of(steps).judged(), on_host(logits)
     try:
         return judge(judged, logits, draws)
     except EngineLostError:
         raise
     except Exception as error:  # noqa: BLE001 - any error: the session at fault is found and reported
-        check_alive(logits.device)
+        check_alive(device_of(logits))
         if len(judged) == 1:
             return Judgements.of([_judge_alone(judged, logits, draws, error)])
     middle = len(judged) // 2
@@ -105,23 +104,21 @@ def judge_each(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws 
     return Judgements.of([judgement for part in parts for judgement in part])
 
 
-def _judge_alone(judged: StepBatch, logits: torch.Tensor, draws: Draws, error: Exception) -> Judgement:
+def _judge_alone(judged: StepBatch, logits: Logits, draws: Draws, error: Exception) -> Judgement:
     """Judge the one step for which `judge` raised this error, without its invalid rows. Or return what is wrong."""
-    logits = logits.cpu() if logits.is_mps else logits  # as in `judge`
     step = judged[0]
     try:
         placed = place(judged)
         mask(placed, logits)
         with shaped(placed, logits) as rows:
-            highest = rows.amax(-1)  # a NaN is the largest of all
-            is_bad = ~highest.isfinite()
-            found = judge_shaped(placed, rows.masked_fill(is_bad[:, None], 0), draws)
+            highest, is_bad, valid = without_bad_rows(rows)
+            found = judge_shaped(placed, valid, draws)
         (judgement,) = with_logprobs(placed, found, logits)
     except Exception as again:  # noqa: BLE001 - see above
-        check_alive(logits.device)
+        check_alive(device_of(logits))
         return _faulty(step, _fault_of(again), again)
     reached = np.array([0, *(node + 1 for node in judgement.path)])
-    bad = reached[is_bad.cpu().numpy()[reached]]
+    bad = reached[is_bad[reached]]
     if not len(bad):
         return judgement
     row = int(bad[0])
@@ -147,12 +144,12 @@ def _fault_of_mask(steps: Placed, row: int) -> Fault | None:
     return Fault(f"{reason}; position {steps[0].row_positions()[row]}")
 
 
-def _fault_of_row(steps: Placed, logits: torch.Tensor, row: int, highest: float) -> Fault:
+def _fault_of_row(steps: Placed, logits: Logits, row: int, highest: float) -> Fault:
     """Return what is wrong with a row of one step, given its masked logits and the highest of its shaped ones."""
     position, masks = steps[0].row_positions()[row], steps.batch.masks
-    if not bool(logits[row].amax().isfinite()):
+    if not math.isfinite(float(logits[row].max())):
         return Fault(f"the target's logits are not finite numbers at position {position}", retry=True)
-    if highest == -torch.inf:
+    if highest == -math.inf:
         causes = "allowed_token_ids, bad_token_ids, min_tokens and logit_bias"
         if masks is not None and len(masks.of(steps.batch).places):
             return Fault(f"the grammar allows only tokens at position {position} that {causes} ban")

@@ -1,4 +1,4 @@
-"""Applies the masks of grammars to target logits, in place and on any device.
+"""Applies the masks of grammars to target logits, in place: to arrays here, to tensors in `tensor_masking`.
 
 Masks come before all other parameters. So a grammar is a part of the target, and log-probabilities are those of the
 masked distribution.
@@ -9,17 +9,15 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
-import torch
 
 from specq.protocol import Float32Array, Int32Array, Int64Array
-from specq.verification import cuda_rows, host_kernels
+from specq.verification import host_kernels
+from specq.verification.host_logits import Logits
 from specq.verification.judgements import places_in_runs
 from specq.verification.packing import Placed
-from specq.verification.transfers import to_device
 
 
-@torch.inference_mode()  # the logits may be inference tensors
-def mask(steps: Placed, logits: torch.Tensor) -> None:
+def mask(steps: Placed, logits: Logits) -> None:
     """Set the logits [rows, vocab] of forbidden tokens to -inf, for the steps with a grammar.
 
     On a device this starts the work and does not wait.
@@ -31,22 +29,19 @@ def mask(steps: Placed, logits: torch.Tensor) -> None:
         mask_rows(logits, steps.first_rows[places].repeat(counts) + places_in_runs(counts), words)
 
 
-def mask_rows(logits: torch.Tensor, rows: Int64Array, words: Int32Array) -> None:
+def mask_rows(logits: Logits, rows: Int64Array, words: Int32Array) -> None:
     """Set the logits of forbidden tokens to -inf, in the rows i64[n] with masks i32[n, words]."""
-    if logits.is_cpu and logits.dtype == torch.float32 and logits.stride(-1) == 1:
-        _mask_on_host(logits.numpy(), rows, np.ascontiguousarray(words))
-    elif logits.is_cuda and logits.stride(-1) == 1 and cuda_rows.is_available():
-        cuda_rows.mask_rows(logits, rows, words)
-    else:
-        bits = np.unpackbits(words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-        index = to_device(rows, logits.device)
-        is_forbidden = to_device(bits == 0, logits.device)
-        logits.index_copy_(0, index, logits.index_select(0, index).masked_fill(is_forbidden, -torch.inf))
+    if isinstance(logits, np.ndarray):
+        _mask_on_host(logits, rows, np.ascontiguousarray(words))
+        return
+    from specq.verification.tensor_masking import mask_tensor
+
+    mask_tensor(logits, rows, words)
 
 
 def _mask_on_host(logits: Float32Array, rows: Int64Array, words: Int32Array) -> None:
     library, vocab = host_kernels.kernels(), logits.shape[1]
-    if library is not None:
+    if library is not None and logits.strides[1] == logits.itemsize:
         pointers = (ctypes.c_void_p(rows.ctypes.data), ctypes.c_void_p(words.ctypes.data))
         shape = ctypes.c_long(logits.strides[0] // 4), vocab, len(rows)
         library.specq_mask(ctypes.c_void_p(logits.ctypes.data), *shape, *pointers, ctypes.c_long(words.shape[1]))

@@ -1,7 +1,7 @@
 """Counter-based random numbers: a draw is a pure function of (domain, seed, position, token id).
 
 Rule: the draws use neither a state nor a batch index. So a draw does not depend on its caller, its batch, or the number
-of calls. NumPy and torch, CPU and CUDA give the same bits. Integers make that exact. Only the two logarithms of
+of calls. NumPy and torch (`torch_noise`), CPU and CUDA give the same bits. Integers make that exact. Only the two logarithms of
 `gumbel` use the library, in float64. A library's last-bit error there survives rounding to float32 about once in 2**28.
 
 The host mixes a 128-bit counter (domain, seed, position) to two 32-bit keys per row. For each token, a 32-bit mixer
@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from specq.protocol import Float32Array, Float64Array, Int32Array
 from specq.verification.seeds import Domain, row_keys
@@ -25,10 +24,8 @@ __all__ = [
     "Domain",
     "gumbel",
     "gumbel_of_hash",
-    "gumbel_of_hash_torch",
-    "gumbel_torch",
     "hash_tokens",
-    "hash_tokens_torch",
+    "mix",
     "row_keys",
     "uniforms",
 ]
@@ -36,15 +33,7 @@ __all__ = [
 
 def hash_tokens(keys: Int32Array, token_ids: Int32Array) -> Int32Array:
     """Return the hash, as int32, of each token id under keys i32[..., 2]. Token ids broadcast against keys[..., :1]."""
-    hashes: Int32Array = _mix(token_ids, keys[..., 0:1], keys[..., 1:2])
-    return hashes
-
-
-def hash_tokens_torch(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return the bits of `hash_tokens` from int32 tensors. On a CPU it uses NumPy, which is faster there."""
-    if keys.device.type == "cpu":
-        return torch.from_numpy(hash_tokens(keys.numpy(), token_ids.numpy()))
-    hashes: torch.Tensor = _mix(token_ids, keys[..., 0:1], keys[..., 1:2])
+    hashes: Int32Array = mix(token_ids, keys[..., 0:1], keys[..., 1:2])
     return hashes
 
 
@@ -66,19 +55,7 @@ def gumbel_of_hash(hashes: Int32Array) -> Float32Array:
     return (-np.log(-np.log1p(-uniforms(hashes)))).astype(np.float32)
 
 
-def gumbel_torch(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return the values of `gumbel` from int32 tensors, on their device."""
-    return gumbel_of_hash_torch(hash_tokens_torch(keys, token_ids))
-
-
-def gumbel_of_hash_torch(hashes: torch.Tensor) -> torch.Tensor:
-    """Return `gumbel_of_hash` of int32 hashes, on their device."""
-    noise = hashes.double()
-    noise.add_(2147483648.5).mul_(-(2.0**-32))
-    return noise.log1p_().neg_().log_().neg_().float()
-
-
-def _mix(token_ids: Any, key0: Any, key1: Any) -> Any:
+def mix(token_ids: Any, key0: Any, key1: Any) -> Any:
     """Hash int32 arrays of NumPy or torch. Products wrap. Multipliers are the int32 forms of odd 32-bit constants."""
     x = token_ids * -1640531535 + key0  # 0x9E3779B1: separates neighbouring ids
     x ^= (x >> 15) & 0x1FFFF  # the mask makes the arithmetic shift a logical one

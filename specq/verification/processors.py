@@ -12,22 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from specq.protocol import Bans, EngineError, Float32Array, Int32Array, Int64Array, SamplingParams, Tree
+from specq.protocol import Bans, EngineError, Float32Array, Int32Array, Int64Array, IntpArray, SamplingParams, Tree
+from specq.verification.host_edits import HostEdits, Places
+from specq.verification.host_logits import Logits
 from specq.verification.packing import JudgedStep, Placed
 from specq.verification.step_batch import SHAPED
-from specq.verification.transfers import to_device
-
-Places = Int64Array  # of logits: rows * stride + token
 
 
 @contextmanager
-def shaped(steps: Placed, logits: torch.Tensor) -> Iterator[torch.Tensor]:
+def shaped(steps: Placed, logits: Logits) -> Iterator[Logits]:
     """Yield f32[rows, vocab], shaped as the steps require.
 
     Without changes these are the logits themselves. Otherwise the logits are changed in place and restored at the end.
@@ -41,7 +39,7 @@ def shaped(steps: Placed, logits: torch.Tensor) -> Iterator[torch.Tensor]:
     for judged in shaping:
         if judged.step.params.needs_history and judged.step.history is None:
             raise EngineError(f"session {judged.step.session_id}: its parameters need the step's history")
-    edited = _Edited(logits)
+    edited = _edits(logits)
     try:
         _shape(edited, shaping)
         yield edited.logits
@@ -49,65 +47,47 @@ def shaped(steps: Placed, logits: torch.Tensor) -> Iterator[torch.Tensor]:
         edited.restore()
 
 
-class _Edited:
-    """Logits f32[rows, vocab] with temporary changes."""
+def _edits(logits: Logits) -> Edited:
+    """Return logits that can be changed and restored, where they are."""
+    if isinstance(logits, np.ndarray):
+        return HostEdits(logits)
+    from specq.verification.tensor_edits import TensorEdits
 
-    def __init__(self, logits: torch.Tensor) -> None:
-        num_rows, vocab = logits.shape
-        is_plain = logits.dtype == torch.float32 and logits.stride(-1) == 1 and logits.stride(0) >= vocab
-        self.logits = logits if is_plain else logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        self.stride, self.vocab = self.logits.stride(0), vocab
-        self._flat = self.logits.as_strided(((num_rows - 1) * self.stride + vocab,), (1,))
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._rows: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def put(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        """Return an array as a tensor on the logits' device."""
-        return to_device(array, self.logits.device)
-
-    @torch.inference_mode()  # the logits may be inference tensors
-    def change(self, places: Places, how: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Change the logits at some places. A place may occur twice only if both get the same value."""
-        if not len(places):
-            return
-        index = self.put(places)
-        before = self._flat.index_select(0, index)
-        self._before.append((index, before))
-        self._flat.scatter_(0, index, how(before))
-
-    @torch.inference_mode()
-    def keep(self, judged: JudgedStep, token_ids: Sequence[int]) -> None:
-        """Forbid all tokens except these in all rows of a step. Call it before `change`."""
-        rows = slice(judged.first_row, judged.first_row + judged.step.num_judged_rows)
-        before = self.logits[rows].clone()
-        kept = self.put(np.array([token for token in token_ids if token < self.vocab], np.int64))
-        self._rows.append((self.logits[rows], before))
-        self.logits[rows] = -torch.inf
-        self.logits[rows].index_copy_(1, kept, before.index_select(1, kept))
-
-    @torch.inference_mode()
-    def restore(self) -> None:
-        """Undo all changes."""
-        while self._before:
-            self._flat.scatter_(0, *self._before.pop())
-        while self._rows:
-            rows, before = self._rows.pop()
-            rows.copy_(before)
-
-    def places(self, judged: JudgedStep, token_ids: npt.NDArray[np.integer]) -> Places:
-        """Return the places [rows * tokens] of some tokens in all rows of a step."""
-        rows = judged.first_row + np.arange(judged.step.num_judged_rows)
-        return (rows[:, None] * self.stride + token_ids).ravel()
+    return TensorEdits(logits)
 
 
-def _shape(edited: _Edited, steps: Sequence[JudgedStep]) -> None:
+class Edited(Protocol):
+    """`HostEdits`, or the same for tensors."""
+
+    logits: Logits
+    stride: int
+    vocab: int
+
+    def put(self, array: npt.NDArray[Any]) -> Any: ...
+    def change(self, places: Places, how: Callable[[Any], Any]) -> None: ...
+    def keep(self, rows: slice, token_ids: IntpArray) -> None: ...
+    def restore(self) -> None: ...
+
+
+def _places(edited: Edited, judged: JudgedStep, token_ids: npt.NDArray[np.integer]) -> Places:
+    """Return the places [rows * tokens] of some tokens in all rows of a step."""
+    rows = judged.first_row + np.arange(judged.step.num_judged_rows)
+    found: Places = (rows[:, None] * edited.stride + token_ids).ravel()
+    return found
+
+
+def _shape(edited: Edited, steps: Sequence[JudgedStep]) -> None:
     """Make the changes, each kind for all steps at once."""
     for judged in steps:
         if judged.step.params.allowed_token_ids:
-            edited.keep(judged, judged.step.params.allowed_token_ids)
+            rows = slice(judged.first_row, judged.first_row + judged.step.num_judged_rows)
+            allowed = [token for token in judged.step.params.allowed_token_ids if token < edited.vocab]
+            edited.keep(rows, np.array(allowed, np.intp))
     banned = [places for judged in steps for places in _banned(edited, judged)]
     if banned:
-        edited.change(np.concatenate(banned), lambda values: torch.full_like(values, -torch.inf))
+        places = np.concatenate(banned)
+        forbidden = edited.put(np.full(len(places), -np.inf, np.float32))
+        edited.change(places, lambda _values: forbidden)
     biased = [_biased(edited, judged) for judged in steps if judged.step.params.logit_bias]
     if biased:
         places, biases = (np.concatenate(parts) for parts in zip(*biased, strict=True))
@@ -121,7 +101,7 @@ def _shape(edited: _Edited, steps: Sequence[JudgedStep]) -> None:
 # --- bans and biases ----------------------------------------------------------------------------------------------
 
 
-def _banned(edited: _Edited, judged: JudgedStep) -> Iterator[Places]:
+def _banned(edited: Edited, judged: JudgedStep) -> Iterator[Places]:
     """Yield the places that are removed from a step's distributions."""
     params, history = judged.step.params, judged.step.history
     if history is None:
@@ -135,9 +115,9 @@ def _banned(edited: _Edited, judged: JudgedStep) -> Iterator[Places]:
         yield (rows[:, None] * edited.stride + ends).ravel()
 
 
-def _bad_places(edited: _Edited, judged: JudgedStep, bans: Bans, tail: list[int]) -> Iterator[Places]:
+def _bad_places(edited: Edited, judged: JudgedStep, bans: Bans, tail: list[int]) -> Iterator[Places]:
     """Yield the places of the last tokens of banned sequences, in the rows that follow the other tokens."""
-    yield edited.places(judged, _known(bans.alone, edited.vocab))
+    yield _places(edited, judged, _known(bans.alone, edited.vocab))
     if not bans.following:
         return
     for row, before in enumerate(_tails(tail, judged.step.tree)):
@@ -159,14 +139,14 @@ def _tails(context: list[int], tree: Tree) -> list[list[int]]:
     return tails
 
 
-def _biased(edited: _Edited, judged: JudgedStep) -> tuple[Places, Float32Array]:
+def _biased(edited: Edited, judged: JudgedStep) -> tuple[Places, Float32Array]:
     """Return the places [rows * tokens] of biased tokens, and the biases."""
     biases: dict[int, float] = {}
     for token, bias in judged.step.params.logit_bias:
         if token < edited.vocab:
             biases[token] = biases.get(token, 0.0) + bias
     values = np.array(list(biases.values()), np.float32)
-    places = edited.places(judged, np.array(list(biases), np.int64))
+    places = _places(edited, judged, np.array(list(biases), np.int64))
     return places, np.tile(values, judged.step.num_judged_rows)
 
 
@@ -174,19 +154,19 @@ def _biased(edited: _Edited, judged: JudgedStep) -> tuple[Places, Float32Array]:
 
 
 class _Penalties(NamedTuple):
-    """The penalties at n places, each f32[n]. None if no step asks for it.
+    """The penalties at n places, each f32[n], an array or a tensor. None if no step asks for it.
 
     - `divisors`: divides a positive logit and multiplies a negative one. 1 if the token has not occurred.
     - `for_each`: subtracted from the logit, counted for each time that the token was generated.
     - `for_any`: subtracted once if the token was generated.
     """
 
-    divisors: torch.Tensor | None
-    for_each: torch.Tensor | None
-    for_any: torch.Tensor | None
+    divisors: Any
+    for_each: Any
+    for_any: Any
 
 
-def _penalties(edited: _Edited, steps: Sequence[JudgedStep]) -> tuple[Places, _Penalties]:
+def _penalties(edited: Edited, steps: Sequence[JudgedStep]) -> tuple[Places, _Penalties]:
     """Return the places of the tokens that have occurred before their row, and their penalties."""
     places, *penalties = map(np.concatenate, zip(*(_of_step(edited, judged) for judged in steps), strict=True))
     params = [judged.step.params for judged in steps]
@@ -199,14 +179,14 @@ def _penalties(edited: _Edited, steps: Sequence[JudgedStep]) -> tuple[Places, _P
     return places, _Penalties(*(edited.put(part) if is_asked else None for part, is_asked in parts))
 
 
-def _of_step(edited: _Edited, judged: JudgedStep) -> tuple[Places, Float32Array, Float32Array, Float32Array]:
+def _of_step(edited: Edited, judged: JudgedStep) -> tuple[Places, Float32Array, Float32Array, Float32Array]:
     """Return the same for one step, as arrays."""
     params, history, tree = judged.step.params, judged.step.history, judged.step.tree
     assert history is not None
     num_known = int(history.token_ids.searchsorted(np.int32(edited.vocab)))
     token_ids, counts = _row_counts(history.token_ids[:num_known], history.counts[:num_known], tree, edited.vocab)
     return (
-        edited.places(judged, token_ids),
+        _places(edited, judged, token_ids),
         _divisors(params, counts, num_known).ravel(),
         (np.float32(params.frequency_penalty) * counts).ravel(),
         (np.float32(params.presence_penalty) * (counts > 0)).ravel(),
@@ -251,10 +231,10 @@ def _divisors(params: SamplingParams, counts: Float32Array, num_known: int) -> F
     return divisors
 
 
-def _penalise(values: torch.Tensor, penalties: _Penalties) -> torch.Tensor:
+def _penalise(values: Any, penalties: _Penalties) -> Any:
     """Apply repetition (Keskar et al. 2019, CTRL), frequency and presence penalties (OpenAI) to logits f32[n]."""
     if penalties.divisors is not None:
-        values = values.clamp(min=0) / penalties.divisors + values.clamp(max=0) * penalties.divisors
+        values = values.clip(min=0) / penalties.divisors + values.clip(max=0) * penalties.divisors
     for taken in (penalties.for_each, penalties.for_any):
         values = values if taken is None else values - taken
     return values

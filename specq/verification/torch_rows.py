@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array
-from specq.verification import noise
 from specq.verification.drafted import Drafted
 from specq.verification.host_kernels import CUT, GREEDY, Rows, by_kind, noise_keys
 from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
+from specq.verification.torch_noise import gumbel_torch
 
 WIDE_ROWS = 64  # rows sorted at a time, to bound the memory
 CHUNK = 512  # tokens; a draw finds its chunk first, then the token in it
@@ -116,7 +116,7 @@ def add_noise(scaled: torch.Tensor, rows: Rows, token_ids: Int32Array | None = N
     """
     columns = np.arange(scaled.shape[1], dtype=np.int32) if token_ids is None else token_ids
     keys, tokens = (torch.from_numpy(array).to(scaled.device) for array in (noise_keys(rows), columns))
-    return scaled.add_(noise.gumbel_torch(keys, tokens))
+    return scaled.add_(gumbel_torch(keys, tokens))
 
 
 def lower_bounds(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:

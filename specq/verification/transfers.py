@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """Copy values to the device without waiting for its earlier work. Pageable memory could need that."""
+    import torch
+
     found = torch.from_numpy(values)
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
@@ -18,6 +22,8 @@ class Fetched:
     """A tensor's values on their way to the host. The copy starts as soon as the device has them."""
 
     def __init__(self, found: torch.Tensor) -> None:
+        import torch
+
         on_gpu = found.is_cuda
         self._values = torch.empty(found.shape, dtype=found.dtype, pin_memory=on_gpu)
         self._values.copy_(found, non_blocking=on_gpu)
