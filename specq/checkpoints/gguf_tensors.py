@@ -33,6 +33,8 @@ _INNER = {
     "ffn_down": "mlp.down_proj",
 }
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+# Of each type that is read in blocks: the bytes of a block, and how many half floats it begins with.
+SCALES = {"Q4_1": (20, 2), "Q8_0": (34, 1)}
 _INTERLEAVED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}  # of Llama; heads by config.json
 
 
@@ -41,10 +43,19 @@ def tensors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float
 
     Raises ConfigError for an unknown tensor, an unsupported type, and values that are not finite.
     """
-    for tensor in file.tensors.values():
-        if tensor.name != ROPE_FACTORS:
-            name, own = _named(file, tensor.name)
-            yield name, _in_order(dequantise(file, tensor), own, config)
+    for name, tensor in by_name(file).items():
+        yield name, values(file, tensor, config)
+
+
+def by_name(file: GgufFile) -> dict[str, GgufTensor]:
+    """Return a file's tensors by transformers' names. Raises ConfigError for an unknown tensor."""
+    return {_named(file, tensor.name)[0]: tensor for tensor in file.tensors.values() if tensor.name != ROPE_FACTORS}
+
+
+def values(file: GgufFile, tensor: GgufTensor, config: dict[str, Any]) -> Float32Array:
+    """Return a tensor's values in transformers' order. Raises like `dequantise`."""
+    found: Float32Array = _in_order(dequantise(file, tensor), _named(file, tensor.name)[1], config)
+    return found
 
 
 def blocks(
@@ -52,19 +63,33 @@ def blocks(
 ) -> Iterator[tuple[str, str, npt.NDArray[np.uint8]]]:
     """Yield (layer, type, rows) of linear layers in these block types; rows are u8[rows, bytes of a row].
 
-    A head that is tied to the embedding has the embedding's blocks.
+    A head that is tied to the embedding has the embedding's blocks. Raises ConfigError for blocks whose scales are not
+    finite numbers.
     """
     from gguf.constants import GGMLQuantizationType
 
     for tensor in file.tensors.values():
         kind = GGMLQuantizationType(tensor.type_id).name
         if kind in types and len(tensor.shape) == 2:
+            _check_scales(file, tensor, kind)
             name, own = _named(file, tensor.name)
             layer = name.removesuffix(".weight")
             if layer != _EMBEDDING:
                 yield layer, kind, _in_order(tensor.data, own, config)
             elif config["tie_word_embeddings"]:
                 yield _HEAD, kind, tensor.data
+
+
+def _check_scales(file: GgufFile, tensor: GgufTensor, kind: str) -> None:
+    """Raise ConfigError unless all scales of a tensor's blocks are finite; see `SCALES`."""
+    num_bytes, num_scales = SCALES[kind]
+    halves = np.ascontiguousarray(tensor.data.reshape(-1, num_bytes)[:, : 2 * num_scales]).view(np.float16)
+    if not np.isfinite(halves).all():
+        raise _damaged(file, tensor)
+
+
+def _damaged(file: GgufFile, tensor: GgufTensor) -> ConfigError:
+    return ConfigError(f"{file.path} is damaged: the tensor {tensor.name} has values that are not finite")
 
 
 def has_only(file: GgufFile, types: Collection[str]) -> bool:
@@ -99,15 +124,15 @@ def dequantise(file: GgufFile, tensor: GgufTensor) -> Float32Array:
     kind = GGMLQuantizationType(tensor.type_id)
     try:
         with np.errstate(invalid="ignore"):  # infinity times 0
-            values = dequantize(tensor.data, kind)
+            numbers = dequantize(tensor.data, kind)
     except NotImplementedError:
         supported = ", ".join(kind.name for kind in _supported_types())
         raise ConfigError(
             f"{file.path}: the tensor {tensor.name} has the type {kind.name}; supported: {supported}"
         ) from None
-    if not np.isfinite(values).all():
-        raise ConfigError(f"{file.path} is damaged: the tensor {tensor.name} has values that are not finite")
-    return np.asarray(values, np.float32).reshape(tensor.shape)
+    if not np.isfinite(numbers).all():
+        raise _damaged(file, tensor)
+    return np.asarray(numbers, np.float32).reshape(tensor.shape)
 
 
 def _supported_types() -> Iterator[Any]:
@@ -133,9 +158,9 @@ def _named(file: GgufFile, name: str) -> tuple[str, str]:
     return (f"{theirs}.{kind}" if layer is None else f"model.layers.{layer}.{theirs}.{kind}"), own
 
 
-def _in_order(values: npt.NDArray[Any], own: str, config: dict[str, Any]) -> npt.NDArray[Any]:
+def _in_order(numbers: npt.NDArray[Any], own: str, config: dict[str, Any]) -> npt.NDArray[Any]:
     """Return the rows of a projection in transformers' order. A row is values, or bytes of blocks."""
     if config["model_type"] != "llama" or own not in _INTERLEAVED:
-        return values
-    heads = values.reshape(config[_INTERLEAVED[own]], -1, 2, *values.shape[1:])  # [heads, head_dim / 2, 2, ...]
-    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(values.shape)
+        return numbers
+    heads = numbers.reshape(config[_INTERLEAVED[own]], -1, 2, *numbers.shape[1:])  # [heads, head_dim / 2, 2, ...]
+    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(numbers.shape)

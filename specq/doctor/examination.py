@@ -13,9 +13,10 @@ from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.neighbours import load_average, running, usage, used_by_others
 from specq.doctor.prediction import Prediction, predict, significant
+from specq.engines import ENGINES
 from specq.engines.vllm.versions import installed_version
 from specq.models import HEADS, find_model
-from specq.processes.deployment import COLOCATING, drafted_by, placed
+from specq.processes.deployment import drafted_by, placed
 from specq.protocol import SpecqError
 from specq.runtime import Tell, available_cores
 from specq.runtime.machine import describe, gpu_free_bytes, gpus
@@ -148,7 +149,7 @@ def _measured(config: Config, found: pair.ModelPair, sessions: Sequence[int], te
 
     assert found.target is not None, "no measurements without a target"
     model, draft = str(found.target.path), str(found.draft.path) if found.draft else ""
-    own = draft if config.target.engine in COLOCATING else ""
+    own = draft if ENGINES.resolve(config.target.engine).colocates else ""
     target = replace(config.target, model=model, draft_model=own)
     asked = replace(config, target=target, draft=replace(config.draft, model=draft))
     return measure(asked, max(sessions), tell, found.draft.num_places if found.draft else 1)

@@ -21,7 +21,8 @@ from specq.doctor.prediction import PLAIN, Costs, PredictedMethod, significant
 from specq.doctor.watching import Prompt, StepWatch, Watched, WatchedRun, opened
 from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.lookahead.source import LookaheadDecoder
-from specq.processes.deployment import COLOCATING, divide_cores, this_machine, with_helpers
+from specq.engines import ENGINES
+from specq.processes.deployment import divide_cores, this_machine, with_helpers
 from specq.processes.target import build_verifier
 from specq.protocol import GRAMMAR, Open
 from specq.runtime import Tell
@@ -83,7 +84,7 @@ def measure(config: Config, most_sessions: int, tell: Tell, num_places: int = 1)
         section,
         threads=section.threads or len(target_cores),
         max_sessions=max(most_sessions, len(prompts)),
-        lookahead=section.engine in COLOCATING,
+        lookahead=ENGINES.resolve(section.engine).colocates,
         prompt_lookup="suffix",
         shared_tokens=0,
     )

@@ -42,6 +42,7 @@ ENGINES = Table(
     "specq.engines",
     {
         "torch": "specq.engines.torch_spec:TORCH",
+        "native": "specq.engines.native_spec:NATIVE",
         "vllm": "specq.engines.vllm.spec:VLLM",
     },
 )

@@ -150,6 +150,8 @@ class EngineSpec:
     - renumbers_devices: whether the process sees only its own GPUs, renumbered from cuda:0.
     - prefill_rows: default for the most rows of a step that computes prompts; 0: as for other steps.
     - package: the package that `make` needs; "": no extra package.
+    - drafts_on: the device of a colocated drafter; "": the target's.
+    - colocates: whether it gets a draft model in the same process by default.
     - takes_gguf: whether it loads GGUF files.
     - takes_heads: whether it returns the hidden states that heads draft from.
     - takes_scratch: whether its steps take scratch rows, which lookahead decoding needs.
@@ -160,6 +162,8 @@ class EngineSpec:
     renumbers_devices: bool = False
     prefill_rows: int = 0
     package: str = ""
+    drafts_on: str = ""
+    colocates: bool = False
     takes_gguf: bool = True
     takes_heads: bool = True
     takes_scratch: bool = True

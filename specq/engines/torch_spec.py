@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specq.config import Cores, OwnOptions, option
 from specq.engines.interface import Engine, EngineSpec
+from specq.engines.native_spec import NativeOptions
 
 
 @dataclass(frozen=True, slots=True)
-class TorchOptions(OwnOptions):
+class TorchOptions(NativeOptions):
     """The keys of [target.torch]."""
 
     LABEL = "torch"
-
-    helper_cores: Cores = option((), "CPU cores for one helper thread each, e.g. 0,2-3. Default: no helper threads.")
 
 
 def _make(model: str, **arguments: Any) -> Engine:
@@ -24,4 +22,4 @@ def _make(model: str, **arguments: Any) -> Engine:
     return TorchEngine(model, **arguments)
 
 
-TORCH = EngineSpec(_make, TorchOptions, package="torch")
+TORCH = EngineSpec(_make, TorchOptions, package="torch", colocates=True)

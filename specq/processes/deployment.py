@@ -89,7 +89,6 @@ def _reasons(attempt: Callable[[], object]) -> list[str]:
     return []
 
 
-COLOCATING = ("torch",)  # engines that get a draft model in the same process by default
 LEAST_CORES = 4  # least number of cores to reserve one for a draft worker
 MOST_WORKERS = 2  # most draft workers that start by default
 NOT_HOW = (
@@ -160,7 +159,7 @@ def placed(config: Config, machine: Hardware | None = None) -> Config:
     if _wants_workers(config.draft) or not (draft and needs_model):
         return _with_workers(config, MOST_WORKERS)
     most = 0 if _lacks_key(config) else MOST_WORKERS
-    if config.target.engine not in COLOCATING:
+    if not ENGINES.resolve(config.target.engine).colocates:
         return _with_workers(config, most)
     target = replace(config.target, draft_model=config.target.draft_model or draft)
     return _with_workers(replace(config, target=target), min(most, _spare_workers(machine or this_machine())))
@@ -224,12 +223,13 @@ def _with_workers(config: Config, number: int) -> Config:
 
 
 def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
-    """Return the target section, for a single torch target with a helper thread on the broker's core.
+    """Return the target section, for a single target on the CPU with a helper thread on the broker's core.
 
     That core is mostly idle. While the target uses drafts of draft workers, it leaves the core to them.
     """
     target, is_alone = config.target, config.up.targets == 1
-    if not is_alone or target.engine != "torch" or target.cores or "helper_cores" in options_of(target):
+    takes_helpers = "helper_cores" in {f.name for f in fields(ENGINES.resolve(target.engine).options)}
+    if not is_alone or not takes_helpers or target.cores or "helper_cores" in options_of(target):
         return target
     return replace(target, engine_options=(*target.engine_options, f"helper_cores={list(cores)}"))
 

@@ -254,6 +254,8 @@ def run(config: TargetConfig) -> int:
 def colocated_device(config: TargetConfig) -> str:
     """Return the device of the colocated drafter. An engine that renumbers devices gives it the first one."""
     spec: EngineSpec = ENGINES.resolve(config.engine)
+    if spec.drafts_on:
+        return spec.drafts_on
     return "cuda:0" if spec.renumbers_devices and config.device.startswith("cuda") else config.device
 
 

@@ -18,7 +18,7 @@ from specq.runtime.log import Readiness, Tell, teller, traced
 from specq.runtime.option_types import Number, OutFile, OutFolder, cannot_write, writing
 from specq.runtime.table import EXTRAS, Table, how_to_install, resolve
 from specq.runtime.tracing import ClockOffset, Tracer
-from specq.runtime.usage import apply_cpu, available_cores, give_way, reap
+from specq.runtime.usage import apply_cpu, available_cores, give_way, reap, usual_threads
 from specq.runtime.whole_files import whole_file
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "resolve",
     "teller",
     "traced",
+    "usual_threads",
     "whole_file",
     "writing",
 ]

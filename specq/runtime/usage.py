@@ -43,6 +43,21 @@ def available_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
+def usual_threads() -> int:
+    """Return the number of threads to compute with: what the environment says, else one for each physical core."""
+    said = os.environ.get(_THREAD_SETTINGS[0], "")
+    if said.isdecimal() and int(said):
+        return int(said)
+    siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    found = set[str]()
+    for core in available_cores():
+        try:
+            found.add(Path(siblings.format(core)).read_text(encoding="ascii"))
+        except OSError:
+            found.add(str(core))
+    return len(found)
+
+
 def apply_cpu(cores: tuple[int, ...] = (), threads: int = 0) -> int:
     """Pin the process to `cores`, compute with `threads`. Return the number of threads, 0: the library's own.
 

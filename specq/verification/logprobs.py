@@ -55,14 +55,14 @@ class KnownLogprobs:
             values[:, 0] = np.take_along_axis(own, token_ids[rows, None], 1)[:, 0]
             top_ids[:] = likeliest(own, num_top)
             values[:, 1:] = np.take_along_axis(own, top_ids.astype(np.int64), 1)
-            values -= _log_mass(own)
+            values -= log_mass(own)
 
     def wait(self) -> tuple[Float32Array, Int32Array]:
         """See `BegunLogprobs`."""
         return self._values, self._top_ids
 
 
-def _log_mass(logits: Float32Array) -> Float32Array:
+def log_mass(logits: Float32Array) -> Float32Array:
     """Return f32[m, 1]: log of the sum of exp(logits), f32[m, vocab]."""
     highest = logits.max(1, keepdims=True)
     with np.errstate(all="ignore"):

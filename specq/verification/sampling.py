@@ -22,7 +22,6 @@ API and vLLM's default report the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from typing import Any
 
 import numpy as np

@@ -43,7 +43,7 @@ def test_noise_has_the_same_bits():
     keys = row_keys(range(40), range(100, 140), Domain.GUMBEL)
     token_ids = np.arange(151_936, dtype=np.int32)
     by_numpy = noise.gumbel(keys, token_ids)
-    on_gpu = noise.gumbel_torch(torch.from_numpy(keys).cuda(), torch.from_numpy(token_ids).cuda()).cpu().numpy()
+    on_gpu = torch_noise.gumbel_torch(torch.from_numpy(keys).cuda(), torch.from_numpy(token_ids).cuda()).cpu().numpy()
     assert (by_numpy.view(np.int32) != on_gpu.view(np.int32)).sum() <= 1  # a last bit of a logarithm, once in 2**28
 
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.interface import ChainDrafter, Chains, Children, Pending
-from specq.engines.torch import ChainStarts, LoadedModel, PackedRows, pack_nodes, threads_of
+from specq.engines.native import ChainStarts, LoadedModel, PackedRows, pack_nodes, threads_of
 from specq.protocol import DraftDistribution, Float32Array, Int32Array, IntpArray, SamplingParams
 from specq.verification import NO_TOKEN, starts_of
+from specq.verification.host_logits import Logits
 
 NOTHING: IntpArray = np.zeros(0, np.intp)
 
@@ -109,7 +109,7 @@ class _Part:
 
     indices: IntpArray
     wait: Callable[[], tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]]
-    tokens: torch.Tensor | None = None
+    tokens: Any = None
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class _Begun:
 class ChainModel(ChainDrafter):
     """Drafts chains with a draft model, or with the contexts of a drafter of trees for other sessions.
 
-    Arguments as in `specq.engines.torch.loading.load`. `threads` and `helper_cores` are those of the engine.
+    Arguments as in `specq.engines.native.loading.load_model`. `threads` and `helper_cores` are those of the engine.
     `distribution_size` and `rng` are as in `specq.drafting.draft_model.children.ChildMaker`.
     """
 
@@ -197,7 +197,7 @@ class ChainModel(ChainDrafter):
                 self._begun = _Begun(places, slots, self._begin(places, params, slots, logits, depth, width))
         return Pending(self._collect, self._on_device)
 
-    def _on_device(self) -> torch.Tensor | None:
+    def _on_device(self) -> Any:
         """Return the device's tokens of the started chains; see `ChainDrafter.start`."""
         parts = self._begun.parts if self._begun is not None else []
         return parts[0].tokens if len(parts) == 1 else None
@@ -228,7 +228,7 @@ class ChainModel(ChainDrafter):
         places: IntpArray,
         params: Sequence[SamplingParams],
         slots: Int32Array,
-        logits: torch.Tensor,
+        logits: Logits,
         depth: int,
         width: int,
     ) -> list[_Part]:
@@ -268,7 +268,7 @@ class ChainModel(ChainDrafter):
         params: Sequence[SamplingParams],
         slots: Int32Array,
         which: IntpArray,
-        logits: torch.Tensor,
+        logits: Logits,
         width: int,
     ) -> tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]:
         """Draft the chains of some sessions, one pass a level. A chain ends early where a token has no children."""

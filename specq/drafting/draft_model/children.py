@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from specq.drafting.interface import Children, draws_children
-from specq.engines.torch import rank_tokens
+from specq.engines.native import rank_tokens
 from specq.protocol import DraftDistribution, Int32Array, SamplingParams
 from specq.verification.drafting import draw_children, truncated_distributions
+from specq.verification.host_logits import Logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ChildMaker:
     rng: np.random.Generator
     token_ids: Int32Array | None = None
 
-    def make(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, limit_vocab: int) -> list[Children]:
+    def make(self, wanted: Sequence[ChildRequest], logits: Logits, limit_vocab: int) -> list[Children]:
         """Return the children of each row of logits [rows, columns], with tokens below limit_vocab.
 
         Some rows may have more children than requested.
@@ -59,7 +59,7 @@ class ChildMaker:
                 found.update(zip(chosen, make(own, rows, most), strict=True))
         return [found[i] for i in range(len(wanted))]
 
-    def _draw(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, most: int) -> list[Children]:
+    def _draw(self, wanted: Sequence[ChildRequest], logits: Logits, most: int) -> list[Children]:
         """Return tokens drawn without replacement, with the distributions that they were drawn from."""
         params = [of_row.params for of_row in wanted]
         ids, weights = truncated_distributions(logits, params, self.distribution_size)
@@ -76,7 +76,7 @@ class ChildMaker:
             for row, count in enumerate(counts)
         ]
 
-    def _rank(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, most: int) -> list[Children]:
+    def _rank(self, wanted: Sequence[ChildRequest], logits: Logits, most: int) -> list[Children]:
         """Return the tokens with the highest perturbed scores."""
         params, positions = [of_row.params for of_row in wanted], [of_row.position for of_row in wanted]
         token_ids = None if self.token_ids is None else self.token_ids[: logits.shape[1]]

@@ -11,9 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 
-from specq.engines.torch import (
+from specq.engines.native import (
     ALONE,
     ForwardOutput,
     KvPool,
@@ -22,11 +21,12 @@ from specq.engines.torch import (
     RowPacker,
     Threads,
     chain_drafter,
-    load,
+    load_model,
     pack_tokens,
 )
 from specq.protocol import Int32Array, IntpArray
 from specq.verification.devices import check_alive
+from specq.verification.host_logits import Logits
 
 # Rows of a pass: the largest that a GPU records. For 2,048 rows the launch would take longer than the computation.
 MAX_PREFILL_ROWS = 768
@@ -35,7 +35,7 @@ WARM_UP = -1  # the id of the first session of a warm-up; other sessions have id
 
 
 class Contexts:
-    """A loaded model, its KV pool, and sessions. Arguments as in `specq.engines.torch.loading.load`.
+    """A loaded model, its KV pool, and sessions. Arguments as in `specq.engines.native.loading.load_model`.
 
     The tokens of a context are in the pool. Its last tokens, which have no KV yet, are *pending*. Sessions are named by
     their ids, or by their places in the pool where an operation handles many at once.
@@ -53,18 +53,18 @@ class Contexts:
     ) -> None:
         loaded = model
         if isinstance(loaded, str):
-            loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads)
+            loaded = load_model(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads)
         self.info, self.token_ids, self.num_masks = loaded.info, loaded.token_ids, loaded.num_masks
         self.pool = KvPool(self.info.kv_slots)
         self._forward = loaded.forward
-        self._device = loaded.forward.kv.keys.device
+        self._device = loaded.forward.kv.device
         self._chains: Any = None
 
     @property
     def chains(self) -> Any:
         """The drafter of chains without the host between their levels, created on first use.
 
-        See `specq.engines.torch.chain_drafter`. None if the device has none.
+        See `specq.engines.native.chain_drafter`. None if the device has none.
         """
         self._chains = self._chains or chain_drafter(self._forward, self.token_ids)
         return self._chains
@@ -140,7 +140,7 @@ class Contexts:
                 self._forward(pack_tokens(*rows, judged=False))
             self.pool.extend_all(own, counts, staged, tokens)
 
-    def compute(self, places: IntpArray) -> torch.Tensor:
+    def compute(self, places: IntpArray) -> Logits:
         """Compute each session's pending tokens, or its last token again; return logits [sessions, vocab]."""
         counts = self.num_pending(places)
         with self.taken(int(counts.sum())) as slots:
@@ -207,7 +207,7 @@ class Contexts:
             check_alive(self._device)
             raise
 
-    def run(self, rows: PackedRows) -> torch.Tensor:
+    def run(self, rows: PackedRows) -> Logits:
         """Run the forward pass and return its logits."""
         return self.run_with_states(rows).logits
 

@@ -15,21 +15,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from specq.drafting.draft_model.chain_model import ChainModel
 from specq.drafting.draft_model.children import ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.kv_trees import NO_SLOT, Asked, KvTrees, Node, TreeSession
 from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion, level_ids
-from specq.engines.torch import ChainStarts, LoadedModel, RowPacker
+from specq.engines.native import ChainStarts, LoadedModel, RowPacker
 from specq.protocol import Float32Array, Int32Array
+from specq.verification.host_logits import Logits
 
 
 class DraftModel(KvTrees):
     """Drafts trees with a draft model.
 
-    Arguments as in `specq.engines.torch.loading.load` and `KvTrees`. `model` may also be the contexts of another
+    Arguments as in `specq.engines.native.loading.load_model` and `KvTrees`. `model` may also be the contexts of another
     drafter with the same model, for sessions of its own.
     """
 
@@ -146,7 +146,7 @@ class DraftModel(KvTrees):
                 session.nodes[parent].slot = slots[level]
         return levels
 
-    def _compute(self, asked: Asked) -> torch.Tensor:
+    def _compute(self, asked: Asked) -> Logits:
         """Compute the pending tokens and the requested nodes; return logits [requested nodes, vocab]."""
         counts = {session_id: self._num_new(session_id, node_ids) for session_id, node_ids in asked.items()}
         with self._contexts.taken(sum(counts.values())) as slots:
@@ -186,7 +186,7 @@ class DraftModel(KvTrees):
             node.slot = slot
         self._contexts.settle(session.place, np.array([num_pending]), slots[:num_pending])
 
-    def _children(self, requests: Sequence[Expansion], asked: Asked, logits: torch.Tensor) -> list[Children]:
+    def _children(self, requests: Sequence[Expansion], asked: Asked, logits: Logits) -> list[Children]:
         """Make the requested children of each row of logits [requested nodes, vocab]."""
         rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
         counts = dict.fromkeys(rows, 0) | {(r.session_id, r.node_id): len(r.child_ids) for r in requests}

@@ -33,8 +33,8 @@ def make(setup: Setup) -> ColocatedSource | None:
     config, tell = setup.config, setup.tell
     if not setup.model:
         return None
-    from specq.drafting.draft_model.contexts import Contexts  # imports torch, which not every engine needs
-    from specq.engines.torch import threads_of
+    from specq.drafting.draft_model.contexts import Contexts
+    from specq.engines.native import threads_of
 
     tell(f"loading {config.draft_model} to draft with")
     threads = threads_of(config.threads, setup.helper_cores)

@@ -15,7 +15,7 @@ the exact shapes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,8 @@ from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_ro
 from specq.drafting.eagle3.texts import EagleText, StateCache, taps_of
 from specq.drafting.interface import Pending, ranking_params
 from specq.drafting.rank_trees import RankTree
-from specq.engines.torch import Replays, Sampling, fetch, rank_tokens
+from specq.engines.native import rank_tokens
+from specq.engines.torch import Replays, Sampling, fetch
 from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
 from specq.verification import places_in_runs
 from specq.verifier.sources import Followed
@@ -76,8 +77,9 @@ class Eagle:
         replays = replays or Replays.on(like.device)
         self._recorded = None if replays is None else RecordedTrees(head, self.cache, replays)
 
-    def observe(self, values: torch.Tensor, followed: Sequence[Followed]) -> None:
+    def observe(self, values: Any, followed: Sequence[Followed]) -> None:
         """Store how texts continue; see `TreeHead`."""
+        values = torch.as_tensor(values)  # an engine on the host has arrays
         for one in followed:
             text = self.texts.get(one.session_id)
             if text is None:

@@ -23,7 +23,7 @@ from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.kv_trees import NO_SLOT, Asked, KvTrees, TreeSession
 from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion
 from specq.drafting.medusa.interface import HeadSource, HiddenRow
-from specq.engines.torch import RowPacker
+from specq.engines.native import RowPacker
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 
 RANKS = 3  # choices of a head that may be guessed
@@ -236,7 +236,8 @@ class MedusaModel(KvTrees):
             for plan, slots in zip(plans, parts, strict=True):
                 self._pack(packer, plan, slots)
             output = self._contexts.run_with_states(packer.pack())
-        states, found, first = output.hidden.clone(), {}, 0  # the forward pass may reuse its own memory
+        logits = torch.as_tensor(output.logits)
+        states, found, first = torch.as_tensor(output.hidden).clone(), {}, 0  # the pass may reuse its own memory
         for plan, slots in zip(plans, parts, strict=True):
             rows = range(first, first + len(plan.node_ids) + len(plan.guesses))
             first = rows.stop
@@ -244,9 +245,9 @@ class MedusaModel(KvTrees):
             known = self._known[plan.session_id]
             for node_id, row in zip(plan.node_ids, rows, strict=False):
                 known.states[node_id] = HiddenRow(states, row)
-                found[plan.session_id, node_id] = output.logits[row]
+                found[plan.session_id, node_id] = logits[row]
                 self._drop(iter(known.guesses.pop(node_id, {}).values()))
-            self._add_guesses(plan, slots[plan.num_own :], output.logits, states, rows[len(plan.node_ids) :])
+            self._add_guesses(plan, slots[plan.num_own :], logits, states, rows[len(plan.node_ids) :])
         return found
 
     def _plans(self, asked: Asked) -> list[_Plan]:

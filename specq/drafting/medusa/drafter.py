@@ -18,6 +18,7 @@ import torch
 from specq.drafting.interface import Pending, ranking_params
 from specq.drafting.medusa.interface import HiddenRow, Ranked
 from specq.drafting.medusa.network import MedusaHeads
+from specq.engines.native import rank_tokens
 from specq.engines.torch import (
     BATCH_SIZES,
     Replays,
@@ -27,7 +28,6 @@ from specq.engines.torch import (
     noise_of,
     padded_batch,
     rank_rows,
-    rank_tokens,
 )
 from specq.protocol import IntpArray, SamplingParams
 
@@ -133,7 +133,8 @@ def _gathered(states: Sequence[HiddenRow]) -> torch.Tensor:
     """Return these rows [n, hidden] in new memory. Usually all are of one step."""
     values = states[0].values
     if any(state.values is not values for state in states):
-        return torch.stack([state.values[state.row] for state in states])
+        return torch.stack([torch.as_tensor(state.values[state.row]) for state in states])
+    values = torch.as_tensor(values)  # an engine on the host has arrays
     rows = torch.tensor([state.row for state in states]).to(values.device, non_blocking=True)
     return torch.index_select(values, 0, rows)
 

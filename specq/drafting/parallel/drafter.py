@@ -27,7 +27,7 @@ from specq.drafting.draft_model.children import ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.kv_trees import NO_SLOT, Asked, KvTrees, TreeSession
 from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion, ranking_params
-from specq.engines.torch import RowPacker
+from specq.engines.native import RowPacker
 from specq.protocol import Int32Array, SamplingParams
 
 WIDTH = 8  # children of each position that are kept, unless more are requested

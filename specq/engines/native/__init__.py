@@ -3,10 +3,14 @@
 - forward: a Llama-like decoder's forward pass in one C call (kernels/).
 - chains: chains of draft tokens in one call.
 - weights: the weights of such a decoder, and their layout in the kernels.
+- loading: a GGUF file or a draft model of our own form -> `LoadedModel` (loaded), by gguf, draft_weights, decoder and
+  rotary.
+- engine, steps, flights: the engine. `PooledEngine` in steps is the part that the torch engine shares.
 - sharing: whether a pass is shared with helper threads.
 - rows: the packed rows of one forward pass, as plain integer arrays.
 - kv_pool: which slot holds which token: sessions, prefix sharing, eviction.
 - slot_tables: the tables of the pool's sessions.
+- top: the best tokens of each row, for drafters.
 - compiler: builds kernels/ at first use.
 """
 
@@ -14,7 +18,10 @@ from specq.engines.native.chains import NativeChainDrafter
 from specq.engines.native.compiler import kernels
 from specq.engines.native.forward import ALONE, NativeForward, NativeOutput, Threads
 from specq.engines.native.kv_pool import KvPool
+from specq.engines.native.loaded import ForwardOutput, HostForward, LoadedModel
+from specq.engines.native.loading import chain_drafter, load_model, threads_of
 from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, RowTap, pack_nodes, pack_tokens
+from specq.engines.native.top import rank_tokens
 from specq.engines.native.weights import BlockWeight, DecoderLayer, Linear, NativeWeights
 
 __all__ = [
@@ -22,8 +29,11 @@ __all__ = [
     "BlockWeight",
     "ChainStarts",
     "DecoderLayer",
+    "ForwardOutput",
+    "HostForward",
     "KvPool",
     "Linear",
+    "LoadedModel",
     "NativeChainDrafter",
     "NativeForward",
     "NativeOutput",
@@ -32,7 +42,11 @@ __all__ = [
     "RowPacker",
     "RowTap",
     "Threads",
+    "chain_drafter",
     "kernels",
+    "load_model",
     "pack_nodes",
     "pack_tokens",
+    "rank_tokens",
+    "threads_of",
 ]

@@ -4,10 +4,11 @@
 - gguf_network: a GGUF file -> a transformers model.
 - draft_network: a draft model in specq's form -> a transformers model with a smaller head.
 - generic: forward through transformers' own modelling code, on every device and architecture.
-- native: the compiled CPU forward (`specq.engines.native`) for Llama-like float32 models.
+- native: the compiled CPU forward (`specq.engines.native`) for Llama-like float32 models of transformers.
 - cuda/: forward by Triton kernels and CUDA graphs on a GPU; draft chains; recorded work.
-- forward: what the forwards share: KV tensors, results, requested hidden states.
-- top: the best tokens of each row, for drafters.
+- engine: what the engine adds to `specq.engines.native.steps`.
+- forward: what the forwards of torch share: KV tensors, tokens that only the device knows.
+- top: the best tokens of each row, for drafters on a device.
 - row_noise: the noise of rows, from keys.
 
 `specq.engines.native` has the parts without torch: rows, the KV pool, the compiled forward. All forwards take
@@ -15,47 +16,22 @@
 draft-model proposer use any forward in the same way.
 """
 
-from specq.engines.native import (
-    ALONE,
-    ChainStarts,
-    KvPool,
-    PackedRows,
-    RowPacker,
-    Threads,
-    pack_nodes,
-    pack_tokens,
-)
 from specq.engines.torch.cuda.replays import BATCH_SIZES, Inbox, Replays, fetch, padded_batch
-from specq.engines.torch.forward import ForwardOutput
-from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network, pick_device
-from specq.engines.torch.native import threads_of
+from specq.engines.torch.loading import load, load_network, pick_device
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
-from specq.engines.torch.top import rank_rows, rank_tokens
+from specq.engines.torch.top import rank_rows
 
 __all__ = [
-    "ALONE",
     "BATCH_SIZES",
-    "ChainStarts",
-    "ForwardOutput",
     "Inbox",
-    "KvPool",
-    "LoadedModel",
-    "PackedRows",
     "Replays",
     "RowNoise",
-    "RowPacker",
     "Sampling",
-    "Threads",
-    "chain_drafter",
     "fetch",
     "load",
     "load_network",
     "noise_of",
-    "pack_nodes",
-    "pack_tokens",
     "padded_batch",
     "pick_device",
     "rank_rows",
-    "rank_tokens",
-    "threads_of",
 ]

@@ -1,17 +1,19 @@
-"""What the forwards share: KV tensors, requested hidden states, and results."""
+"""What the forwards of torch share: KV tensors, and tokens that only the device knows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
+from specq.engines.native.flights import Flight, Unread
+from specq.engines.native.loaded import Forward, ForwardOutput
 from specq.engines.native.rows import LinePlaces, PackedRows, RowTap
-from specq.protocol import Int32Array, Int64Array, SessionStep, Tap
-from specq.verification import StepBatch, ends_of
+from specq.protocol import Int32Array, Int64Array
+from specq.verification import StepBatch, places_of
+from specq.verification.begun import Judging
 from specq.verification.transfers import to_device
 
 
@@ -26,6 +28,10 @@ class KvStore:
     def num_slots(self) -> int:
         return self.keys.shape[2]
 
+    @property
+    def device(self) -> torch.device:
+        return self.keys.device
+
     def copy(self, slots: Int32Array) -> None:
         """Copy the contents of some slots to others, i32[2, n]. All slots are read before one is written.
 
@@ -34,19 +40,6 @@ class KvStore:
         sources, targets = to_device(slots.astype(np.int64), self.keys.device)
         for held in (self.keys, self.values):
             held.index_copy_(2, targets, held.index_select(2, sources))
-
-
-def tapped_rows(steps: Sequence[SessionStep], tap: Tap) -> tuple[Int32Array, Int32Array]:
-    """Return the packed rows of a tap, i32[n], and where the rows of each step begin, i32[steps + 1]."""
-    batch = StepBatch.of(steps)
-    counts = batch.is_judged * (1 + batch.num_nodes)
-    if tap.chunks:
-        is_whole = np.array([session_id in tap.chunks for session_id in batch.session_ids], np.bool_)
-        counts = np.where(is_whole, batch.sizes, counts)
-    ends = ends_of(counts)
-    behind = batch.first_rows + batch.sizes - ends  # for each step: how far its rows are ahead of the requested rows
-    rows = np.arange(ends[-1] if len(ends) else 0) + behind.repeat(counts)
-    return rows.astype(np.int32), np.concatenate([[0], ends]).astype(np.int32)
 
 
 class FedLines(NamedTuple):
@@ -102,33 +95,6 @@ class Feed(NamedTuple):
         token_ids.index_copy_(0, rows, self.tokens.index_select(0, places))
 
 
-class ForwardOutput(NamedTuple):
-    """Logits [J, vocab_size] of the J `logit_rows`, and hidden [J, hidden_size] after the final norm.
-
-    - tapped: None without a tap. Else [n, layers * hidden_size] for the rows of the tap, the layers side by side.
-    """
-
-    logits: torch.Tensor
-    hidden: torch.Tensor
-    tapped: torch.Tensor | None = None
-
-
-class Forward(Protocol):
-    """Runs packed rows: it writes their KV to `kv` and returns the outputs of the rows in `logit_rows`.
-
-    - num_tap_layers, is_helped, jumps: as in `specq.engines.Engine`.
-    - ARITHMETIC: name of its kernels. Forwards with other kernels round differently.
-    """
-
-    ARITHMETIC: ClassVar[str]
-    kv: KvStore
-    num_tap_layers: int
-    is_helped: bool
-    jumps: tuple[int, ...]
-
-    def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput: ...
-
-
 @runtime_checkable
 class FedForward(Forward, Protocol):
     """A forward that returns early, and can take its input from the device."""
@@ -136,3 +102,24 @@ class FedForward(Forward, Protocol):
     is_fed: ClassVar[bool]
 
     def __call__(self, rows: PackedRows, tap: RowTap | None = None, feed: Feed | None = None) -> ForwardOutput: ...
+
+
+def feed_of(batch: StepBatch, unread: Unread | None, after: Flight | None) -> dict[str, Any]:
+    """Return the `feed` argument of a forward pass: tokens of the step before or of a draft model.
+
+    Empty if the pass takes no such tokens.
+    """
+    if unread is not None and batch.drafted is not None:
+        assert batch.fed_by is None, "a step behind another one has no drafts"
+        places, lines = places_of(unread.handles), None
+        if batch.drafted.tree is not None:
+            first_nodes = batch.first_rows + batch.num_tokens
+            firsts = first_nodes[first_nodes.searchsorted(unread.rows, "right") - 1]
+            lines = FedLines(batch.drafted.tree.lines, places, unread.rows, firsts)
+        return {"feed": Feed(batch.drafted.tokens, places, unread.rows, lines)}
+    if batch.fed_by is None:
+        return {}
+    tokens = after.judging.tokens if after is not None and isinstance(after.judging, Judging) else None
+    assert tokens is not None, "only the step in flight can feed the next one"
+    is_fed = batch.fed_by >= 0
+    return {"feed": Feed(tokens, batch.fed_by[is_fed].astype(np.int64), batch.first_rows[is_fed])}

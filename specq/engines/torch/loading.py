@@ -6,7 +6,6 @@ For the supported models see `specq.engines.torch.supported` and `specq.engines.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,38 +16,25 @@ from transformers.utils.logging import disable_progress_bar
 
 from specq.checkpoints import draft_form, is_gguf, read_config
 from specq.engines.checkpoint import describe, resolve_checkpoint
-from specq.engines.native import ALONE, BlockWeight, NativeChainDrafter, Threads, kernels
+from specq.engines.native import ALONE, LoadedModel, Threads, kernels
+from specq.engines.native.gguf import values_format
+from specq.engines.native.loaded import Forward
+from specq.engines.native.loading import default_slots, reason_against_native
+from specq.engines.native.loading import load as load_native
 from specq.engines.native.weights import trim_memory
 from specq.engines.torch import rotary
 from specq.engines.torch.cuda import weights as fused_weights
-from specq.engines.torch.draft_network import draft_blocks, load_draft
-from specq.engines.torch.forward import Forward, KvStore
+from specq.engines.torch.draft_network import load_draft
+from specq.engines.torch.forward import KvStore
 from specq.engines.torch.generic import GenericForward
-from specq.engines.torch.gguf_network import EXACT, load_blocks, load_gguf, values_format
-from specq.engines.torch.native import NO_BLOCKS, NativeTorchForward, supports
+from specq.engines.torch.gguf_network import load_gguf
+from specq.engines.torch.native import host_forward, supports
 from specq.engines.torch.supported import TESTED, probe, unsupported
-from specq.protocol import ConfigError, Int32Array, ModelInfo
+from specq.protocol import ConfigError
 
-DEFAULT_SLOTS = 64 * 1024  # used if memory is not the limit
-CPU_KV_BYTES = 1 << 30
 DEVICE_MEMORY_SHARE = 0.85  # of the memory that is free after loading the weights
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FUSED_CAPABILITY = (8, 0)  # bfloat16 on tensor cores
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """The result of `load`; the forward's KV has `info.kv_slots` slots.
-
-    - token_ids: i32[columns], the token of each logits column, ascending. None: column i is token i.
-    - num_masks: for a parallel draft model, how many ids from `info.vocab_size` on are masks
-      (`specq.checkpoints.draft_form`).
-    """
-
-    info: ModelInfo
-    forward: Forward
-    token_ids: Int32Array | None = None
-    num_masks: int = 0
 
 
 def load(
@@ -75,30 +61,18 @@ def load(
     Raises ConfigError if the model cannot be found or used.
     """
     checkpoint, place = resolve_checkpoint(model), pick_device(device)
+    if place.type == "cpu" and not eager and not reason_against_native(checkpoint, dtype):
+        return load_native(str(checkpoint), dtype=dtype, kv_slots=kv_slots, name=name, threads=threads, engine="torch")
     network = load_network(checkpoint, place, dtype)
-    overrides, blocks = _of_gguf(checkpoint, place, dtype) if is_gguf(checkpoint) else (None, NO_BLOCKS)
-    if place.type == "cpu" and (shape := draft_form.draft_shape(checkpoint)):
-        blocks = draft_blocks(checkpoint, shape)
+    overrides = None
+    if is_gguf(checkpoint):
+        overrides = {"gguf_values": values_format(checkpoint, dtype, on_host=place.type == "cpu")}
     loaded = assemble(
-        network,
-        checkpoint,
-        kv_slots=kv_slots,
-        name=name,
-        eager=eager,
-        threads=threads,
-        overrides=overrides,
-        blocks=blocks,
+        network, checkpoint, kv_slots=kv_slots, name=name, eager=eager, threads=threads, overrides=overrides
     )
-    del network, blocks
+    del network
     trim_memory()
     return loaded
-
-
-def _of_gguf(path: Path, device: torch.device, dtype: str) -> tuple[dict[str, str], Mapping[str, BlockWeight]]:
-    """Return `overrides` and `blocks` of `assemble` for a file. Blocks only if the exact values are used."""
-    values = values_format(path, dtype, device)
-    is_exact = values == EXACT and device.type == "cpu"
-    return {"gguf_values": values}, load_blocks(path) if is_exact else NO_BLOCKS
 
 
 def load_network(checkpoint: Path, device: torch.device, dtype: str = "auto") -> Any:
@@ -108,7 +82,7 @@ def load_network(checkpoint: Path, device: torch.device, dtype: str = "auto") ->
         return load_draft(checkpoint, shape, device, torch.bfloat16 if isinstance(kept, str) else kept)
     if not is_gguf(checkpoint):
         return _load_network(checkpoint, device, kept)
-    values = DTYPES[values_format(checkpoint, dtype, device)]
+    values = DTYPES[values_format(checkpoint, dtype, on_host=device.type == "cpu")]
     return load_gguf(checkpoint, device, values if isinstance(kept, str) else kept, values)
 
 
@@ -121,17 +95,15 @@ def assemble(
     eager: bool = False,
     threads: Threads = ALONE,
     overrides: Mapping[str, Any] | None = None,
-    blocks: Mapping[str, BlockWeight] = NO_BLOCKS,
 ) -> LoadedModel:
     """Make KV and a forward for a transformers model in memory. `checkpoint` has its tokenizer and files.
 
-    - overrides: other settings that the model's text depends on, see `specq.engines.checkpoint`.
-    - blocks: as for `NativeTorchForward`. Other forwards use the model's own weights, which have the same values.
+    `overrides`: other settings that the model's text depends on, see `specq.engines.checkpoint`.
     """
     if reason := rotary.reason_against(network, _kv_shape(network)[2] if network.config.model_type in TESTED else 0):
         raise unsupported(network, reason)
     slots = kv_slots or _default_slots(network)
-    forward = _make_forward(network, _make_kv(network, slots), eager, threads, blocks)
+    forward = _make_forward(network, slots, eager, threads)
     if network.config.model_type not in TESTED:
         probe(network, forward)
     return loaded_model(network, checkpoint, forward, name, overrides)
@@ -156,16 +128,16 @@ def loaded_model(
     return LoadedModel(info, forward, getattr(network.get_output_embeddings(), "token_ids", None), num_masks)
 
 
-def _make_forward(
-    network: Any, kv: KvStore, eager: bool, threads: Threads, blocks: Mapping[str, BlockWeight]
-) -> Forward:
-    """Return the fastest forward that can run this model on its device."""
+def _make_forward(network: Any, num_slots: int, eager: bool, threads: Threads) -> Forward:
+    """Return the fastest forward that can run this model on its device, with KV of this number of slots."""
     if not eager and _runs_fused(network):
         from specq.engines.torch.cuda.forward import FusedForward
 
-        return FusedForward(network, kv)
-    library = None if eager or not supports(network) else kernels()
-    return GenericForward(network, kv) if library is None else NativeTorchForward(network, kv, library, threads, blocks)
+        return FusedForward(network, _make_kv(network, num_slots))
+    library = kernels()
+    if eager or library is None or not supports(network):
+        return GenericForward(network, _make_kv(network, num_slots))
+    return host_forward(network, num_slots, library, threads)
 
 
 def _runs_fused(network: Any) -> bool:
@@ -181,15 +153,9 @@ def runs_triton(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= FUSED_CAPABILITY
 
 
-def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
-    """Return a drafter of chains that does not need the host between levels. None if there is none.
-
-    On a GPU it is a `specq.engines.torch.cuda.chain.CudaChainDrafter`. Over the native kernels it is a
-    `NativeChainDrafter`. token_ids: as in `LoadedModel`. The GPU drafter uses a column's number as its token.
-    """
-    if isinstance(forward, NativeTorchForward):
-        return NativeChainDrafter(forward.native, token_ids)
-    if token_ids is not None or find_spec("triton") is None:
+def cuda_chain_drafter(forward: Forward) -> Any:
+    """Return a drafter of chains on a GPU that does not need the host between levels. None if there is none."""
+    if find_spec("triton") is None:
         return None
     from specq.engines.torch.cuda.chain import CudaChainDrafter
     from specq.engines.torch.cuda.forward import FusedForward
@@ -263,10 +229,10 @@ def _kv_shape(network: Any) -> tuple[int, int, int]:
 def _default_slots(network: Any) -> int:
     """Choose the number of KV slots from the free memory."""
     num_layers, num_kv_heads, head_dim = _kv_shape(network)
-    slot_bytes: int = 2 * num_layers * num_kv_heads * head_dim * network.dtype.itemsize
     if network.device.type == "cuda":
+        slot_bytes: int = 2 * num_layers * num_kv_heads * head_dim * network.dtype.itemsize
         return int(torch.cuda.mem_get_info(network.device)[0] * DEVICE_MEMORY_SHARE) // slot_bytes
-    return max(min(DEFAULT_SLOTS, CPU_KV_BYTES // slot_bytes), 1024)
+    return default_slots(num_layers, num_kv_heads, head_dim, network.dtype.itemsize)
 
 
 def _make_kv(network: Any, num_slots: int) -> KvStore:

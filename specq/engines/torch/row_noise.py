@@ -9,7 +9,8 @@ import torch
 
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification.host_kernels import is_uncut
-from specq.verification.noise import Domain, gumbel_torch, row_keys
+from specq.verification.noise import Domain, row_keys
+from specq.verification.torch_noise import gumbel_torch
 
 
 class RowNoise(NamedTuple):

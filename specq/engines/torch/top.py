@@ -1,61 +1,37 @@
-"""The k largest scores of each row and their log-probabilities, in C, Triton or torch."""
+"""The k largest scores of each row and their log-probabilities on a device, in Triton or torch."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from importlib.util import find_spec
 
 import numpy as np
 import torch
 
-from specq.engines.native.compiler import kernels
+from specq.engines.native.top import Top
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
-from specq.protocol import Float32Array, Int32Array, SamplingParams
-from specq.verification.sampling import near_scores
+from specq.protocol import Int32Array, SamplingParams
+from specq.verification.sampling import perturbed_scores
 
 FEW = 16  # most tokens that one GPU program searches for, one after another
 
-Top = tuple[Int32Array, Float32Array]
 
-
-def top_tokens(scores: torch.Tensor, count: int) -> Top:
-    """Return the best tokens and their log-probabilities, on the host: i32 and f32 [rows, count], best first.
-
-    The log-probabilities are log_softmax(scores). scores: [rows, vocab], count <= vocab. Where the log-probability is
-    -inf, the token id has no meaning.
-    """
-    library = kernels() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
-    if library is None:
-        return _to_host(*_top_on_device(scores, None, count))
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
-    num_rows, width = scores.shape
-    token_ids, best = np.empty((num_rows, count), np.int32), np.empty((num_rows, count), np.float32)
-    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (best, token_ids))
-    stride = ctypes.c_long(scores.stride(0))
-    library.specq_top(ctypes.c_void_p(scores.data_ptr()), stride, num_rows, width, count, *pointers)
-    return token_ids, best
-
-
-def rank_tokens(
+def rank_on_device(
     logits: torch.Tensor,
     params: Sequence[SamplingParams],
     positions: Sequence[int],
     count: int,
     token_ids: Int32Array | None = None,
 ) -> Top:
-    """Return `top_tokens` of the near scores of logits [rows, vocab] (`specq.verification.sampling`).
-
-    These are the tokens that the target is likely to sample at these positions. token_ids: the token of each column, if
-    that is not the column number.
-    """
+    """Return `specq.engines.native.top.rank_tokens` of tensors."""
     sampling = [Sampling.of(own) for own in params]
     if _is_fused(logits, count) and all(own.is_free for own in sampling):
         inverse, keys = noise_of(sampling, np.array(positions)[:, None])
         noise = RowNoise(*(torch.from_numpy(array).to(logits.device) for array in (inverse, keys[:, 0])))
         names = None if token_ids is None else torch.from_numpy(token_ids).to(logits.device)
         return _to_host(*rank_rows(logits, noise, count, names))
-    columns, log_probs = top_tokens(near_scores(logits, params, positions, token_ids), count)
+    scores = perturbed_scores(logits, params, positions, token_ids)
+    columns, log_probs = _to_host(*_top_on_device(scores, None, count))
     return (columns if token_ids is None else token_ids.take(columns, mode="clip")), log_probs
 
 

@@ -1,19 +1,19 @@
-"""A step of the torch engine between launch and collection."""
+"""A step between launch and collection."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from specq.engines.native.rows import PackedRows
-from specq.engines.torch.forward import FedLines, Feed
-from specq.protocol import BoolArray, Int32Array, IntpArray, StepOutput
-from specq.verification import Judgements, StepBatch, is_handle, known_tokens, places_of
-from specq.verification.begun import Judging, ScoredLogprobs, begin, says_own
+from specq.protocol import BoolArray, Int32Array, IntpArray, SessionStep, StepOutput, Tap
+from specq.verification import Judgements, StepBatch, ends_of, is_handle, known_tokens
+from specq.verification.begun import Judging, begin, says_own
+from specq.verification.host_logits import Logits
+from specq.verification.logprobs import ScoredLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Flight:
     after: Flight | None
     land: Callable[[Flight], StepOutput]
     drop: Callable[[Flight], None]
-    logits: torch.Tensor | None = None
+    logits: Logits | None = None
     unread: Unread | None = None
     scored: ScoredLogprobs | None = None
     closed: set[int] = field(default_factory=set)
@@ -131,22 +131,14 @@ class Flight:
             token_ids[batch.first_rows[is_fed]] = after.tokens[batch.fed_by[is_fed]]
 
 
-def feed_of(batch: StepBatch, unread: Unread | None, after: Flight | None) -> dict[str, Any]:
-    """Return the `feed` argument of a forward pass: tokens of the step before or of a draft model.
-
-    Empty if the pass takes no such tokens.
-    """
-    if unread is not None and batch.drafted is not None:
-        assert batch.fed_by is None, "a step behind another one has no drafts"
-        places, lines = places_of(unread.handles), None
-        if batch.drafted.tree is not None:
-            first_nodes = batch.first_rows + batch.num_tokens
-            firsts = first_nodes[first_nodes.searchsorted(unread.rows, "right") - 1]
-            lines = FedLines(batch.drafted.tree.lines, places, unread.rows, firsts)
-        return {"feed": Feed(batch.drafted.tokens, places, unread.rows, lines)}
-    if batch.fed_by is None:
-        return {}
-    tokens = after.judging.tokens if after is not None and isinstance(after.judging, Judging) else None
-    assert tokens is not None, "only the step in flight can feed the next one"
-    is_fed = batch.fed_by >= 0
-    return {"feed": Feed(tokens, batch.fed_by[is_fed].astype(np.int64), batch.first_rows[is_fed])}
+def tapped_rows(steps: Sequence[SessionStep], tap: Tap) -> tuple[Int32Array, Int32Array]:
+    """Return the packed rows of a tap, i32[n], and where the rows of each step begin, i32[steps + 1]."""
+    batch = StepBatch.of(steps)
+    counts = batch.is_judged * (1 + batch.num_nodes)
+    if tap.chunks:
+        is_whole = np.array([session_id in tap.chunks for session_id in batch.session_ids], np.bool_)
+        counts = np.where(is_whole, batch.sizes, counts)
+    ends = ends_of(counts)
+    behind = batch.first_rows + batch.sizes - ends  # for each step: how far its rows are ahead of the requested rows
+    rows = np.arange(ends[-1] if len(ends) else 0) + behind.repeat(counts)
+    return rows.astype(np.int32), np.concatenate([[0], ends]).astype(np.int32)

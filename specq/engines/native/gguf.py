@@ -1,0 +1,111 @@
+"""A GGUF file -> the weights of a Llama-like decoder, without a model of transformers.
+
+The reference for such a model is arithmetic on exactly the values in memory. These are the dequantised values in
+float32, or rounded to another format. `values_format` chooses the format. It is part of the fingerprint, so the two
+formats are two models.
+
+The default is to keep the exact values, if the kernels support all block types. They then read the file's own blocks.
+For Q4_1 these take a third of the bytes of bfloat16. For other types the default is to round to bfloat16. This takes
+half the bytes of float32. The arithmetic is still in float32.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specq.checkpoints import GgufFile, gguf_config, gguf_tensors, read_gguf
+from specq.engines.native.decoder import HEAD, NamedWeights, decoder
+from specq.engines.native.rotary import MAX_ROPE_POSITIONS, attention_scale, inverse_frequencies, rotary_tables
+from specq.engines.native.weights import BLOCK_TYPES, BlockWeight, NativeWeights
+from specq.protocol import ConfigError, Float32Array
+
+EXACT, ROUNDED = "float32", "bfloat16"
+
+
+def values_format(path: Path, dtype: str, *, on_host: bool) -> str:
+    """Return the format that a file's values are rounded to, for the `dtype` of `load`. EXACT keeps them all."""
+    if dtype != "auto":
+        return dtype
+    reads_blocks = on_host and gguf_tensors.has_only(read_gguf(path), BLOCK_TYPES)
+    return EXACT if reads_blocks else ROUNDED
+
+
+def gguf_weights(path: Path, values: str, num_slots: int) -> NativeWeights:
+    """Return a file's weights, EXACT or ROUNDED, for texts of at most `num_slots` tokens.
+
+    Raises ConfigError if something is missing or not supported.
+    """
+    file = read_gguf(path)
+    config = gguf_config.model_config(file)
+    found = gguf_tensors.by_name(file)
+    check_shapes(path, needed_shapes(config), {name: tensor.shape for name, tensor in found.items()})
+
+    def values_of(name: str) -> Float32Array:
+        numbers = gguf_tensors.values(file, found[name], config)
+        return numbers if values == EXACT else rounded(numbers)
+
+    blocks = _blocks(file, config) if values == EXACT else {}
+    said, head_dim = config["rope_parameters"], config["head_dim"]
+    inverse = inverse_frequencies(said, head_dim, gguf_tensors.rope_factors(file))
+    length = min(config["max_position_embeddings"], num_slots, MAX_ROPE_POSITIONS)
+    tables = rotary_tables(inverse, length, attention_scale(said))
+    return decoder(config, head_dim, NamedWeights(found, values_of, blocks), tables)
+
+
+def _blocks(file: GgufFile, config: dict[str, Any]) -> dict[str, BlockWeight]:
+    """Return by name the linear weights that the kernels read in the file's blocks."""
+    found = gguf_tensors.blocks(file, config, BLOCK_TYPES)
+    return {name: BlockWeight(kind, np.array(rows)) for name, kind, rows in found}
+
+
+def rounded(numbers: Float32Array) -> Float32Array:
+    """Return finite numbers rounded to the nearest bfloat16, to even in a tie, as float32."""
+    bits = np.ascontiguousarray(numbers).view(np.uint32)
+    found: Float32Array = ((bits + (((bits >> 16) & 1) + 0x7FFF)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return found
+
+
+def needed_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors that a model with this `config.json` has, by transformers' names."""
+    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, kv_heads = (config[f"num_{kind}_heads"] * head_dim for kind in ("attention", "key_value"))
+    matrices = {
+        "self_attn.q_proj": (heads, hidden),
+        "self_attn.k_proj": (kv_heads, hidden),
+        "self_attn.v_proj": (kv_heads, hidden),
+        "self_attn.o_proj": (hidden, heads),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    norms = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), hidden)
+    if config["model_type"] == "qwen3":
+        norms |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), head_dim)
+    own: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in matrices.items()}
+    own |= {f"{name}.weight": (size,) for name, size in norms.items()}
+    own |= {f"{name}.bias": (matrices[name][0],) for name in matrices if _has_bias(config, name)}
+    found = {f"model.layers.{i}.{name}": own[name] for i in range(config["num_hidden_layers"]) for name in own}
+    outer = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    head = {} if config["tie_word_embeddings"] else {HEAD: (config["vocab_size"], hidden)}
+    return found | outer | head
+
+
+def _has_bias(config: dict[str, Any], layer: str) -> bool:
+    if config["model_type"] == "qwen2":
+        return layer[-6:] in ("q_proj", "k_proj", "v_proj")
+    in_mlp = config["mlp_bias"] and config["model_type"] == "llama"
+    return bool(in_mlp if layer.startswith("mlp") else config["attention_bias"])
+
+
+def check_shapes(path: Path, needed: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
+    """Raise ConfigError unless these are exactly the model's tensors, in its shapes."""
+    wrong = sorted(name for name in needed.keys() | found.keys() if needed.get(name) != found.get(name))
+    if wrong:
+        name = wrong[0]
+        raise ConfigError(
+            f"{path} does not fit its own metadata: {name} has the shape {found.get(name, 'of no tensor')}, and "
+            f"should have {needed.get(name, 'none')} ({len(wrong)} tensors are wrong or missing)"
+        )

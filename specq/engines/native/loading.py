@@ -1,0 +1,178 @@
+"""Load a model for the compiled kernels alone, without torch: a GGUF file, or a draft model of specq's own form."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specq.checkpoints import draft_form, gguf_config, is_gguf, read_gguf
+from specq.engines.checkpoint import describe, resolve_checkpoint
+from specq.engines.native.chains import NativeChainDrafter
+from specq.engines.native.compiler import kernels
+from specq.engines.native.decoder import NamedWeights, decoder, reason_against
+from specq.engines.native.draft_weights import draft_blocks, draft_values, read_draft
+from specq.engines.native.forward import ALONE, Threads
+from specq.engines.native.gguf import EXACT, gguf_weights, values_format
+from specq.engines.native.loaded import Forward, HostForward, LoadedModel
+from specq.engines.native.rotary import inverse_frequencies, rotary_tables
+from specq.engines.native.weights import NativeWeights, trim_memory
+from specq.protocol import ConfigError, Int32Array
+from specq.runtime import available_cores, usual_threads
+
+DEFAULT_SLOTS = 64 * 1024  # used if memory is not the limit
+CPU_KV_BYTES = 1 << 30
+DTYPES = ("auto", EXACT)
+
+
+def threads_of(threads: int, helper_cores: tuple[int, ...] = ()) -> Threads:
+    """Return the threads that compute: `threads` of this process, and the helpers.
+
+    0: the usual number of threads, at most one per core.
+    """
+    return Threads(threads or min(usual_threads(), len(available_cores())), helper_cores)
+
+
+def default_slots(num_layers: int, num_kv_heads: int, head_dim: int, item_bytes: int = 4) -> int:
+    """Choose the number of KV slots for the host's memory."""
+    slot_bytes = 2 * num_layers * num_kv_heads * head_dim * item_bytes
+    return max(min(DEFAULT_SLOTS, CPU_KV_BYTES // slot_bytes), 1024)
+
+
+def reason_against_native(checkpoint: Path, dtype: str = "auto") -> str:
+    """Return why the kernels alone cannot load a checkpoint, or ""."""
+    if dtype not in DTYPES:
+        return f"the kernels compute in float32, not in {dtype}"
+    if kernels() is None:
+        return "this machine cannot build the kernels: it has no C compiler that works"
+    if shape := draft_form.draft_shape(checkpoint):
+        config = shape.llama_config()
+        return reason_against({**config, "model_type": "llama", "hidden_act": "silu"}, shape.head_dim)
+    if not is_gguf(checkpoint):
+        return "it is not a GGUF file"
+    config = gguf_config.model_config(read_gguf(checkpoint))
+    return reason_against(config, config["head_dim"])
+
+
+def load(
+    model: str,
+    *,
+    dtype: str = "auto",
+    kv_slots: int = 0,
+    name: str = "",
+    threads: Threads = ALONE,
+    engine: str = "native",
+) -> LoadedModel:
+    """Load a checkpoint for the kernels.
+
+    - model: a GGUF file, or a directory in the form of a draft model (`specq.checkpoints.draft_form`).
+    - dtype: "float32", or "auto": for a GGUF file, keep the values exactly or in bfloat16 (`values_format`).
+    - kv_slots: 0: as many as memory allows.
+    - engine: the name of the engine that runs it.
+
+    Raises ConfigError if the model cannot be found or used.
+    """
+    checkpoint = resolve_checkpoint(model)
+    if reason := reason_against_native(checkpoint, dtype):
+        raise ConfigError(f"the native engine cannot run {model}: {reason}; use the torch engine")
+    library = kernels()
+    assert library is not None
+    if shape := draft_form.draft_shape(checkpoint):
+        loaded = _load_draft(checkpoint, shape, library, kv_slots, name, threads, engine)
+    else:
+        loaded = _load_gguf(checkpoint, library, dtype, kv_slots, name, threads, engine)
+    trim_memory()
+    return loaded
+
+
+def load_model(
+    model: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    kv_slots: int = 0,
+    name: str = "",
+    threads: Threads = ALONE,
+) -> LoadedModel:
+    """Load a checkpoint for any device: for the kernels alone if that is possible, else with torch."""
+    if device == "cpu" or (device == "auto" and find_spec("torch") is None):
+        reason = reason_against_native(resolve_checkpoint(model), dtype)
+        if not reason:
+            return load(model, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads)
+        if find_spec("torch") is None:
+            raise ConfigError(f"{model} needs torch, which is not installed: {reason}. pip install 'specq[torch]'")
+    from specq.engines.torch.loading import load as load_with_torch
+
+    return load_with_torch(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads)
+
+
+def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
+    """Return a drafter of chains that does not need the host between levels. None if there is none.
+
+    On a GPU it is a `specq.engines.torch.cuda.chain.CudaChainDrafter`. Over the native kernels it is a
+    `NativeChainDrafter`. token_ids: as in `LoadedModel`. The GPU drafter uses a column's number as its token.
+    """
+    if isinstance(forward, HostForward):
+        return NativeChainDrafter(forward.native, token_ids)
+    if token_ids is not None or forward.kv.device is None or forward.kv.device.type != "cuda":
+        return None
+    from specq.engines.torch.loading import cuda_chain_drafter
+
+    return cuda_chain_drafter(forward)
+
+
+def _load_gguf(
+    path: Path, library: ctypes.CDLL, dtype: str, kv_slots: int, name: str, threads: Threads, engine: str
+) -> LoadedModel:
+    config = gguf_config.model_config(read_gguf(path))
+    sizes = config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"]
+    slots, values = kv_slots or default_slots(*sizes), values_format(path, dtype, on_host=True)
+    forward = HostForward(gguf_weights(path, values, slots), slots, library, threads)
+    info = describe(
+        path,
+        engine=engine,
+        arithmetic=f"{forward.ARITHMETIC} cpu",
+        name=name,
+        dtype=EXACT,
+        vocab_size=config["vocab_size"],
+        max_length=config["max_position_embeddings"],
+        kv_slots=slots,
+        overrides={"gguf_values": values},
+    )
+    return LoadedModel(info, forward)
+
+
+def _load_draft(
+    directory: Path,
+    shape: draft_form.DraftModelShape,
+    library: ctypes.CDLL,
+    kv_slots: int,
+    name: str,
+    threads: Threads,
+    engine: str,
+) -> LoadedModel:
+    slots = kv_slots or default_slots(shape.num_hidden_layers, shape.num_key_value_heads, shape.head_dim)
+    tensors = read_draft(directory, shape)
+    forward = HostForward(_draft_decoder(tensors, shape, slots), slots, library, threads)
+    info = describe(
+        directory,
+        engine=engine,
+        arithmetic=f"{forward.ARITHMETIC} cpu",
+        name=name,
+        dtype=EXACT,
+        vocab_size=shape.vocab_size,
+        max_length=shape.max_position_embeddings,
+        kv_slots=slots,
+    )
+    return LoadedModel(info, forward, tensors[draft_form.TOKEN_IDS].astype(np.int32), shape.num_places - 1)
+
+
+def _draft_decoder(tensors: dict[str, np.ndarray], shape: draft_form.DraftModelShape, slots: int) -> NativeWeights:
+    config, values = shape.llama_config(), draft_values(tensors, shape)
+    inverse = inverse_frequencies(config["rope_parameters"], shape.head_dim, None)
+    tables = rotary_tables(inverse, min(shape.max_position_embeddings, slots))
+    named = NamedWeights(values, values.__getitem__, draft_blocks(tensors, shape))
+    return decoder(config, shape.head_dim, named, tables)

@@ -1,0 +1,27 @@
+"""The table entry of the `native` engine, and its options, without an import of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specq.config import Cores, OwnOptions, option
+from specq.engines.interface import Engine, EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOptions(OwnOptions):
+    """The keys of [target.native]."""
+
+    LABEL = "native"
+
+    helper_cores: Cores = option((), "CPU cores for one helper thread each, e.g. 0,2-3. Default: no helper threads.")
+
+
+def _make(model: str, **arguments: Any) -> Engine:
+    from specq.engines.native.engine import NativeEngine
+
+    return NativeEngine(model, **arguments)
+
+
+NATIVE = EngineSpec(_make, NativeOptions, drafts_on="cpu", colocates=True)
