@@ -80,13 +80,13 @@ def likeliest(logits: Float32Array | Float64Array, count: int) -> Int64Array:
     bound = np.partition(logits, vocab - count, 1)[:, vocab - count]
     found = np.empty((len(logits), count), np.int64)
     for row, own in enumerate(logits):
-        may = np.flatnonzero(own >= bound[row])
+        may = np.flatnonzero(~(own < bound[row]))  # what is not a number comes last
         found[row] = may[np.argsort(-own[may], kind="stable")[:count]]
     return found
 
 
 def begin_logprobs(logits: Logits, token_ids: Int32Array, num_top: int) -> BegunLogprobs | KnownLogprobs:
-    """Begin to compute the log-probabilities of emitted tokens i32[m] and of the num_top likeliest. Logits [m, vocab]."""
+    """Begin to compute those of emitted tokens i32[m] and of the num_top likeliest, from logits [m, vocab]."""
     logits, index = on_host(logits), token_ids.astype(np.int64)
     if isinstance(logits, np.ndarray):
         return KnownLogprobs(logits, index, num_top)

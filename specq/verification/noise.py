@@ -1,8 +1,9 @@
 """Counter-based random numbers: a draw is a pure function of (domain, seed, position, token id).
 
 Rule: the draws use neither a state nor a batch index. So a draw does not depend on its caller, its batch, or the number
-of calls. NumPy and torch (`torch_noise`), CPU and CUDA give the same bits. Integers make that exact. Only the two logarithms of
-`gumbel` use the library, in float64. A library's last-bit error there survives rounding to float32 about once in 2**28.
+of calls. NumPy and torch (`torch_noise`), CPU and CUDA give the same bits. Integers make that exact. Only the two
+logarithms of `gumbel` use the library, in float64. A library's last-bit error there survives rounding to float32 about
+once in 2**28.
 
 The host mixes a 128-bit counter (domain, seed, position) to two 32-bit keys per row. For each token, a 32-bit mixer
 takes one key before and one in the middle. It is the xorshift-multiply scheme of MurmurHash3's finaliser with constants

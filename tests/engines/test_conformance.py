@@ -9,6 +9,7 @@ from specq.engines import ENGINES, Engine
 from specq.protocol import SamplingParams
 from specq.testing import EngineConformance, ReferenceConformance, load_reference, make_checkpoint
 from specq.testing.checkpoints import reference_logits
+from specq.testing.checkpoints_gguf import Q, write_gguf
 from specq.testing.conformance.engines import generate
 from specq.testing.reference import plain
 from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
@@ -26,7 +27,12 @@ def engine(request, tmp_path):
     if name == "vllm":
         kind = request.getfixturevalue("vllm_device")
         options = options | {"device": kind} | vllm_arguments(kind)
-    made = ENGINES.resolve(name).make(str(make_checkpoint("llama-bf16", tmp_path)), kv_slots=512, **options)
+    if name == "native":
+        model = write_gguf(make_checkpoint("llama", tmp_path), tmp_path / "model.gguf", linear=Q.F32)
+        options = options | {"dtype": "float32"}
+    else:
+        model = make_checkpoint("llama-bf16", tmp_path)
+    made = ENGINES.resolve(name).make(str(model), kv_slots=512, **options)
     yield made
     made.shutdown()
 

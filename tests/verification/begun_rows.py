@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+import numpy as np
 import torch
 
 from specq.verification import begun
 from specq.verification.host_kernels import Rows
+from specq.verification.judgements import Judgements
 from specq.verification.torch_rows import TorchRows
 
 
@@ -31,3 +33,15 @@ def begun_rows() -> Iterator[None]:
     """Let `begin` judge so."""
     with mock.patch.object(begun, "target_rows", BegunRows):
         yield
+
+
+def check_alike(one: Judgements, other: Judgements) -> None:
+    """Check that a device and the host computed the same log-probabilities, but for rounding and the order of equals."""
+    assert one.logprobs.keys() == other.logprobs.keys()
+    for i, mine in one.logprobs.items():
+        theirs = other.logprobs[i]
+        for mine_part, their_part in ((mine.tokens, theirs.tokens), (mine.top, theirs.top)):
+            np.testing.assert_allclose(mine_part, their_part, rtol=1e-5, atol=1e-5)
+        gaps = np.diff(np.maximum(mine.top, -1e9), axis=1, prepend=1e10, append=-1e10)
+        is_alone = np.isfinite(mine.top) & (gaps[:, :-1] < -1e-4) & (gaps[:, 1:] < -1e-4)
+        assert mine.top_ids[is_alone].tolist() == theirs.top_ids[is_alone].tolist()

@@ -18,18 +18,13 @@ from specq.verification.begun import begin
 from specq.verification.judge import judge_each
 from specq.verification.judgements import Judgements
 from tests.each import each
-from tests.verification.begun_rows import begun_rows
+from tests.verification.begun_rows import begun_rows, check_alike
 from tests.verification.steps import tree_of
 from tests.verification.test_processors import Case, cases
 
 
 def said(judgements: Judgements) -> list[tuple[object, ...]]:
     return [(one.session_id, one.path, one.token_ids.tolist(), one.fault is not None) for one in judgements]
-
-
-def logprobs_of(judgements: Judgements) -> dict[int, list[list[object]]]:
-    found = judgements.logprobs.items()
-    return {i: [part.tolist() for part in (one.tokens, one.top_ids, one.top)] for i, one in found}
 
 
 def judged_both_ways(batch: list[SessionStep], logits: torch.Tensor) -> tuple[list[object], list[object], bool]:
@@ -62,7 +57,7 @@ def test_async_judging_of_plain_steps_equals_sync_for_all_options(found: list[Ca
     assert judging.tokens is not None
     at_once, in_halves = judge_each(batch, logits), judging.finish()
     assert said(in_halves) == said(at_once)
-    assert logprobs_of(in_halves) == logprobs_of(at_once)
+    check_alike(in_halves, at_once)
     assert at_once.logprobs.keys() == {i for i, s in enumerate(batch) if s.params.logprobs >= 0}
 
 

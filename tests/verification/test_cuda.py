@@ -13,7 +13,7 @@ from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep
 from specq.testing.random_steps import packed_logits, params_of, sampled_trees, steps
-from specq.verification import STRATEGIES, noise
+from specq.verification import STRATEGIES, noise, torch_noise
 from specq.verification.begun import begin
 from specq.verification.cuda_rows import CudaRows, is_available
 from specq.verification.host_kernels import make_rows

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.config.sections import TargetConfig
-from specq.engines.torch import engine as torch_engine
+from specq.engines.native import steps as engine_steps
 from specq.engines.torch.engine import TorchEngine
 from specq.processes.target import build_verifier
 from specq.protocol.params import SamplingParams
@@ -138,7 +138,7 @@ def test_the_engine_explains_only_where_it_is_asked_to(tmp_path, monkeypatch):
     def never(*_):
         raise AssertionError("nothing is to be computed where --verbose is not given")
 
-    monkeypatch.setattr(torch_engine, "log_decisions", never)
+    monkeypatch.setattr(engine_steps, "log_decisions", never)
     assert step_once(TorchEngine(directory, device="cpu"))[1] == []
     assert TorchEngine(directory, device="cpu", verbose=True).step_times([3])[0] > 0
 

@@ -15,6 +15,7 @@ from specq.testing.random_steps import sampling_params
 from specq.verification import drafting as draws
 from specq.verification import host_kernels, host_rows
 from specq.verification.host_kernels import kernels, make_rows
+from specq.verification.host_logits import on_host
 from specq.verification.host_rows import HostRows
 from specq.verification.seeds import Domain
 from specq.verification.target_rows import Edits
@@ -42,7 +43,7 @@ def logits_of(entropy, num_rows, vocab, *, spread=3.0, coarse=False):
 
 def compare(logits, params, built=None):
     """Everything that is asked of target rows, of the kernels and of torch."""
-    ways = HostRows(logits, built or kernels()), TorchRows(logits)
+    ways = HostRows(on_host(logits), built or kernels()), TorchRows(logits)
     rows = make_rows(params, range(50, 50 + len(params)))
     own = [way.own_tokens(rows)() for way in ways]
     assert own[0].tolist() == own[1].tolist()
@@ -118,7 +119,7 @@ def compare_at_the_hashes_edges(built=None):
         logits[0, [token, 3]] = 0.0
         rows = make_rows([SamplingParams(temperature=1.0, seed=7)], [position])
         expected = TorchRows(logits).own_tokens(rows)()
-        assert expected.tolist() == HostRows(logits, built or kernels()).own_tokens(rows)().tolist()
+        assert expected.tolist() == HostRows(on_host(logits), built or kernels()).own_tokens(rows)().tolist()
         uniforms = np.zeros(1)
         of = np.array([7], np.uint64), np.array([position]), np.array([token])
         (built or kernels()).specq_uniforms(1, *(host_rows._pointer(a) for a in of), 1, host_rows._pointer(uniforms))
@@ -163,7 +164,7 @@ def everything(built=None):
         logits[0, place] = torch.nan
         for sampler in SAMPLERS:
             with pytest.raises(EngineError):
-                HostRows(logits, built or kernels()).own_tokens(make_rows([SamplingParams(**sampler)], [0]))
+                HostRows(on_host(logits), built or kernels()).own_tokens(make_rows([SamplingParams(**sampler)], [0]))
 
 
 def test_the_kernels_are_no_mutants():

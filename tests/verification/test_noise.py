@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.testing import oracle
-from specq.verification import noise
+from specq.verification import noise, torch_noise
 from specq.verification.seeds import Domain, derived_seed
 from tests.each import each
 
