@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from specq.engines import Engine
+from specq.engines.native import ForwardOutput, LoadedModel
 from specq.engines.native.rows import PackedRows, RowTap
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.forward import ForwardOutput, KvStore
-from specq.engines.torch.loading import LoadedModel
+from specq.engines.torch.forward import KvStore
 from specq.protocol import ModelInfo, Open, SamplingParams, encode
 from specq.transport import calm_collector
 from specq.verifier import Budget, DraftBatch, DraftSource, StepCurve, Verifier

@@ -128,8 +128,7 @@ def chain_logits(forward: Callable[[PackedRows], Any], token_ids: list[int], num
     packer = RowPacker()
     packer.add_session(np.arange(num_slots, dtype=np.int32))
     packer.add_chain(token_ids, range(len(token_ids)), 0, judged=True)
-    logits: torch.Tensor = forward(packer.pack()).logits[0]
-    return logits
+    return torch.as_tensor(forward(packer.pack()).logits[0])
 
 
 def reference_text(reference: Any, context: list[int], num_tokens: int) -> list[int]:

@@ -21,9 +21,9 @@ from specq.checkpoints.draft_form import (
     is_shared,
     to_int8,
 )
+from specq.engines.native.draft_weights import read_draft
 from specq.engines.native.weights import BLOCK_TYPES
 from specq.engines.torch import load as load_model
-from specq.engines.torch.draft_network import _read_all
 from specq.engines.torch.engine import TorchEngine
 from specq.models import draft_for, parallel_for, resolve_model
 from specq.protocol import ConfigError
@@ -222,10 +222,10 @@ def test_the_bundled_parallel_one_foresees_five_tokens_with_the_embedding_of_the
     """It is for the same tokenizer, and its own file holds nothing that the other has."""
     parallel, draft = (Path(resolve_model(name, "draft")) for name in (parallel_for("smollm2"), "smollm2"))
     own, theirs = (load_file(model / WEIGHTS) for model in (parallel, draft))
-    read = _read_all(parallel, draft_shape(parallel))
+    read = read_draft(parallel, draft_shape(parallel))
     shared = {name for name in theirs if is_shared(name)}
     assert read.keys() - own.keys() == shared
-    assert all(torch.equal(read[name], theirs[name]) for name in shared)
+    assert all(np.array_equal(read[name], theirs[name]) for name in shared)
 
     loaded = load(parallel)
     assert (loaded.num_masks, loaded.info.vocab_size) == (4, 49152)

@@ -18,11 +18,11 @@ import torch
 from specq.drafting import Drafter, Expansion
 from specq.drafting.draft_model.chain_model import ChainModel
 from specq.drafting.draft_model.drafter import DraftModel
+from specq.engines.native import LoadedModel
 from specq.engines.native.rows import PackedRows, RowTap, pack_steps
 from specq.engines.torch import loading
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.generic import GenericForward
-from specq.engines.torch.loading import LoadedModel
 from specq.protocol.params import SamplingParams
 from specq.protocol.step_output import FINAL, Tap
 from specq.protocol.types import ScratchRows, SessionStep, Tree
@@ -382,7 +382,8 @@ def test_tree_type_is_not_needed_for_plain_rows(wide_heads):
 @pytest.mark.parametrize("count", [1, 3, 8])
 @pytest.mark.parametrize("width", [99, 4096, 151_936])
 def test_tokens_ranked_on_the_device_are_those_of_the_sampler(width, count):
-    from specq.engines.torch.top import rank_tokens, top_tokens
+    from specq.engines.native import rank_tokens
+    from specq.engines.torch.top import _to_host, _top_on_device
 
     torch.manual_seed(width)
     logits = torch.randn(5, width) * 3
@@ -393,6 +394,6 @@ def test_tokens_ranked_on_the_device_are_those_of_the_sampler(width, count):
     np.testing.assert_allclose(expected[1], found[1], atol=1e-3)
     scores = torch.full((2, width), -torch.inf)
     scores[:, [7, 3]] = torch.tensor([2.0, 1.0])
-    tokens, log_probs = top_tokens(scores.cuda(), count)
+    tokens, log_probs = _to_host(*_top_on_device(scores.cuda(), None, count))
     assert tokens[:, :2].tolist() == [[7, 3][:count]] * 2
     assert np.isfinite(log_probs).sum(-1).tolist() == [min(count, 2)] * 2

@@ -13,11 +13,11 @@ from gguf.quants import dequantize, quantize
 
 from specq.checkpoints import read_gguf
 from specq.engines.checkpoint import resolve_directory, tensors_hash
+from specq.engines.native import HostForward
+from specq.engines.native.gguf import values_format
 from specq.engines.native.weights import BF16, BLOCK_TYPES, F32
 from specq.engines.torch import load as load_model
 from specq.engines.torch import loading
-from specq.engines.torch.gguf_network import values_format
-from specq.engines.torch.native import NativeTorchForward
 from specq.models import resolve_model
 from specq.protocol import ConfigError, fits, mismatch
 from specq.testing import tokenizer_json
@@ -51,7 +51,7 @@ def logits_of(model: Path, token_ids: list[int], **options) -> torch.Tensor:
     return chain_logits(load(model, **options).forward, token_ids)
 
 
-def formats(forward: NativeTorchForward) -> set[int]:
+def formats(forward: HostForward) -> set[int]:
     """Return the formats of all the matrices that the kernels read."""
     layers = (getattr(layer, name) for layer in forward.native._layers for name in ("qkv", "out", "gate_up", "down"))
     return {matrix.format for matrix in (forward.native._model.head, *layers)}
@@ -114,11 +114,11 @@ def test_other_types_and_rounded_values_are_read_as_numbers(tmp_path):
     assert formats(load(path, dtype="float32").forward) == {F32}
     assert formats(load(path).forward) == {BF16}
     blocks = write_gguf(source, tmp_path / "blocks.gguf")
-    assert not isinstance(load(blocks, dtype="bfloat16").forward, NativeTorchForward)
+    assert not isinstance(load(blocks, dtype="bfloat16").forward, HostForward)
 
 
-def test_packed_weights_are_in_memory_once(source, tmp_path, monkeypatch):
-    path, layers, load_network = write_gguf(source, tmp_path / "model.gguf"), [], loading.load_network
+def test_packed_weights_are_in_memory_once(source, monkeypatch):
+    layers, load_network = [], loading.load_network
 
     def watched(*arguments):
         network = load_network(*arguments)
@@ -126,7 +126,7 @@ def test_packed_weights_are_in_memory_once(source, tmp_path, monkeypatch):
         return network
 
     monkeypatch.setattr(loading, "load_network", watched)
-    _loaded = load(path)
+    _loaded = load(source)
     assert len(layers) == 8
     assert not any(layer() for layer in layers)
 
@@ -148,10 +148,10 @@ def test_elsewhere_values_are_kept_in_bfloat16_by_default(tmp_path):
     source = make_source(tmp_path / "source")
     known = write_gguf(source, tmp_path / "known.gguf")
     other = write_gguf(source, tmp_path / "other.gguf", linear=Q.Q5_1)
-    defaults = {kind: values_format(known, "auto", torch.device(kind)) for kind in ("cpu", "cuda", "mps")}
-    assert defaults == {"cpu": "float32", "cuda": "bfloat16", "mps": "bfloat16"}
-    assert values_format(other, "auto", torch.device("cpu")) == "bfloat16"
-    assert values_format(known, "float16", torch.device("cpu")) == "float16"
+    defaults = {on_host: values_format(known, "auto", on_host=on_host) for on_host in (True, False)}
+    assert defaults == {True: "float32", False: "bfloat16"}
+    assert values_format(other, "auto", on_host=True) == "bfloat16"
+    assert values_format(known, "float16", on_host=True) == "float16"
 
 
 def test_the_rope_of_llama_3_is_taken_from_its_factors(tmp_path, token_ids):

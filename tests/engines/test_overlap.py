@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from specq.engines import tidy
+from specq.engines.native import ForwardOutput
 from specq.engines.native.rows import LinePlaces, PackedRows, RowTap
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.forward import Feed, ForwardOutput
+from specq.engines.torch.forward import Feed
 from specq.protocol import NO_TAP
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
@@ -57,7 +58,7 @@ class LateForward:
             feed.lines.put(torch.from_numpy(rows.extras), torch.from_numpy(rows.slots), places)
         output: ForwardOutput = self._forward(rows, tap)
         rows.block[:] = known
-        return output
+        return ForwardOutput(*(None if part is None else torch.from_numpy(part) for part in output))
 
 
 def make_engine(checkpoint: Path, device: str, *, overlaps: bool) -> TorchEngine:

@@ -19,10 +19,10 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
+from specq.engines.native import HostForward
 from specq.engines.native.rows import RowPacker
 from specq.engines.torch import rotary
 from specq.engines.torch.loading import load
-from specq.engines.torch.native import NativeTorchForward
 from specq.protocol.errors import ConfigError
 from specq.testing.checkpoints import load_reference, make_checkpoint, random_tokens, reference_logits
 
@@ -79,7 +79,7 @@ def ways(forward: Any, token_ids: list[int], other: list[int]) -> dict[str, torc
             packer.add_chain(tokens, slots[start : start + len(tokens)].tolist(), start, judged=True)
             for i in range(half, size) if drafts else ():
                 packer.add_node(token_ids[i], int(slots[i]), i, half, slots[half : i + 1].tolist())
-        return forward(packer.pack()).logits
+        return torch.as_tensor(forward(packer.pack()).logits)
 
     found = {"alone": run((token_ids, table, 0))[0]}
     found["beside"] = run((token_ids, table, 0), (other, others, 0))[0]
@@ -100,7 +100,7 @@ def test_every_kind_that_is_served_has_transformers_logits_at_every_length(tmp_p
     for number, (name, rope) in enumerate(SERVED.items()):
         folder = checkpoint(tmp_path / str(number), **rope)
         loaded = load(str(folder), device="cpu", kv_slots=SLOTS, eager=eager)
-        assert isinstance(loaded.forward, NativeTorchForward) is (not eager and rope["rope_type"] in rotary.TABLE_TYPES)
+        assert isinstance(loaded.forward, HostForward) is (not eager and rope["rope_type"] in rotary.TABLE_TYPES)
         assert loaded.info.max_length == LONGEST
         reference = load_reference(folder)
         for length in LENGTHS:

@@ -94,7 +94,7 @@ def test_hidden_states_equal_transformers_of_each_row(place: tuple[Path, bool]) 
 
 
 def check_hidden(output: StepOutput, index: int, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(output.hidden.of(index), expected, atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(torch.as_tensor(output.hidden.of(index)), expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_the_final_layer_alone_is_what_the_head_reads(place: tuple[Path, bool]) -> None:
@@ -109,7 +109,7 @@ def test_the_final_layer_alone_is_what_the_head_reads(place: tuple[Path, bool]) 
     output = engine.step([step], Tap((FINAL,)))
     assert len(output.hidden.values) == 4
     expected = reference_hidden(load_reference(checkpoint), context.tolist(), (FINAL,))
-    torch.testing.assert_close(output.hidden.of(0)[:1], expected[-1:], atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(torch.as_tensor(output.hidden.of(0)[:1]), expected[-1:], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def window(rng: np.random.Generator, base_len: int, width: int = 4, num_levels: int = 3) -> ScratchRows:
@@ -142,7 +142,7 @@ def test_a_window_of_lookahead_equals_transformers_row_by_row(place: tuple[Path,
         for row in range(own.num_rows):
             token_ids, positions = row_text(steps[i], row)
             expected = reference_row(reference, context.tolist() + token_ids, [*range(21), *positions])
-            torch.testing.assert_close(scratch.of(i)[row], expected, atol=TOLERANCE, rtol=TOLERANCE)
+            torch.testing.assert_close(torch.as_tensor(scratch.of(i)[row]), expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def row_text(step: SessionStep, row: int) -> tuple[list[int], list[int]]:
@@ -177,7 +177,7 @@ def run_text(engine: TorchEngine, extras: bool) -> tuple[list[list[int]], torch.
             texts[i] += judgement.token_ids.tolist()
     slots = np.concatenate([engine._pool.table(i)[: starts[i]] for i in range(2)]).tolist()
     kv = engine._forward.kv
-    return texts, kv.keys[:, :, slots].clone(), kv.values[:, :, slots].clone()
+    return texts, torch.as_tensor(kv.keys[:, :, slots]), torch.as_tensor(kv.values[:, :, slots])  # copies, by index
 
 
 @pytest.mark.skipif(kernels() is None, reason="no C compiler")

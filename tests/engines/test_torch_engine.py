@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from specq.engines.native import ForwardOutput, HostForward
+from specq.engines.native.flights import tapped_rows
 from specq.engines.native.rows import PackedRows, RowTap
 from specq.engines.profiling import REPEATS, step_times, warm_up_steps
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.forward import ForwardOutput, tapped_rows
 from specq.engines.torch.generic import GenericForward
-from specq.engines.torch.native import NativeTorchForward
 from specq.processes.target import prepare_steps
 from specq.protocol import FINAL, NO_SCRATCH, NO_TAP, ScratchRows, Tap
 from specq.protocol.arrays import Int32Array
@@ -69,8 +69,9 @@ class Recorder:
         return self.forward.kv
 
     def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
-        self.outputs.append(self.forward(rows, tap))
-        return self.outputs[-1]
+        output = self.forward(rows, tap)
+        self.outputs.append(ForwardOutput(*map(torch.as_tensor, output[:2])))
+        return output
 
 
 def prefill(engine: TorchEngine, session_id: int, token_ids: Int32Array, chunk: int = 10_000) -> None:
@@ -113,7 +114,7 @@ def guess(rng: np.random.Generator, truth: list[int]) -> Tree:
 def test_kernels_run_what_they_can(checkpoint, eager):
     engine = TorchEngine(str(checkpoint), device="cpu", eager=eager)
     runs_native = not eager and checkpoint.name.rstrip("0") not in ("llama-odd", "opt")
-    assert type(engine._forward) is (NativeTorchForward if runs_native else GenericForward)
+    assert type(engine._forward) is (HostForward if runs_native else GenericForward)
 
 
 def test_logits_of_random_trees_equal_transformers_on_each_path(checkpoint, eager):

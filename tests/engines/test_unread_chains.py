@@ -16,7 +16,8 @@ from specq.drafting import Chains, Pending
 from specq.drafting.draft_model.chain_model import ChainModel
 from specq.drafting.draft_model.source import ColocatedSource
 from specq.engines import Engine
-from specq.engines.torch import flights
+from specq.engines.native import flights
+from specq.engines.torch import forward as feeds
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol.errors import SpecqError
 from specq.protocol.messages import Ack, Close, Open
@@ -179,7 +180,7 @@ def other_places(found: Any, places_of: Any = device_tokens.places_of) -> Any:
 
 
 MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
-    "rows are fed with other tokens": (flights, "places_of", other_places),
+    "rows are fed with other tokens": (feeds, "places_of", other_places),
     "KV is noted as that of other tokens": (flights, "known_tokens", lambda found, _: np.zeros_like(found)),
     "handles are judged": (StepBatch, "known", lambda self: self),
 }

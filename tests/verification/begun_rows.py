@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -18,6 +19,9 @@ from specq.verification.torch_rows import TorchRows
 class BegunRows(TorchRows):
     """Rows on a CPU that give their own tokens as `CudaRows` does: i32[3, rows], the bits of the largest logit, or of
     any number at T > 0, NaN where a row has none, and its token twice."""
+
+    def __init__(self, logits: Any) -> None:
+        super().__init__(torch.as_tensor(logits))
 
     def begin_own_tokens(self, rows: Rows) -> torch.Tensor:
         highest = self.logits.float().amax(1)
@@ -36,7 +40,7 @@ def begun_rows() -> Iterator[None]:
 
 
 def check_alike(one: Judgements, other: Judgements) -> None:
-    """Check that a device and the host computed the same log-probabilities, but for rounding and the order of equals."""
+    """Check that two ways give the same log-probabilities, up to rounding and the order of equals."""
     assert one.logprobs.keys() == other.logprobs.keys()
     for i, mine in one.logprobs.items():
         theirs = other.logprobs[i]

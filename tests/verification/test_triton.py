@@ -59,9 +59,7 @@ def make_small(monkeypatch, lanes=32, **sizes):
 def by_kernels(request, monkeypatch):
     """Judge by the kernels: all down the drafted trees, and where there are lanes for small ones only."""
     make_small(monkeypatch, lanes=request.param)
-    monkeypatch.setattr(
-        sys.modules[judge.__module__], "target_rows", lambda rows: CudaRows(torch.from_numpy(rows))
-    )
+    monkeypatch.setattr(sys.modules[judge.__module__], "target_rows", lambda rows: CudaRows(torch.from_numpy(rows)))
 
 
 @each(
@@ -203,9 +201,7 @@ def test_many_siblings_are_judged_as_on_a_cpu(strategy, monkeypatch):
     logits = torch.from_numpy(np.random.default_rng(2).normal(0, 1, (24 * 13, 12)).astype("f4"))
     expected = [(j.path, j.token_ids.tolist()) for j in judge(steps, logits)]
     assert {len(path) for path, _ in expected} == {0, 1, 2}
-    monkeypatch.setattr(
-        sys.modules[judge.__module__], "target_rows", lambda rows: CudaRows(torch.from_numpy(rows))
-    )
+    monkeypatch.setattr(sys.modules[judge.__module__], "target_rows", lambda rows: CudaRows(torch.from_numpy(rows)))
     assert [(j.path, j.token_ids.tolist()) for j in judge(steps, logits)] == expected
 
 

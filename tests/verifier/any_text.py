@@ -13,7 +13,7 @@ import torch
 from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.network import EagleNetwork
-from specq.engines.torch.forward import tapped_rows
+from specq.engines.native.flights import tapped_rows
 from specq.models import Shape
 from specq.protocol import (
     NO_TAP,

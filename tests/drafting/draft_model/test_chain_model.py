@@ -11,7 +11,7 @@ from specq.drafting import Chains, Drafter, Expansion
 from specq.drafting.draft_model.chain_model import ChainModel
 from specq.drafting.draft_model.drafter import DraftModel
 from specq.drafting.draft_model.making import level_times
-from specq.engines.torch import ForwardOutput, PackedRows
+from specq.engines.native import ForwardOutput, PackedRows
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.testing.chains import commit_one
