@@ -7,6 +7,8 @@ way.
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -97,6 +99,15 @@ class HostKv:
     def device(self) -> None:
         return None
 
+    @staticmethod
+    def of(*shape: int) -> HostKv:
+        """Return KV of this shape. Slots that no token has used take no memory.
+
+        NumPy's own arrays would be in large pages: one token would take two of 2 MB for each layer and head.
+        """
+        keys, values = (mmap.mmap(-1, 4 * math.prod(shape), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2))
+        return HostKv(*(np.frombuffer(memory, np.float32).reshape(shape) for memory in (keys, values)))
+
     def copy(self, slots: Int32Array) -> None:
         """See `Kv`."""
         sources, targets = slots
@@ -111,8 +122,7 @@ class HostForward:
 
     def __init__(self, weights: NativeWeights, num_slots: int, library: ctypes.CDLL, threads: Threads = ALONE) -> None:
         """Make the forward, and KV with this number of slots. The weights are copied."""
-        shape = len(weights.layers), weights.num_kv_heads, num_slots, weights.head_dim
-        self.kv = HostKv(np.empty(shape, np.float32), np.empty(shape, np.float32))
+        self.kv = HostKv.of(len(weights.layers), weights.num_kv_heads, num_slots, weights.head_dim)
         self.native = NativeForward(weights, self.kv.keys, self.kv.values, library, threads)
         self.num_tap_layers, self.jumps = self.native.num_tap_layers, self.native.jumps
 
