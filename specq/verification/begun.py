@@ -190,7 +190,7 @@ def _begun(judged: StepBatch, logits: Logits) -> Begun | None:
     packed = pack(placed)
     with shaped(placed, logits) as rows:
         own = own_tokens(rows, packed.rows)
-    if own is None:
+    if own is None or isinstance(logits, np.ndarray):
         return None
     has_logprobs = np.count_nonzero(judged.traits & WITH_LOGPROBS)
     return Begun(placed, packed, own, AskedLogprobs(judged, logits, own.tokens) if has_logprobs else None)

@@ -75,7 +75,8 @@ def likeliest(logits: Float32Array | Float64Array, count: int) -> Int64Array:
     if not count:
         return np.zeros((len(logits), 0), np.int64)
     if count == 1:
-        return logits.argmax(1)[:, None]
+        best: Int64Array = logits.argmax(1)[:, None]
+        return best
     vocab = logits.shape[1]
     bound = np.partition(logits, vocab - count, 1)[:, vocab - count]
     found = np.empty((len(logits), count), np.int64)

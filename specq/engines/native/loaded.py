@@ -93,7 +93,7 @@ class HostKv:
 
     @property
     def num_slots(self) -> int:
-        return self.keys.shape[2]
+        return int(self.keys.shape[2])
 
     @property
     def device(self) -> None:

@@ -20,8 +20,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from specq.engines.native.loaded import ForwardOutput
 from specq.engines.native.rows import PackedRows, RowTap
-from specq.engines.torch.forward import ForwardOutput, KvStore
+from specq.engines.torch.forward import KvStore
 from specq.protocol import FINAL, BoolArray, ConfigError, Int64Array
 
 ATTENTION = "specq"

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from specq.engines.native.loaded import Forward
 from specq.engines.native.rows import PackedRows, RowPacker
-from specq.engines.torch.forward import Forward
 from specq.protocol import ConfigError
 
 TESTED = ("llama", "opt", "qwen2", "qwen3")

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from specq.engines.native.loaded import ForwardOutput
 from specq.engines.native.rows import PackedRows, RowTap
 from specq.engines.torch.cuda.attention_plan import BlockLayout, lay_out, line_places, max_list_length
 from specq.engines.torch.cuda.layers import Batch, FusedDecoder, Scratch
@@ -24,7 +25,7 @@ from specq.engines.torch.cuda.replays import Inbox
 from specq.engines.torch.cuda.taps import Taps
 from specq.engines.torch.cuda.tiles import NARROW
 from specq.engines.torch.cuda.weights import merge
-from specq.engines.torch.forward import Feed, ForwardOutput, KvStore
+from specq.engines.torch.forward import Feed, KvStore
 
 SIZES = (*NARROW, 48, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 576, 640, 704, 768)
 BEYOND = 64  # sizes above the largest are multiples of this
