@@ -76,6 +76,7 @@ DOORS = {
     *(
         "specq.engines.torch",
         "specq.engines.native",
+        "specq.engines.models",
         "specq.engines.vllm.client",
         "specq.engines.vllm.options",
         "specq.engines.vllm.spec",
@@ -89,6 +90,8 @@ DOORS = {
         "specq.verification.begun",
         "specq.verification.devices",
         "specq.verification.transfers",
+        "specq.verification.logprobs",
+        "specq.verification.torch_noise",
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
     *("specq.checkpoints.draft_form", "specq.verifier.sources", "specq.drafting.worker", "specq.drafting.head_files"),
@@ -112,7 +115,7 @@ INSIDERS = {
 }
 BROKER_ROOMS = ("state", "validation", "workers", "jobs", "gate", "core")  # each imports only from those before it
 OPEN = ("training", "bench", "simulate", "processes")  # every module of these is a door
-METHODS = ("draft_model", "parallel", "medusa", "eagle3", "vllm", "vocabulary")  # of drafting, those that need torch
+METHODS = ("medusa", "eagle3", "vllm")  # of drafting, those that need torch
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (

@@ -24,6 +24,7 @@ from specq.verification.device_tokens import (
     without_handles,
 )
 from specq.verification.host_kernels import ROW, Rows, make_rows
+from specq.verification.host_logits import Logits, on_host
 from specq.verification.interface import Strategy
 from specq.verification.judgements import CORRECTION, Judgements, ends_of, places_in_runs, starts_of
 from specq.verification.seeds import derived_seed
@@ -86,6 +87,7 @@ __all__ = [
     "Extra",
     "JudgedSteps",
     "Judgements",
+    "Logits",
     "MaskedSteps",
     "ReadyTokenMasks",
     "Rows",
@@ -99,6 +101,7 @@ __all__ = [
     "is_handle",
     "known_tokens",
     "make_rows",
+    "on_host",
     "places_in_runs",
     "places_of",
     "reason_against",

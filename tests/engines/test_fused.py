@@ -382,7 +382,7 @@ def test_tree_type_is_not_needed_for_plain_rows(wide_heads):
 @pytest.mark.parametrize("count", [1, 3, 8])
 @pytest.mark.parametrize("width", [99, 4096, 151_936])
 def test_tokens_ranked_on_the_device_are_those_of_the_sampler(width, count):
-    from specq.engines.native import rank_tokens
+    from specq.engines.models import rank_tokens
     from specq.engines.torch.top import _to_host, _top_on_device
 
     torch.manual_seed(width)

@@ -10,7 +10,8 @@ import structlog
 import torch
 from transformers import AutoModelForCausalLM
 
-from specq.engines.native import HostForward, rank_tokens
+from specq.engines.models import rank_tokens
+from specq.engines.native import HostForward
 from specq.engines.native.compiler import kernels
 from specq.engines.native.rows import PackedRows, RowPacker
 from specq.engines.native.top import top_tokens

@@ -19,8 +19,7 @@ from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.interface import ChainDrafter, Chains, Children, Pending
 from specq.engines.native import ChainStarts, LoadedModel, PackedRows, pack_nodes, threads_of
 from specq.protocol import DraftDistribution, Float32Array, Int32Array, IntpArray, SamplingParams
-from specq.verification import NO_TOKEN, starts_of
-from specq.verification.host_logits import Logits
+from specq.verification import NO_TOKEN, Logits, starts_of
 
 NOTHING: IntpArray = np.zeros(0, np.intp)
 
@@ -124,7 +123,7 @@ class _Begun:
 class ChainModel(ChainDrafter):
     """Drafts chains with a draft model, or with the contexts of a drafter of trees for other sessions.
 
-    Arguments as in `specq.engines.native.loading.load_model`. `threads` and `helper_cores` are those of the engine.
+    Arguments as in `specq.engines.models.load_model`. `threads` and `helper_cores` are those of the engine.
     `distribution_size` and `rng` are as in `specq.drafting.draft_model.children.ChildMaker`.
     """
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from specq.drafting.interface import Children, draws_children
-from specq.engines.native import rank_tokens
+from specq.engines.models import rank_tokens
 from specq.protocol import DraftDistribution, Int32Array, SamplingParams
+from specq.verification import Logits
 from specq.verification.drafting import draw_children, truncated_distributions
-from specq.verification.host_logits import Logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from specq.engines.models import chain_drafter, load_model
 from specq.engines.native import (
     ALONE,
     ForwardOutput,
@@ -20,13 +21,11 @@ from specq.engines.native import (
     PackedRows,
     RowPacker,
     Threads,
-    chain_drafter,
-    load_model,
     pack_tokens,
 )
 from specq.protocol import Int32Array, IntpArray
+from specq.verification import Logits
 from specq.verification.devices import check_alive
-from specq.verification.host_logits import Logits
 
 # Rows of a pass: the largest that a GPU records. For 2,048 rows the launch would take longer than the computation.
 MAX_PREFILL_ROWS = 768
@@ -35,7 +34,7 @@ WARM_UP = -1  # the id of the first session of a warm-up; other sessions have id
 
 
 class Contexts:
-    """A loaded model, its KV pool, and sessions. Arguments as in `specq.engines.native.loading.load_model`.
+    """A loaded model, its KV pool, and sessions. Arguments as in `specq.engines.models.load_model`.
 
     The tokens of a context are in the pool. Its last tokens, which have no KV yet, are *pending*. Sessions are named by
     their ids, or by their places in the pool where an operation handles many at once.
@@ -64,7 +63,7 @@ class Contexts:
     def chains(self) -> Any:
         """The drafter of chains without the host between their levels, created on first use.
 
-        See `specq.engines.native.chain_drafter`. None if the device has none.
+        See `specq.engines.models.chain_drafter`. None if the device has none.
         """
         self._chains = self._chains or chain_drafter(self._forward, self.token_ids)
         return self._chains

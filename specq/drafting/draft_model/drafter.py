@@ -23,13 +23,13 @@ from specq.drafting.draft_model.kv_trees import NO_SLOT, Asked, KvTrees, Node, T
 from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion, level_ids
 from specq.engines.native import ChainStarts, LoadedModel, RowPacker
 from specq.protocol import Float32Array, Int32Array
-from specq.verification.host_logits import Logits
+from specq.verification import Logits
 
 
 class DraftModel(KvTrees):
     """Drafts trees with a draft model.
 
-    Arguments as in `specq.engines.native.loading.load_model` and `KvTrees`. `model` may also be the contexts of another
+    Arguments as in `specq.engines.models.load_model` and `KvTrees`. `model` may also be the contexts of another
     drafter with the same model, for sessions of its own.
     """
 

@@ -28,7 +28,7 @@ from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_ro
 from specq.drafting.eagle3.texts import EagleText, StateCache, taps_of
 from specq.drafting.interface import Pending, ranking_params
 from specq.drafting.rank_trees import RankTree
-from specq.engines.native import rank_tokens
+from specq.engines.models import rank_tokens
 from specq.engines.torch import Replays, Sampling, fetch
 from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
 from specq.verification import places_in_runs

@@ -18,7 +18,7 @@ import torch
 from specq.drafting.interface import Pending, ranking_params
 from specq.drafting.medusa.interface import HiddenRow, Ranked
 from specq.drafting.medusa.network import MedusaHeads
-from specq.engines.native import rank_tokens
+from specq.engines.models import rank_tokens
 from specq.engines.torch import (
     BATCH_SIZES,
     Replays,

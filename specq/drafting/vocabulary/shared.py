@@ -19,10 +19,9 @@ from specq.drafting.interface import Children, Drafter, Expansion
 from specq.drafting.vocabulary.retelling import RetellingDrafter, RetoldSession
 from specq.protocol import ConfigError, DraftDistribution, Int32Array, ModelInfo, SamplingParams
 from specq.text import Retold, SharedTokens, Vocabularies
+from specq.verification import Logits
 
 if TYPE_CHECKING:
-    import torch
-
     from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 
 
@@ -44,7 +43,7 @@ class SharedMaker:
         self._maker = replace(maker, token_ids=shared.target_ids)
         self._past_last = int(shared.target_ids[-1]) + 1 if len(shared) else 0
 
-    def make(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, limit_vocab: int) -> list[Children]:
+    def make(self, wanted: Sequence[ChildRequest], logits: Logits, limit_vocab: int) -> list[Children]:
         """Return children as `ChildMaker.make` does; the shared tokens already respect the limit."""
         placed = [replace(one, position=one.position + self._lead(one.session_id)) for one in wanted]
         made = self._maker.make(placed, logits[:, self._columns], self._past_last)

@@ -19,9 +19,8 @@ from specq.engines.native.compiler import kernels
 from specq.engines.native.forward import ALONE, NativeForward, NativeOutput, Threads
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.loaded import ForwardOutput, HostForward, LoadedModel
-from specq.engines.native.loading import chain_drafter, load_model, threads_of
+from specq.engines.native.loading import threads_of
 from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, RowTap, pack_nodes, pack_tokens
-from specq.engines.native.top import rank_tokens
 from specq.engines.native.weights import BlockWeight, DecoderLayer, Linear, NativeWeights
 
 __all__ = [
@@ -42,11 +41,8 @@ __all__ = [
     "RowPacker",
     "RowTap",
     "Threads",
-    "chain_drafter",
     "kernels",
-    "load_model",
     "pack_nodes",
     "pack_tokens",
-    "rank_tokens",
     "threads_of",
 ]

@@ -10,9 +10,8 @@ import numpy as np
 
 from specq.engines.native.rows import PackedRows
 from specq.protocol import BoolArray, Int32Array, IntpArray, SessionStep, StepOutput, Tap
-from specq.verification import Judgements, StepBatch, ends_of, is_handle, known_tokens
+from specq.verification import Judgements, Logits, StepBatch, ends_of, is_handle, known_tokens
 from specq.verification.begun import Judging, begin, says_own
-from specq.verification.host_logits import Logits
 from specq.verification.logprobs import ScoredLogprobs
 
 

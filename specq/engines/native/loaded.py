@@ -18,7 +18,7 @@ from specq.engines.native.forward import ALONE, NativeForward, Threads
 from specq.engines.native.rows import PackedRows, RowTap
 from specq.engines.native.weights import NativeWeights
 from specq.protocol import Float32Array, Int32Array, ModelInfo
-from specq.verification.host_logits import Logits
+from specq.verification import Logits
 
 
 class Kv(Protocol):

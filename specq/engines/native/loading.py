@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from specq.checkpoints import draft_form, gguf_config, is_gguf, read_gguf
 from specq.engines.checkpoint import describe, resolve_checkpoint
-from specq.engines.native.chains import NativeChainDrafter
 from specq.engines.native.compiler import kernels
 from specq.engines.native.decoder import NamedWeights, decoder, reason_against
 from specq.engines.native.draft_weights import draft_blocks, draft_values, read_draft
 from specq.engines.native.forward import ALONE, Threads
 from specq.engines.native.gguf import EXACT, gguf_weights, values_format
-from specq.engines.native.loaded import Forward, HostForward, LoadedModel
+from specq.engines.native.loaded import HostForward, LoadedModel
 from specq.engines.native.rotary import inverse_frequencies, rotary_tables
 from specq.engines.native.weights import NativeWeights, trim_memory
-from specq.protocol import ConfigError, Int32Array
+from specq.protocol import ConfigError
 from specq.runtime import available_cores, usual_threads
 
 DEFAULT_SLOTS = 64 * 1024  # used if memory is not the limit
@@ -86,42 +83,6 @@ def load(
         loaded = _load_gguf(checkpoint, library, dtype, kv_slots, name, threads, engine)
     trim_memory()
     return loaded
-
-
-def load_model(
-    model: str,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    kv_slots: int = 0,
-    name: str = "",
-    threads: Threads = ALONE,
-) -> LoadedModel:
-    """Load a checkpoint for any device: for the kernels alone if that is possible, else with torch."""
-    if device == "cpu" or (device == "auto" and find_spec("torch") is None):
-        reason = reason_against_native(resolve_checkpoint(model), dtype)
-        if not reason:
-            return load(model, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads)
-        if find_spec("torch") is None:
-            raise ConfigError(f"{model} needs torch, which is not installed: {reason}. pip install 'specq[torch]'")
-    from specq.engines.torch.loading import load as load_with_torch
-
-    return load_with_torch(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads)
-
-
-def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
-    """Return a drafter of chains that does not need the host between levels. None if there is none.
-
-    On a GPU it is a `specq.engines.torch.cuda.chain.CudaChainDrafter`. Over the native kernels it is a
-    `NativeChainDrafter`. token_ids: as in `LoadedModel`. The GPU drafter uses a column's number as its token.
-    """
-    if isinstance(forward, HostForward):
-        return NativeChainDrafter(forward.native, token_ids)
-    if token_ids is not None or forward.kv.device is None or forward.kv.device.type != "cuda":
-        return None
-    from specq.engines.torch.loading import cuda_chain_drafter
-
-    return cuda_chain_drafter(forward)
 
 
 def _load_gguf(

@@ -43,10 +43,9 @@ from specq.protocol import (
     Tap,
 )
 from specq.runtime import processor
-from specq.verification import Judgements, StepBatch, starts_of
+from specq.verification import Judgements, Logits, StepBatch, starts_of
 from specq.verification.begun import Judging
 from specq.verification.explain import log_decisions
-from specq.verification.host_logits import Logits
 from specq.verification.judge import judge_each
 from specq.verification.logprobs import ScoredLogprobs
 

@@ -18,10 +18,9 @@ from specq.engines.native.steps import PooledEngine
 from specq.engines.profiling import step_times
 from specq.engines.torch.forward import FedForward, feed_of
 from specq.engines.torch.loading import load
-from specq.verification import Judgements, StepBatch
+from specq.verification import Judgements, Logits, StepBatch
 from specq.verification.begun import Judging, begin
 from specq.verification.devices import check_alive, warm_up
-from specq.verification.host_logits import Logits
 
 CPU = torch.device("cpu")
 

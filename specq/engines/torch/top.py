@@ -23,7 +23,7 @@ def rank_on_device(
     count: int,
     token_ids: Int32Array | None = None,
 ) -> Top:
-    """Return `specq.engines.native.top.rank_tokens` of tensors."""
+    """Return `specq.engines.models.rank_tokens` of tensors."""
     sampling = [Sampling.of(own) for own in params]
     if _is_fused(logits, count) and all(own.is_free for own in sampling):
         inverse, keys = noise_of(sampling, np.array(positions)[:, None])
