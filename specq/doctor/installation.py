@@ -20,7 +20,7 @@ from specq.runtime import available_cores, find_compiler, library_or_reason
 from specq.runtime.machine import cpu_model, describe, gpus
 from specq.transport import listens
 
-ENGINES = ("torch", "vllm")  # packages that run the target; one is enough
+ENGINES = ("torch", "vllm")  # packages that run models which the native engine does not
 ANSWER_S = 1.0
 COMFORTABLE_CORES = 2
 
@@ -40,11 +40,12 @@ def look(config: Config) -> Iterator[Check]:
 
 
 def packages(versions: Mapping[str, str | None]) -> Check:
-    """Check that a package that can run models is installed."""
+    """Check which models the installed packages can run."""
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if any(versions.get(name) for name in ENGINES):
         return Check("packages", OK, found)
-    return Check("packages", WRONG, f"{found}; neither torch nor vllm", "pip install 'specq[torch]'")
+    told = f"{found}; neither torch nor vllm: GGUF files on a CPU only, with --engine native"
+    return Check("packages", NOTE, told, "for other models and GPUs: pip install 'specq[torch]'")
 
 
 def compiled_kernels() -> Check:

@@ -170,7 +170,7 @@ def check_no_gguf(model: str, needed_by: str, name: str = "") -> None:
         shown = f"{name} ({model})" if name and name != model else model
         raise ConfigError(
             f"{shown} is a GGUF file, which {needed_by} does not support: use a directory in Hugging Face layout or a "
-            "hub name, or the torch engine"
+            "hub name, or the native or torch engine"
         )
 
 

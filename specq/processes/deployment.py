@@ -48,7 +48,7 @@ def missing(chosen: Config) -> list[str]:
     found += _reasons(partial(own_options, chosen.target, engine.options, ENGINES.names()))
     if proposer:
         found += _reasons(partial(own_options, chosen.draft, proposer.options, DRAFTERS.names()))
-    packages = (engine.package, proposer.package if proposer else "")
+    packages = (engine.package, proposer.package if proposer else "", "torch" if chosen.target.heads else "")
     found += (how_to_install(one) for one in packages if one and find_spec(one) is None)
     return list(dict.fromkeys(found))
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 EXTRAS = {  # package -> extra
-    **dict.fromkeys(("torch", "transformers", "safetensors"), "torch"),
+    **dict.fromkeys(("torch", "transformers"), "torch"),
     "vllm": "vllm",
     "matplotlib": "plots",
     "wandb": "wandb",

@@ -53,7 +53,7 @@ from specq.verification.logprobs import ScoredLogprobs
 class PooledEngine:
     """Fulfils `specq.engines.OverlappingEngine`, but does not overlap steps.
 
-    - threads: those that compute.
+    - threads: the threads that compute.
     - verbose: log the decision on each draft node.
     """
 
