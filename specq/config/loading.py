@@ -98,6 +98,7 @@ def of_one(flag: str) -> str:
     return flag.removesuffix("s")
 
 
+AUTO, AUTO_TABLES = "auto", ("torch", "native", "auto")  # the engine that is one of two, and the tables that it reads
 # Keys that moved from the section to that of an engine. Remove in the next version.
 MOVED = {
     "target": {
@@ -128,10 +129,12 @@ def options_of(config: TargetConfig | DraftConfig) -> dict[str, Any]:
     They come from its section of the file and from the command line.
     """
     section = f"{section_name(type(config))}.{chosen(config)}"
-    in_file, further = dict(config.own).get(chosen(config), ()), config.engine_options
-    return with_new_names(section, engine_options.parsed(in_file)) | with_new_names(
-        section, engine_options.parsed(further)
-    )
+    names = AUTO_TABLES if chosen(config) == AUTO else (chosen(config),)
+    tables = [dict(config.own).get(name, ()) for name in names]
+    found: dict[str, Any] = {}
+    for given in (*tables, config.engine_options):
+        found |= with_new_names(section, engine_options.parsed(given))
+    return found
 
 
 def own_options(config: TargetConfig | DraftConfig, kind: type[OwnOptions], known: Collection[str]) -> OwnOptions:

@@ -174,7 +174,9 @@ class TargetConfig(Section):
 
     broker: str = _broker()
     model: str = _model()
-    engine: str = option("torch", "Engine that runs the model.")
+    engine: str = option(
+        "auto", "Engine that runs the model. `auto`: native for GGUF files on a CPU, torch for all others."
+    )
     name: str = _name()
     progress: bool = _progress()
     bind: str = option("tcp://127.0.0.1:*", "Address to listen on for the broker. Port *: any free port.")

@@ -13,7 +13,7 @@ PAYS = 1.25  # times plain decoding; a smaller gain is within the error of a pre
 LARGE_BYTES = 8e9  # weights from which a CPU is slow
 MANY = 16  # sessions
 OF_HEADS = (HEADS, EAGLE)
-TORCH = "torch"
+TORCH = ("auto", "torch")  # the engine on a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Situation:
     num_cores: int
     has_gpu: bool
     has_vllm: bool
-    engine: str = TORCH
+    engine: str = "auto"
     heads: str = ""
     runs_here: str = ""
 
@@ -107,7 +107,7 @@ def _by_machine(at: Situation, most_sessions: int) -> Iterator[str]:
             "The target is large for a CPU, where each step reads all weights. A GGUF file of Q4_1 or Q8_0 reads fewer "
             "bytes. Drafts gain more when a step takes longer."
         )
-    if at.has_gpu and at.engine == TORCH:
+    if at.has_gpu and at.engine in TORCH:
         how = "run specq doctor --engine vllm" if at.has_vllm else "install vllm and start from configs/vllm.toml"
         yield (f"This report is for the torch engine. For quantised models, and models that do not fit one GPU, {how}.")
     if not at.has_gpu and most_sessions >= MANY:

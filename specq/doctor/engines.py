@@ -16,7 +16,7 @@ from specq.engines.vllm.versions import TESTED, installed_version, is_tested, la
 from specq.processes.deployment import missing, placed
 from specq.protocol import ConfigError
 
-VLLM = "vllm"
+AUTO, VLLM = "auto", "vllm"
 FOR_CPUS = "+cpu"  # in the version of a CPU build
 TESTED_ONES = f"{TESTED[0]} to {TESTED[-1]}"
 
@@ -50,9 +50,22 @@ def look(config: Config, target: Path | None, versions: Mapping[str, str | None]
     if chosen == VLLM:
         yield chosen_vllm(_problems(config), vllm)
         return
-    yield engine(chosen, _problems(config), str(versions.get(chosen) or ""))
+    named = _chosen_by_auto(config, target) if chosen == AUTO else chosen
+    yield engine(named, _problems(config), str(versions.get(named) or ""))
     in_vllm = replace(config.target, engine=VLLM, engine_options=())
     yield beside(_problems(replace(config, target=in_vllm)), vllm)
+
+
+def _chosen_by_auto(config: Config, target: Path | None) -> str:
+    """Return the engine that the default stands for."""
+    from specq.engines.models import runs_natively
+
+    if target is None:
+        return AUTO
+    try:
+        return "native" if runs_natively(str(target), config.target.device, config.target.dtype) else "torch"
+    except ConfigError:  # only torch runs it, and torch is missing: the problems say so
+        return "torch"
 
 
 def _problems(config: Config) -> list[str]:

@@ -88,7 +88,7 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 def load_engine(model: str, threads: int, helper_cores: Sequence[int] = ()) -> Engine:
     """Load the target as a verifier does, with help on `helper_cores` if given."""
     path = resolve_model(model, "target")
-    engine: Engine = ENGINES.resolve("torch").make(path, name=model, threads=threads, helper_cores=tuple(helper_cores))
+    engine: Engine = ENGINES.resolve("auto").make(path, name=model, threads=threads, helper_cores=tuple(helper_cores))
     return engine
 
 

@@ -25,6 +25,7 @@ from specq.engines.interface import (
     EngineSpec,
     Launched,
     OverlappingEngine,
+    drafts_on,
     even_chains,
     is_apart,
     judges_late,
@@ -41,6 +42,7 @@ ENGINES = Table(
     "engine",
     "specq.engines",
     {
+        "auto": "specq.engines.auto_spec:AUTO",
         "torch": "specq.engines.torch_spec:TORCH",
         "native": "specq.engines.native_spec:NATIVE",
         "vllm": "specq.engines.vllm.spec:VLLM",
@@ -58,6 +60,7 @@ __all__ = [
     "check_no_gguf",
     "check_works",
     "describe",
+    "drafts_on",
     "ends_told",
     "even_chains",
     "fingerprint",

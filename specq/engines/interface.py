@@ -150,8 +150,8 @@ class EngineSpec:
     - renumbers_devices: whether the process sees only its own GPUs, renumbered from cuda:0.
     - prefill_rows: default for the most rows of a step that computes prompts; 0: as for other steps.
     - package: the package that `make` needs; "": no extra package.
-    - drafts_on: the device of a colocated drafter; "": the target's.
     - colocates: whether it gets a draft model in the same process by default.
+    - check: raises ConfigError if what runs a model is not installed; it gets the model's path, the device and the dtype.
     - takes_gguf: whether it loads GGUF files.
     - takes_heads: whether it returns the hidden states that heads draft from.
     - takes_scratch: whether its steps take scratch rows, which lookahead decoding needs.
@@ -162,7 +162,7 @@ class EngineSpec:
     renumbers_devices: bool = False
     prefill_rows: int = 0
     package: str = ""
-    drafts_on: str = ""
+    check: Callable[[str, str, str], object] = lambda *_: None
     colocates: bool = False
     takes_gguf: bool = True
     takes_heads: bool = True
@@ -199,6 +199,11 @@ def is_apart(engine: Engine) -> bool:
     The verifier then sends the next step as early as possible.
     """
     return engine.overlaps and bool(getattr(engine, "is_apart", False))
+
+
+def drafts_on(engine: Engine) -> str:
+    """Return the device on which a colocated drafter must run, "" if that is the configured one."""
+    return str(getattr(engine, "drafts_on", ""))
 
 
 def even_chains(engine: Engine) -> Mapping[int, int]:

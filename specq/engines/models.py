@@ -5,20 +5,44 @@ A model on a CPU runs in the compiled kernels alone, if they can run it. Otherwi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specq.engines.checkpoint import resolve_checkpoint
+from specq.engines.checkpoint import local_checkpoint
 from specq.engines.native import ALONE, HostForward, LoadedModel, NativeChainDrafter, Threads
 from specq.engines.native.loaded import Forward
 from specq.engines.native.loading import load, reason_against_native
 from specq.engines.native.top import Top, top_tokens
 from specq.protocol import ConfigError, Int32Array, SamplingParams
+from specq.runtime import how_to_install
 from specq.verification import Logits, on_host
 from specq.verification.sampling import near_scores
+
+
+def runs_natively(model: str, device: str, dtype: str) -> bool:
+    """Return whether the kernels alone run a model, on this device. torch is not imported to find that out.
+
+    For the device `auto` that is so where torch would find no other device than the CPU, or is not installed. Raises
+    ConfigError if only torch can run the model, and torch is not installed.
+    """
+    has_torch = find_spec("torch") is not None
+    if device != "cpu" and not (device == "auto" and not (has_torch and _has_accelerator())):
+        return False
+    checkpoint = local_checkpoint(model)  # None: a name of the hub, where models of torch are
+    reason = reason_against_native(checkpoint, dtype) if checkpoint else "it is not a GGUF file"
+    if reason and not has_torch:
+        raise ConfigError(f"{model} needs torch: {reason}. {how_to_install('torch')}")
+    return not reason
+
+
+def _has_accelerator() -> bool:
+    """Return whether torch may find a device beside the CPU."""
+    return sys.platform == "darwin" or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
 
 
 def load_model(
@@ -31,12 +55,8 @@ def load_model(
     threads: Threads = ALONE,
 ) -> LoadedModel:
     """Load a checkpoint for any device: for the kernels alone if that is possible, else with torch."""
-    if device == "cpu" or (device == "auto" and find_spec("torch") is None):
-        reason = reason_against_native(resolve_checkpoint(model), dtype)
-        if not reason:
-            return load(model, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads)
-        if find_spec("torch") is None:
-            raise ConfigError(f"{model} needs torch, which is not installed: {reason}. pip install 'specq[torch]'")
+    if runs_natively(model, device, dtype):
+        return load(model, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads)
     from specq.engines.torch.loading import load as load_with_torch
 
     return load_with_torch(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads)

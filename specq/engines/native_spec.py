@@ -24,4 +24,4 @@ def _make(model: str, **arguments: Any) -> Engine:
     return NativeEngine(model, **arguments)
 
 
-NATIVE = EngineSpec(_make, NativeOptions, drafts_on="cpu", colocates=True)
+NATIVE = EngineSpec(_make, NativeOptions, colocates=True)

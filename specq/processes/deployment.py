@@ -56,7 +56,11 @@ def missing(chosen: Config) -> list[str]:
 def _wrong_models(chosen: Config, engine: EngineSpec, proposer: DrafterSpec | None) -> Iterator[str]:
     """Yield missing models, and models that their engine or proposer cannot load."""
     for name, role in models_of(chosen):
-        yield from _reasons(partial(find_model, name, role))
+        wrong = _reasons(partial(find_model, name, role))
+        yield from wrong
+        if role == "target" and name == chosen.target.model and not wrong:
+            how = chosen.target.device, chosen.target.dtype
+            yield from _reasons(partial(engine.check, find_model(name, role), *how))
     if not engine.takes_gguf:
         yield from _gguf(chosen.target.model, "target", f"the {chosen.target.engine} engine")
     if proposer and proposer.needs_model and not proposer.takes_gguf:

@@ -15,7 +15,7 @@ import zmq
 
 from specq.config import TargetConfig, own_options
 from specq.drafting import make_sources
-from specq.engines import ENGINES, Engine, EngineSpec, takes_masks, warm_up_steps
+from specq.engines import ENGINES, Engine, EngineSpec, drafts_on, takes_masks, warm_up_steps
 from specq.grammar import GrammarBuilder, limits_of
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import (
@@ -254,8 +254,6 @@ def run(config: TargetConfig) -> int:
 def colocated_device(config: TargetConfig) -> str:
     """Return the device of the colocated drafter. An engine that renumbers devices gives it the first one."""
     spec: EngineSpec = ENGINES.resolve(config.engine)
-    if spec.drafts_on:
-        return spec.drafts_on
     return "cuda:0" if spec.renumbers_devices and config.device.startswith("cuda") else config.device
 
 
@@ -282,7 +280,7 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
         step_ms={size: round(curve(size) * 1e3, 2) for size in (1, 8, 64)},
     )
     setup = Setup(
-        *(config, engine.info, draft_model, colocated_device(config), tell),
+        *(config, engine.info, draft_model, drafts_on(engine) or colocated_device(config), tell),
         helper_cores=own.get("helper_cores", ()),
         target=model,
         heads=heads,

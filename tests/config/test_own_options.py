@@ -52,7 +52,7 @@ def test_the_command_line_wins_over_an_engines_section(write):
     [
         ("[target]\nengine = 'vllm'\nmax_model_len = 512", "target.max_model_len is now target.vllm.max_model_len"),
         ("[target]\nhelper_cores = [3]", "target.helper_cores is now target.torch.helper_cores"),
-        ("[target.engine_options]\nseed = 3", "the section target.engine_options is now target.torch"),
+        ("[target.engine_options]\nseed = 3", "the section target.engine_options is now target.auto"),
         ("[target]\nengine = 'vllm'\n[target.engine_options]\nseed = 3", "target.engine_options is now target.vllm"),
         ("[draft]\nmax_model_len = 512", "draft.max_model_len is now draft.vllm.max_model_len"),
     ],
@@ -102,7 +102,7 @@ def test_who_has_no_options_of_its_own_is_named_and_a_section_of_no_engine(write
     with pytest.raises(ConfigError, match="draft-model has no option activations; known: none"):
         own_options(DraftConfig(engine_options=("activations=int8",)), OwnOptions, DRAFTERS)
     target = load(write("[target.vlm]\nmax_model_len = 5\n")).target
-    said = r"unknown key target\.vlm; did you mean 'vllm'\? valid sections: torch, vllm"
+    said = r"unknown key target\.vlm; did you mean 'vllm'\? valid sections: auto, native, torch, vllm"
     with pytest.raises(ConfigError, match=said):
         own_options(target, TorchOptions, ENGINES)
 

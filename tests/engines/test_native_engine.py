@@ -113,9 +113,7 @@ def test_the_bundled_models_and_a_grammar_without_torch() -> None:
 
 def steps_of(rng: np.random.Generator) -> list[SessionStep]:
     params = [SamplingParams(logprobs=3), SamplingParams(temperature=0.8, seed=3), SamplingParams(temperature=1.2)]
-    return [
-        SessionStep(i, 0, random_tokens(rng, 9 + i), own, random_tree(rng, 5)) for i, own in enumerate(params)
-    ]
+    return [SessionStep(i, 0, random_tokens(rng, 9 + i), own, random_tree(rng, 5)) for i, own in enumerate(params)]
 
 
 def test_it_says_what_the_torch_engine_says(model: str) -> None:

@@ -24,6 +24,8 @@ class NativeEngine(PooledEngine):
     max_sessions and max_step_rows have no effect here.
     """
 
+    drafts_on = "cpu"
+
     def __init__(
         self,
         model: str | LoadedModel,
