@@ -151,7 +151,7 @@ class EngineSpec:
     - prefill_rows: default for the most rows of a step that computes prompts; 0: as for other steps.
     - package: the package that `make` needs; "": no extra package.
     - colocates: whether it gets a draft model in the same process by default.
-    - check: raises ConfigError if what runs a model is not installed; it gets the model's path, the device and the dtype.
+    - check: raises ConfigError if what runs a model is not installed. Arguments: the model's path, device and dtype.
     - takes_gguf: whether it loads GGUF files.
     - takes_heads: whether it returns the hidden states that heads draft from.
     - takes_scratch: whether its steps take scratch rows, which lookahead decoding needs.
