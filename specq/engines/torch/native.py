@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from specq.engines.native import ALONE, BlockWeight, HostForward, NativeWeights, Threads
-from specq.engines.native.decoder import NamedWeights, decoder, reason_against
+from specq.engines.native.decoder import ARCHITECTURES, NamedWeights, decoder, reason_against
 from specq.engines.native.rotary import MAX_ROPE_POSITIONS, rotary_tables
 from specq.engines.torch.rotary import has_tables
 from specq.protocol import Float32Array
@@ -34,15 +34,13 @@ def host_forward(
 
 def supports(model: Any) -> bool:
     """Return whether the kernels can run this model: Llama's layers, CPU, float32, supported sizes."""
-    if model.dtype != torch.float32 or model.device.type != "cpu" or not hasattr(model.config, "hidden_act"):
+    if model.config.model_type not in ARCHITECTURES or model.dtype != torch.float32 or model.device.type != "cpu":
         return False
-    config = model.config.to_dict()
-    return not reason_against(config, _head_dim(model)) and has_tables(model.model)
+    return not reason_against(model.config.to_dict(), _head_dim(model)) and has_tables(model.model)
 
 
 def _head_dim(model: Any) -> int:
-    layers = getattr(model.model, "layers", None)
-    return int(getattr(layers[0].self_attn, "head_dim", 1)) if layers else 1
+    return int(model.model.layers[0].self_attn.head_dim)
 
 
 def decoder_weights(model: Any, num_slots: int, blocks: Mapping[str, BlockWeight]) -> NativeWeights:
