@@ -44,7 +44,7 @@ def packages(versions: Mapping[str, str | None]) -> Check:
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if any(versions.get(name) for name in ENGINES):
         return Check("packages", OK, found)
-    told = f"{found}; neither torch nor vllm: GGUF files on a CPU only, with --engine native"
+    told = f"{found}; neither torch nor vllm: GGUF files on a CPU only"
     return Check("packages", NOTE, told, "for other models and GPUs: pip install 'specq[torch]'")
 
 

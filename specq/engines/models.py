@@ -31,7 +31,7 @@ def runs_natively(model: str, device: str, dtype: str) -> bool:
     ConfigError if only torch can run the model, and torch is not installed.
     """
     has_torch = find_spec("torch") is not None
-    if device != "cpu" and not (device == "auto" and not (has_torch and _has_accelerator())):
+    if device != "cpu" and (device != "auto" or (has_torch and _has_accelerator())):
         return False
     checkpoint = local_checkpoint(model)  # None: a name of the hub, where models of torch are
     reason = reason_against_native(checkpoint, dtype) if checkpoint else "it is not a GGUF file"

@@ -20,7 +20,10 @@ VARIANTS = {
 MARKS = {"vllm": NEEDS_VLLM, "torch on cuda": NEEDS_CUDA}
 
 
-@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in sorted([*ENGINES, *VARIANTS])])
+NAMES = sorted({*ENGINES, *VARIANTS} - {"auto"})  # that is one of the others
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in NAMES])
 def engine(request, tmp_path):
     """Each of the table on the CPU, what runs on CUDA there too; vllm on what it was built for."""
     name, options = VARIANTS.get(request.param, (request.param, {"device": "cpu"}))
