@@ -9,7 +9,6 @@ from specq.engines import ENGINES, Engine
 from specq.protocol import SamplingParams
 from specq.testing import EngineConformance, ReferenceConformance, load_reference, make_checkpoint
 from specq.testing.checkpoints import reference_logits
-from specq.testing.checkpoints_gguf import Q, write_gguf
 from specq.testing.conformance.engines import generate
 from specq.testing.reference import plain
 from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
@@ -31,6 +30,8 @@ def engine(request, tmp_path):
         kind = request.getfixturevalue("vllm_device")
         options = options | {"device": kind} | vllm_arguments(kind)
     if name == "native":
+        from specq.testing.checkpoints_gguf import Q, write_gguf  # needs gguf, which vLLM's environment lacks
+
         model = write_gguf(make_checkpoint("llama", tmp_path), tmp_path / "model.gguf", linear=Q.F32)
         options = options | {"dtype": "float32"}
     else:
