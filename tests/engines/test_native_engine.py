@@ -18,7 +18,7 @@ from specq.engines.native.engine import NativeEngine
 from specq.engines.native.gguf import rounded
 from specq.engines.native.rotary import attention_scale, inverse_frequencies, rotary_tables
 from specq.engines.torch.engine import TorchEngine
-from specq.models import resolve_model
+from specq.models import parallel_for, resolve_model
 from specq.protocol import ConfigError, SamplingParams, Tap
 from specq.protocol.step_output import FINAL
 from specq.protocol.types import SessionStep
@@ -104,11 +104,15 @@ def test_a_verifier_serves_without_torch(model: str) -> None:
 
 @pytest.mark.slow
 def test_the_bundled_models_and_a_grammar_without_torch() -> None:
-    """`smollm2` with its own drafter, also under `probabilistic`."""
+    """`smollm2` with its own drafters, the parallel one too, and also under `probabilistic`."""
     jobs = [JOBS[0], {"max_tokens": 12, "temperature": 0.8, "seed": 1, "strategy": "probabilistic"}]
     jobs.append({"max_tokens": 12, "grammar": {"regex": "[a-z]{40}"}})
-    texts, _ = serve(resolve_model("smollm2", "target"), resolve_model("smollm2", "draft"), jobs)
-    assert [len(texts[str(i)]) for i in range(3)] == [12, 12, 12]
+    found = [
+        serve(resolve_model("smollm2", "target"), resolve_model(draft, "draft"), jobs)[0]
+        for draft in ("smollm2", parallel_for("smollm2"))
+    ]
+    assert [len(found[0][str(i)]) for i in range(3)] == [12, 12, 12]
+    assert all(found[0][str(i)] == found[1][str(i)] for i in (0, 2))
 
 
 def steps_of(rng: np.random.Generator) -> list[SessionStep]:
