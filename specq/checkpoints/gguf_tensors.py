@@ -41,10 +41,38 @@ def tensors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float
 
     Raises ConfigError for an unknown tensor, an unsupported type, and values that are not finite.
     """
+    for name, own, tensor in _tensors(file):
+        yield name, _in_order(dequantise(file, tensor), own, config)
+
+
+def matrices(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, str, int, npt.NDArray[np.uint8]]]:
+    """Yield (name, type, columns, rows) of a file's matrices, rows u8[rows, bytes of a row].
+
+    Raises ConfigError for an unknown tensor.
+    """
+    for name, own, tensor in _tensors(file):
+        if len(tensor.shape) == 2:
+            yield name, _kind(tensor), tensor.shape[1], _in_order(tensor.data, own, config)
+
+
+def vectors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float32Array]]:
+    """Yield (name, values) of a file's norms and biases. Raises like `tensors`."""
+    for name, own, tensor in _tensors(file):
+        if len(tensor.shape) == 1:
+            yield name, _in_order(dequantise(file, tensor), own, config)
+
+
+def _tensors(file: GgufFile) -> Iterator[tuple[str, str, GgufTensor]]:
+    """Yield (transformers' name, the file's own without layer and kind, tensor)."""
     for tensor in file.tensors.values():
         if tensor.name != ROPE_FACTORS:
-            name, own = _named(file, tensor.name)
-            yield name, _in_order(dequantise(file, tensor), own, config)
+            yield *_named(file, tensor.name), tensor
+
+
+def _kind(tensor: GgufTensor) -> str:
+    from gguf.constants import GGMLQuantizationType
+
+    return GGMLQuantizationType(tensor.type_id).name
 
 
 def blocks(
@@ -54,25 +82,17 @@ def blocks(
 
     A head that is tied to the embedding has the embedding's blocks.
     """
-    from gguf.constants import GGMLQuantizationType
-
-    for tensor in file.tensors.values():
-        kind = GGMLQuantizationType(tensor.type_id).name
-        if kind in types and len(tensor.shape) == 2:
-            name, own = _named(file, tensor.name)
-            layer = name.removesuffix(".weight")
-            if layer != _EMBEDDING:
-                yield layer, kind, _in_order(tensor.data, own, config)
-            elif config["tie_word_embeddings"]:
-                yield _HEAD, kind, tensor.data
+    for name, kind, _, rows in matrices(file, config):
+        layer = name.removesuffix(".weight")
+        if kind in types and layer != _EMBEDDING:
+            yield layer, kind, rows
+        elif kind in types and config["tie_word_embeddings"]:
+            yield _HEAD, kind, rows
 
 
 def has_only(file: GgufFile, types: Collection[str]) -> bool:
     """Return whether all of a file's matrices are in these types of blocks."""
-    from gguf.constants import GGMLQuantizationType
-
-    kinds = {GGMLQuantizationType(tensor.type_id).name for tensor in file.tensors.values() if len(tensor.shape) == 2}
-    return kinds <= set(types)
+    return {_kind(tensor) for tensor in file.tensors.values() if len(tensor.shape) == 2} <= set(types)
 
 
 def check_tensors(file: GgufFile) -> None:

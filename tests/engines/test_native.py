@@ -16,7 +16,7 @@ from specq.engines.native.weights import BF16, BLOCK_TYPES, F32, Arena, BlockWei
 from specq.engines.torch.forward import KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import load
-from specq.engines.torch.native import NativeTorchForward
+from specq.engines.torch.native import NativeTorchForward, decoder_weights
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.engines.torch.top import rank_rows, rank_tokens, top_tokens
 from specq.protocol import SamplingParams
@@ -149,7 +149,8 @@ def test_a_files_blocks_give_the_bits_of_their_values(tmp_path, kind):
     attention = network.model.layers[0].self_attn
     shape = (network.config.num_hidden_layers, network.config.num_key_value_heads, 512, attention.head_dim)
     plain, quantised = (
-        NativeTorchForward(network, KvStore(*torch.zeros(2, *shape)), kernels(), blocks=given) for given in ({}, blocks)
+        NativeTorchForward(decoder_weights(network, shape[2], given), KvStore(*torch.zeros(2, *shape)), kernels())
+        for given in ({}, blocks)
     )
     assert {plain.native._model.head.format, quantised.native._model.head.format} == {F32, BLOCK_TYPES[kind][0]}
     table, start = rng.permutation(512).astype(np.int32), 0

@@ -3,6 +3,8 @@
 - forward: a Llama-like decoder's forward pass in one C call (kernels/).
 - chains: chains of draft tokens in one call.
 - weights: the weights of such a decoder, and their layout in the kernels.
+- gguf_weights: the weights of a GGUF file for integer arithmetic. rotary: its cosines.
+- block_cache: the file with its repacked blocks. panels: matrices in such blocks.
 - sharing: whether a pass is shared with helper threads.
 - rows: the packed rows of one forward pass, as plain integer arrays.
 - kv_pool: which slot holds which token: sessions, prefix sharing, eviction.
@@ -11,14 +13,17 @@
 """
 
 from specq.engines.native.chains import NativeChainDrafter
-from specq.engines.native.compiler import kernels
+from specq.engines.native.compiler import EXACT, INTEGER, kernels
 from specq.engines.native.forward import ALONE, NativeForward, NativeOutput, Threads
+from specq.engines.native.gguf_weights import integer_weights
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, RowTap, pack_nodes, pack_tokens
 from specq.engines.native.weights import BlockWeight, DecoderLayer, Linear, NativeWeights
 
 __all__ = [
     "ALONE",
+    "EXACT",
+    "INTEGER",
     "BlockWeight",
     "ChainStarts",
     "DecoderLayer",
@@ -32,6 +37,7 @@ __all__ = [
     "RowPacker",
     "RowTap",
     "Threads",
+    "integer_weights",
     "kernels",
     "pack_nodes",
     "pack_tokens",

@@ -21,7 +21,7 @@ import torch
 
 from specq.engines.checks import check_asked, check_steps, check_tokens
 from specq.engines.interface import Launched
-from specq.engines.native.compiler import built_kernels
+from specq.engines.native.compiler import EXACT, built_kernels
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.rows import RowTap, pack_steps
 from specq.engines.profiling import keep, quick_step_times, recall, step_times, step_times_file
@@ -80,11 +80,13 @@ class TorchEngine:
         verbose: bool = False,
         max_sessions: int = 0,
         max_step_rows: int = 0,
+        arithmetic: str = EXACT,
     ) -> None:
         team = threads_of(threads, helper_cores)
         loaded = model
         if isinstance(loaded, str):
-            loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager, threads=team)
+            kernels = {"eager": eager, "threads": team, "arithmetic": arithmetic}
+            loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, **kernels)
         if loaded.token_ids is not None:
             raise ConfigError(f"{loaded.info.name} is a draft model with a reduced vocabulary; it cannot be a target")
         self.info = loaded.info

@@ -5,6 +5,7 @@ For the supported models see `specq.engines.torch.supported` and `specq.engines.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from specq.checkpoints import draft_form, is_gguf, read_config
 from specq.engines.checkpoint import describe, resolve_checkpoint
-from specq.engines.native import ALONE, BlockWeight, NativeChainDrafter, Threads, kernels
+from specq.engines.native import ALONE, INTEGER, BlockWeight, NativeChainDrafter, Threads, integer_weights, kernels
 from specq.engines.native.weights import trim_memory
 from specq.engines.torch import rotary
 from specq.engines.torch.cuda import weights as fused_weights
@@ -25,7 +26,7 @@ from specq.engines.torch.draft_network import draft_blocks, load_draft
 from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.gguf_network import EXACT, load_blocks, load_gguf, values_format
-from specq.engines.torch.native import NO_BLOCKS, NativeTorchForward, supports
+from specq.engines.torch.native import NO_BLOCKS, IntegerTorchForward, NativeTorchForward, decoder_weights, supports
 from specq.engines.torch.supported import TESTED, probe, unsupported
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 
@@ -60,6 +61,7 @@ def load(
     name: str = "",
     eager: bool = False,
     threads: Threads = ALONE,
+    arithmetic: str = "exact",
 ) -> LoadedModel:
     """Load a checkpoint.
 
@@ -71,10 +73,13 @@ def load(
     - kv_slots: 0: as many as memory allows.
     - eager: do not use the compiled kernels and CUDA graphs.
     - threads: the threads that compute in the native kernels.
+    - arithmetic: "exact", or "integer" for a GGUF file on a CPU (`specq.engines.native`).
 
     Raises ConfigError if the model cannot be found or used.
     """
     checkpoint, place = resolve_checkpoint(model), pick_device(device)
+    if arithmetic == INTEGER:
+        return _load_integer(checkpoint, kv_slots, name, threads)
     network = load_network(checkpoint, place, dtype)
     overrides, blocks = _of_gguf(checkpoint, place, dtype) if is_gguf(checkpoint) else (None, NO_BLOCKS)
     if place.type == "cpu" and (shape := draft_form.draft_shape(checkpoint)):
@@ -92,6 +97,31 @@ def load(
     del network, blocks
     trim_memory()
     return loaded
+
+
+def _load_integer(path: Path, kv_slots: int, name: str, threads: Threads) -> LoadedModel:
+    """Load a GGUF file for integer arithmetic. No transformers model is made."""
+    library = kernels(INTEGER)
+    if not is_gguf(path) or library is None:
+        raise ConfigError(f"arithmetic is integer, which needs a GGUF file and a C compiler; {path} is loaded by exact")
+    said = read_config(path)
+    shape = said["num_hidden_layers"], said["num_key_value_heads"], said["head_dim"]
+    slots = kv_slots or _slots_on_cpu(8 * math.prod(shape))
+    kv = KvStore(*(torch.empty(*shape[:2], slots, shape[2]) for _ in range(2)))
+    weights, tensors = integer_weights(path, library, slots)
+    info = describe(
+        path,
+        engine="torch",
+        arithmetic=f"{IntegerTorchForward.ARITHMETIC} cpu",
+        name=name,
+        dtype="float32",
+        vocab_size=said["vocab_size"],
+        max_length=said["max_position_embeddings"],
+        kv_slots=slots,
+        overrides={"gguf_values": EXACT},
+        tensors=tensors,
+    )
+    return LoadedModel(info, IntegerTorchForward(weights, kv, library, threads))
 
 
 def _of_gguf(path: Path, device: torch.device, dtype: str) -> tuple[dict[str, str], Mapping[str, BlockWeight]]:
@@ -126,7 +156,7 @@ def assemble(
     """Make KV and a forward for a transformers model in memory. `checkpoint` has its tokenizer and files.
 
     - overrides: other settings that the model's text depends on, see `specq.engines.checkpoint`.
-    - blocks: as for `NativeTorchForward`. Other forwards use the model's own weights, which have the same values.
+    - blocks: as for `decoder_weights`. Other forwards use the model's own weights, which have the same values.
     """
     if reason := rotary.reason_against(network, _kv_shape(network)[2] if network.config.model_type in TESTED else 0):
         raise unsupported(network, reason)
@@ -165,7 +195,9 @@ def _make_forward(
 
         return FusedForward(network, kv)
     library = None if eager or not supports(network) else kernels()
-    return GenericForward(network, kv) if library is None else NativeTorchForward(network, kv, library, threads, blocks)
+    if library is None:
+        return GenericForward(network, kv)
+    return NativeTorchForward(decoder_weights(network, kv.num_slots, blocks), kv, library, threads)
 
 
 def _runs_fused(network: Any) -> bool:
@@ -266,6 +298,10 @@ def _default_slots(network: Any) -> int:
     slot_bytes: int = 2 * num_layers * num_kv_heads * head_dim * network.dtype.itemsize
     if network.device.type == "cuda":
         return int(torch.cuda.mem_get_info(network.device)[0] * DEVICE_MEMORY_SHARE) // slot_bytes
+    return _slots_on_cpu(slot_bytes)
+
+
+def _slots_on_cpu(slot_bytes: int) -> int:
     return max(min(DEFAULT_SLOTS, CPU_KV_BYTES // slot_bytes), 1024)
 
 

@@ -21,25 +21,12 @@ NO_BLOCKS: Mapping[str, BlockWeight] = MappingProxyType({})
 
 
 class NativeTorchForward:
-    """Fulfils `Forward` with `native`; see `supports` for the models that it takes."""
+    """Fulfils `Forward` with `native`. `weights` are those of `decoder_weights`; `library` has their arithmetic."""
 
     ARITHMETIC: ClassVar[str] = "native"
 
-    def __init__(
-        self,
-        model: Any,
-        kv: KvStore,
-        library: ctypes.CDLL,
-        threads: Threads = ALONE,
-        blocks: Mapping[str, BlockWeight] = NO_BLOCKS,
-    ) -> None:
-        """Make the forward.
-
-        `blocks`: the weights of linear layers in the file's own blocks, by their names in the model. The model's own
-        weights must equal the dequantised blocks.
-        """
+    def __init__(self, weights: NativeWeights, kv: KvStore, library: ctypes.CDLL, threads: Threads = ALONE) -> None:
         self.kv = kv
-        weights = decoder_weights(model, kv.num_slots, blocks)
         self.native = NativeForward(weights, kv.keys.numpy(), kv.values.numpy(), library, threads)
         self.num_tap_layers, self.jumps = self.native.num_tap_layers, self.native.jumps
 
@@ -56,6 +43,12 @@ class NativeTorchForward:
         logits, hidden, tapped = self.native(rows, tap)
         told = None if tapped is None else torch.from_numpy(tapped)
         return ForwardOutput(torch.from_numpy(logits), torch.from_numpy(hidden), told)
+
+
+class IntegerTorchForward(NativeTorchForward):
+    """The same in integer arithmetic, with weights of `specq.engines.native.integer_weights`."""
+
+    ARITHMETIC: ClassVar[str] = "integer"
 
 
 def threads_of(threads: int, helper_cores: tuple[int, ...] = ()) -> Threads:
@@ -77,7 +70,11 @@ def supports(model: Any) -> bool:
 
 
 def decoder_weights(model: Any, num_slots: int, blocks: Mapping[str, BlockWeight]) -> NativeWeights:
-    """Return a transformers model's weights. Float32 weights are not copied. Arguments as for `NativeTorchForward`."""
+    """Return the weights of a transformers model that `supports` takes. Float32 weights are not copied.
+
+    `blocks`: the weights of linear layers in the file's own blocks, by their names in the model. The model's own
+    weights must equal the dequantised blocks.
+    """
     config, decoder = model.config, model.model
     by_layer = {model.get_submodule(name): block for name, block in blocks.items()}
     cos, sin = (_array(table) for table in rotary_tables(decoder, num_slots))
