@@ -11,16 +11,15 @@
 enum { MOST_SHIFT = 3 };
 #define SMALLEST 1e-30f
 
+/* 7 lines of cache: what the K types need is together, and rows side by side do not all meet in the same sets. */
 typedef struct {
     int8_t values[SUPER];
-    int32_t offsets[2 * GROUP]; /* -32 * sum of 16 values: Q6_K */
-    int32_t sums[GROUP];        /* of a block */
     int32_t shifts[GROUP];
-    float scales[GROUP];        /* scale * 2^shift */
-    float minima[GROUP];        /* sums * scales */
-    int16_t shifted[2 * GROUP]; /* sum of 16 values, shifted */
     int16_t block_sums[GROUP];  /* sum of a block, shifted */
     float scale, pad[3];
+    int32_t offsets[2 * GROUP]; /* -32 * sum of 16 values */
+    float scales[GROUP];        /* scale * 2^shift */
+    float minima[GROUP];        /* sum of a block * its scale */
 } Activation;
 
 /* Return the largest magnitude of a block, as the bits of a float. NaN is larger than every number. */
@@ -59,18 +58,23 @@ INLINE int32_t sum_of(v8i x) {
 }
 
 static void quantise_block(const float *x, float factor, int shift, int j, Activation *a) {
-    int32_t sums[2];
+    int32_t sums[2], sum;
     for (int half = 0; half < 2; half++) {
         const int at = BLOCK * j + 16 * half;
         sums[half] = sum_of(round_eight(x + 16 * half, factor, a->values + at) +
                             round_eight(x + 16 * half + 8, factor, a->values + at + 8));
         a->offsets[2 * j + half] = -32 * sums[half];
-        a->shifted[2 * j + half] = (int16_t)(sums[half] * (1 << shift));
     }
-    a->sums[j] = sums[0] + sums[1], a->shifts[j] = shift;
-    a->block_sums[j] = (int16_t)(a->sums[j] * (1 << shift));
+    sum = sums[0] + sums[1];
+    a->shifts[j] = shift;
+    a->block_sums[j] = (int16_t)(sum * (1 << shift));
     a->scales[j] = a->scale * (float)(1 << shift);
-    a->minima[j] = (float)a->sums[j] * a->scales[j];
+    a->minima[j] = (float)sum * a->scales[j];
+}
+
+/* What a block's sum of products begins with, since the bits of its weights are too large by the format's offset. */
+INLINE int32_t begin_of(int format, const Activation *a, int j) {
+    return (a->offsets[2 * j] + a->offsets[2 * j + 1]) / 32 * offset_of(format);
 }
 
 /* Quantise `count` blocks of a row as one group. */

@@ -5,7 +5,8 @@
  * types) or added. Groups and blocks follow in the order of k. No multiplication and addition is fused. So an output has
  * the same bits for any number of rows and threads, and on every instruction set.
  *
- * Instruction sets: each has a file with `add_group` and TILE_ROWS. To add one, write such a file and include it below.
+ * Instruction sets: each has a file with `add_group`, TILE_ROWS and FOR_ROWS (1 .. TILE_ROWS). To add one, write such a
+ * file and include it below.
  */
 #pragma once
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -71,13 +72,8 @@ typedef void AddGroup(const uint8_t *floats, const uint8_t *group, int count, co
                                                                 float (*out)[PANEL]) {                               \
         add_group(format, rows, floats, group, count, a, ahead, out);                                                \
     }
-#if defined(__AVX2__)
-#define FOR_ROWS(each, format)                                                                                       \
-    each(format, 1) each(format, 2) each(format, 3) each(format, 4) each(format, 5) each(format, 6) each(format, 7) \
-        each(format, 8)
-#else
-#define FOR_ROWS(each, format) each(format, 1)
-#endif
+#define FOR_5_ROWS(each, format) each(format, 1) each(format, 2) each(format, 3) each(format, 4) each(format, 5)
+#define FOR_8_ROWS(each, format) FOR_5_ROWS(each, format) each(format, 6) each(format, 7) each(format, 8)
 #define FOR_FORMATS(each)                                                                                             \
     FOR_ROWS(each, Q4_0) FOR_ROWS(each, Q4_1) FOR_ROWS(each, Q5_0) FOR_ROWS(each, Q5_1) FOR_ROWS(each, Q8_0)         \
         FOR_ROWS(each, Q4_K) FOR_ROWS(each, Q5_K) FOR_ROWS(each, Q6_K)

@@ -1,11 +1,12 @@
-/* One group of a panel times up to 8 rows, on AVX2. See blocks.h.
+/* One group of a panel times up to 5 rows, on AVX2. See blocks.h.
  *
  * Products of two neighbours are added in 16 bits. `most_sums` says how many such sums of a format fit into 16 bits.
  */
 #pragma once
 #include "activations.h"
 
-enum { TILE_ROWS = 8 };
+enum { TILE_ROWS = 5 };
+#define FOR_ROWS FOR_5_ROWS
 
 INLINE int most_sums(int format) { /* 15 * 127 * 2 * 8, 31 * 127 * 2 * 4 and so on are below 2^15 */
     return bits_of(format) == 4 ? 8 : bits_of(format) == 5 ? 4 : bits_of(format) == 6 ? 2 : 1;
@@ -73,12 +74,12 @@ INLINE __m256 scaled(__m256i sums, __m256 scale, const Activation *a) {
 /* Q4_0 .. Q8_0: `count` blocks, each with its own floats. The pointers are those of 8 columns. */
 INLINE void add_blocks(int format, int rows, const uint8_t *floats, const uint8_t *group, int count, const Activation *a,
                        int columns, float (*out)[PANEL]) {
-    const int offset = format == Q8_0 ? 0 : offset_of(format);
+    const int has_offset = offset_of(format) && format != Q8_0;
 #pragma GCC unroll 1
     for (int j = 0; j < count; j++) {
         __m256i sums[TILE_ROWS];
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) sums[r] = _mm256_set1_epi32(-offset * a[r].sums[j]);
+        for (int r = 0; r < rows; r++) sums[r] = _mm256_set1_epi32(has_offset ? begin_of(format, a + r, j) : 0);
         dot_lines(format, rows, group + j * block_bytes(format), 0, LINES, a, j, _mm256_set1_epi16(1), sums);
         const uint8_t *own = floats + j * float_bytes(format);
         const __m256 scale = halves8(own);
@@ -142,29 +143,31 @@ INLINE void add_super(int format, int rows, const uint8_t *floats, const uint8_t
     }
 }
 
-/* Q6_K: a superblock. The weights' offset is taken from the whole sum. */
+/* Return factor x the part that the offset of the weights takes from the sum of 16 products. */
+INLINE __m256i offset(__m256i factor, const Activation *a, int part) {
+    return _mm256_mullo_epi32(factor, _mm256_set1_epi32(a->offsets[part]));
+}
+
+/* Q6_K: a superblock. */
 INLINE void add_six(int rows, const uint8_t *floats, const uint8_t *group, const uint8_t *scales, const Activation *a,
                     int columns, float (*out)[PANEL]) {
-    __m256i totals[TILE_ROWS], factors[GROUP];
+    __m256i totals[TILE_ROWS];
     for (int r = 0; r < rows; r++) totals[r] = _mm256_setzero_si256();
 #pragma GCC unroll 1
     for (int j = 0; j < GROUP; j++, group += block_bytes(Q6_K)) {
         const __m256i first = signed8(scales + 32 * j + columns), second = signed8(scales + 32 * j + 16 + columns);
         __m256i sums[TILE_ROWS];
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) sums[r] = _mm256_setzero_si256();
+        for (int r = 0; r < rows; r++) sums[r] = _mm256_add_epi32(offset(first, a + r, 2 * j), offset(second, a + r, 2 * j + 1));
         dot_lines(Q6_K, rows, group, 0, 4, a, j, twice(first), sums);
         dot_lines(Q6_K, rows, group, 4, 8, a, j, twice(second), sums);
-        factors[j] = _mm256_or_si256(_mm256_and_si256(first, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(second, 16));
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) totals[r] = _mm256_add_epi32(totals[r], shifted(sums[r], a + r, j));
     }
     const __m256 scale = halves8(floats);
-    for (int r = 0; r < rows; r++) {
-        const __m256i low = dot_pairs(factors, a[r].shifted), high = dot_pairs(factors + 4, a[r].shifted + 8);
-        const __m256i total = _mm256_sub_epi32(totals[r], _mm256_slli_epi32(_mm256_add_epi32(low, high), 5));
-        _mm256_storeu_ps(out[r] + columns, _mm256_add_ps(_mm256_loadu_ps(out[r] + columns), scaled(total, scale, a + r)));
-    }
+    for (int r = 0; r < rows; r++)
+        _mm256_storeu_ps(out[r] + columns,
+                         _mm256_add_ps(_mm256_loadu_ps(out[r] + columns), scaled(totals[r], scale, a + r)));
 }
 
 INLINE void add_group(int format, int rows, const uint8_t *floats, const uint8_t *group, int count, const Activation *a,

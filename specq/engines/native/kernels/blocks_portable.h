@@ -3,6 +3,7 @@
 #include "activations.h"
 
 enum { TILE_ROWS = 1 };
+#define FOR_ROWS(each, format) each(format, 1)
 
 /* Return the sum of the products of weights first .. end of column c of a block, without the format's offset. */
 INLINE int32_t dot_column(int format, const uint8_t *block, int first, int end, int c, const int8_t *values) {

@@ -3,6 +3,7 @@
 #include "activations.h"
 
 enum { TILE_ROWS = 8 };
+#define FOR_ROWS FOR_8_ROWS
 
 /* sum += weights x 4 values in each lane. The compiler would load the values with an instruction of its own. */
 INLINE __m512i dot4(__m512i sum, __m512i weights, const int8_t *values) {
@@ -52,7 +53,7 @@ INLINE void add_blocks(int format, int rows, const uint8_t *floats, const uint8_
         __m512i sums[TILE_ROWS];
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++)
-            sums[r] = offset_of(format) ? _mm512_set1_epi32(-offset_of(format) * a[r].sums[j]) : _mm512_setzero_si512();
+            sums[r] = offset_of(format) ? _mm512_set1_epi32(begin_of(format, a + r, j)) : _mm512_setzero_si512();
         dot_lines(format, rows, group + at, 0, LINES, a, j, ahead + at, sums);
         const __m512 scale = halves16(floats + j * float_bytes(format));
 #pragma GCC unroll 8
