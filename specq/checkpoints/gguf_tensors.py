@@ -45,14 +45,14 @@ def tensors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float
         yield name, _in_order(dequantise(file, tensor), own, config)
 
 
-def matrices(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, str, int, npt.NDArray[np.uint8]]]:
-    """Yield (name, type, columns, rows) of a file's matrices, rows u8[rows, bytes of a row].
+def matrices(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, GgufTensor, npt.NDArray[np.uint8]]]:
+    """Yield (name, tensor, rows) of a file's matrices, rows u8[rows, bytes of a row] in transformers' order.
 
     Raises ConfigError for an unknown tensor.
     """
     for name, own, tensor in _tensors(file):
         if len(tensor.shape) == 2:
-            yield name, _kind(tensor), tensor.shape[1], _in_order(tensor.data, own, config)
+            yield name, tensor, _in_order(tensor.data, own, config)
 
 
 def vectors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float32Array]]:
@@ -69,7 +69,8 @@ def _tensors(file: GgufFile) -> Iterator[tuple[str, str, GgufTensor]]:
             yield *_named(file, tensor.name), tensor
 
 
-def _kind(tensor: GgufTensor) -> str:
+def type_name(tensor: GgufTensor) -> str:
+    """Return GGUF's name of a tensor's type."""
     from gguf.constants import GGMLQuantizationType
 
     return GGMLQuantizationType(tensor.type_id).name
@@ -82,8 +83,8 @@ def blocks(
 
     A head that is tied to the embedding has the embedding's blocks.
     """
-    for name, kind, _, rows in matrices(file, config):
-        layer = name.removesuffix(".weight")
+    for name, tensor, rows in matrices(file, config):
+        layer, kind = name.removesuffix(".weight"), type_name(tensor)
         if kind in types and layer != _EMBEDDING:
             yield layer, kind, rows
         elif kind in types and config["tie_word_embeddings"]:
@@ -92,7 +93,7 @@ def blocks(
 
 def has_only(file: GgufFile, types: Collection[str]) -> bool:
     """Return whether all of a file's matrices are in these types of blocks."""
-    return {_kind(tensor) for tensor in file.tensors.values() if len(tensor.shape) == 2} <= set(types)
+    return {type_name(tensor) for tensor in file.tensors.values() if len(tensor.shape) == 2} <= set(types)
 
 
 def check_tensors(file: GgufFile) -> None:

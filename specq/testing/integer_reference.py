@@ -185,8 +185,8 @@ class IntegerReference:
         self.config: dict[str, Any] = gguf_config.model_config(file)
         self._vectors = dict(gguf_tensors.vectors(file, self.config))
         self._matrices: dict[str, Blocks | Float32Array] = {}
-        for name, kind, _, rows in gguf_tensors.matrices(file, self.config):
-            if kind in _BYTES:
+        for name, tensor, rows in gguf_tensors.matrices(file, self.config):
+            if (kind := gguf_tensors.type_name(tensor)) in _BYTES:
                 self._matrices[name] = read_blocks(kind, np.ascontiguousarray(rows))
         self._floats = dict(gguf_tensors.tensors(file, self.config))
         self._rope = frequencies(

@@ -180,14 +180,16 @@ def _packed(model: GgufFile, library: ctypes.CDLL) -> Iterator[tuple[str, str, i
     config = gguf_config.model_config(model)
     for name, values in gguf_tensors.vectors(model, config):
         yield name, _VECTOR, 1, values.size, values.reshape(1, -1).view(np.uint8)
-    for name, kind, k, rows in gguf_tensors.matrices(model, config):
+    for name, tensor, rows in gguf_tensors.matrices(model, config):
+        kind = gguf_tensors.type_name(tensor)
         if kind not in FORMATS:
             raise ConfigError(
-                f"{model.path}: the tensor {name} has the type {kind}; integer arithmetic reads "
-                f"{', '.join(sorted(FORMATS))}. Use arithmetic = exact, which takes several times the memory, or a file "
-                f"in Q4_K_M"
+                f"{model.path}: the tensor {tensor.name} has the type {kind}; integer arithmetic reads "
+                f"{', '.join(FORMATS)}. Use arithmetic = exact, which takes several times the memory, or a file in Q4_K_M"
             )
         try:
-            yield name, kind, len(rows), k, repack(library, kind, rows, k, name)
-        except ConfigError as error:
-            raise ConfigError(f"{model.path} is damaged: {error}") from None
+            yield name, kind, *tensor.shape, repack(library, kind, rows, tensor.shape[1])
+        except ValueError as error:
+            raise ConfigError(
+                f"{model.path} is damaged: the tensor {tensor.name} ({kind}) has {error}; fetch the file again"
+            ) from None

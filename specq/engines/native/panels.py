@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.engines.native.rows import address
-from specq.protocol import ConfigError, Float32Array
+from specq.protocol import Float32Array
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -51,10 +51,10 @@ def num_panels(num_rows: int) -> int:
     return -(-num_rows // PANEL)
 
 
-def repack(library: ctypes.CDLL, kind: str, rows: Bytes, k: int, name: str) -> Bytes:
+def repack(library: ctypes.CDLL, kind: str, rows: Bytes, k: int) -> Bytes:
     """Return u8[num_panels, bytes of a panel]: the panels of a file's rows u8[num_rows, bytes of a row].
 
-    Raises ConfigError, which names the tensor and the place, if a scale or a float is not finite.
+    Raises ValueError, which names the place, if a scale or a float is not finite.
     """
     rows = np.ascontiguousarray(rows)
     panels = np.zeros((num_panels(len(rows)), panel_bytes(library, kind, k)), np.uint8)
@@ -66,9 +66,7 @@ def repack(library: ctypes.CDLL, kind: str, rows: Bytes, k: int, name: str) -> B
         width = 1 if kind in FLOAT_FORMATS else _SUPER if kind.endswith("_K") else _BLOCK
         row, block = divmod(bad, k // width)
         what = "a value" if width == 1 else "a scale"
-        raise ConfigError(
-            f"the tensor {name} ({kind}) has {what} that is not finite, in row {row}, block {block}; fetch the file again"
-        )
+        raise ValueError(f"{what} that is not finite, in row {row}, block {block}")
     return panels
 
 
