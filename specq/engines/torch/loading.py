@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from specq.checkpoints import draft_form, is_gguf, read_config
 from specq.engines.checkpoint import describe, resolve_checkpoint
 from specq.engines.native import ALONE, INTEGER, BlockWeight, NativeChainDrafter, Threads, integer_weights, kernels
+from specq.engines.native import EXACT as EXACT_ARITHMETIC
 from specq.engines.native.weights import trim_memory
 from specq.engines.torch import rotary
 from specq.engines.torch.cuda import weights as fused_weights
@@ -61,7 +62,7 @@ def load(
     name: str = "",
     eager: bool = False,
     threads: Threads = ALONE,
-    arithmetic: str = "exact",
+    arithmetic: str = EXACT_ARITHMETIC,
 ) -> LoadedModel:
     """Load a checkpoint.
 
@@ -78,6 +79,8 @@ def load(
     Raises ConfigError if the model cannot be found or used.
     """
     checkpoint, place = resolve_checkpoint(model), pick_device(device)
+    if arithmetic not in (EXACT_ARITHMETIC, INTEGER):
+        raise ConfigError(f"unknown arithmetic {arithmetic!r}; known: {EXACT_ARITHMETIC}, {INTEGER}")
     if arithmetic == INTEGER:
         return _load_integer(checkpoint, kv_slots, name, threads)
     network = load_network(checkpoint, place, dtype)
