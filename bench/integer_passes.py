@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -101,10 +102,11 @@ def main() -> None:
                 ours[count] = min(ours[count], least_ms(forward, text_rows(count, asked.context)))
             for count, ms in of_other(asked.beside, path, asked.threads) if asked.beside else ():
                 theirs[count] = min(theirs[count], ms)
-    print("rows      ms  beside   ratio" if asked.beside else "rows      ms")
+    lines = ["rows      ms  beside   ratio" if asked.beside else "rows      ms"]
     for count in ROWS:
         more = f" {theirs[count]:7.1f} {ours[count] / theirs[count]:7.2f}" if asked.beside else ""
-        print(f"{count:4} {ours[count]:7.1f}{more}")
+        lines.append(f"{count:4} {ours[count]:7.1f}{more}")
+    sys.stdout.write("\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":

@@ -149,7 +149,8 @@ def _in_order(products: Float32Array) -> Float32Array:
 def rms_norm(x: Float32Array, weight: Float32Array, eps: float) -> Float32Array:
     squares = _sum8(_in_order((x * x).reshape(*x.shape[:-1], -1, 8)))
     scale = F(1) / np.sqrt(squares / F(x.shape[-1]) + F(eps))
-    return x * scale[..., None] * weight
+    normed: Float32Array = x * scale[..., None] * weight
+    return normed
 
 
 def exp(x: Float32Array) -> Float32Array:
@@ -161,7 +162,8 @@ def exp(x: Float32Array) -> Float32Array:
     for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
         y = y * r + F(c)
     y = (y * (r * r) + r) + F(1)
-    return (y.view(np.int32) + (n.astype(np.int32) << 23)).view(F)
+    found: Float32Array = (y.view(np.int32) + (n.astype(np.int32) << 23)).view(F)
+    return found
 
 
 def attend(queries: Float32Array, keys: Float32Array, values: Float32Array) -> Float32Array:

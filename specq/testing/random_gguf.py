@@ -1,4 +1,4 @@
-"""GGUF files with random blocks of any type, also of types that the gguf package cannot quantise. No torch is needed."""
+"""GGUF files with random blocks of any type, also of types that the gguf package cannot quantise; without torch."""
 
 from __future__ import annotations
 
@@ -93,8 +93,9 @@ def _keys(shape: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    add = {str: writer.add_string, float: writer.add_float32, list: writer.add_array, int: writer.add_uint32}
-    add[type(value)](key, value)
+    kinds: dict[type, Callable[[str, Any], None]] = {str: writer.add_string, float: writer.add_float32}
+    kinds |= {list: writer.add_array, int: writer.add_uint32}
+    kinds[type(value)](key, value)
 
 
 def _matrices(shape: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:

@@ -14,6 +14,7 @@ from gguf.quants import dequantize
 
 from specq.checkpoints import read_gguf
 from specq.engines.native import (
+    ALONE,
     INTEGER,
     NativeForward,
     NativeWeights,
@@ -52,12 +53,12 @@ def write(directory: Path, kind=None, **options) -> Path:
     return write_random(directory / "model.gguf", mixed if kind is None else lambda _: kind, shape=shape, **options)
 
 
-def forward(path: Path, threads: Threads = Threads(), library: ctypes.CDLL | None = None) -> NativeForward:
+def forward(path: Path, threads: Threads = ALONE, library: ctypes.CDLL | None = None) -> NativeForward:
     library = library or kernels(INTEGER)
     return over(integer_weights(path, library, SLOTS)[0], library, threads)
 
 
-def over(weights: NativeWeights, library: ctypes.CDLL, threads: Threads = Threads()) -> NativeForward:
+def over(weights: NativeWeights, library: ctypes.CDLL, threads: Threads = ALONE) -> NativeForward:
     shape = len(weights.layers), weights.num_kv_heads, SLOTS, weights.head_dim
     keys, values = (np.zeros(shape, np.float32) for _ in range(2))
     return NativeForward(weights, keys, values, library, threads)

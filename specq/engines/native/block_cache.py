@@ -1,9 +1,9 @@
 """The cache file of a GGUF model for integer arithmetic: its tensors, repacked once, then mapped read-only.
 
 The file has the size of the model's blocks. Only it is mapped, so a model file that is replaced or cut later harms
-nothing. Its name is a hash of the layout and of parts of the model's files: size, the first bytes with all metadata, and
-samples. So no start reads gigabytes. Its header has size, time of change and inode of each file, too. If one differs,
-the file is written anew, which takes as long as a hash of all would.
+nothing. Its name is a hash of the layout and of parts of the model's files: size, the first bytes with all metadata,
+and samples. So no start reads gigabytes. Its header has size, time of change and inode of each file, too. If one
+differs, the file is written anew, which takes as long as a hash of all would.
 
     magic, sha256 of the header, length of the header (u64, little-endian), header (JSON), zeros up to PAGE, data
 
@@ -105,20 +105,27 @@ def _read(place: Path, states: list[dict[str, Any]]) -> BlockFile | None:
         with place.open("rb") as file:
             fixed = file.read(_FIXED)
             header = file.read(min(int.from_bytes(fixed[-8:], "little"), os.fstat(file.fileno()).st_size))
-            if fixed[: len(MAGIC)] != MAGIC or fixed[len(MAGIC) : -8] != hashlib.sha256(header).digest():
-                raise ValueError("its header is damaged or of another version")
-            said = json.loads(header)
-            if said["states"] != states:
-                raise ValueError("the model's files have changed")
-            if os.fstat(file.fileno()).st_size != said["size"]:
-                raise ValueError("it is cut")
+            is_ours = fixed[: len(MAGIC)] == MAGIC and fixed[len(MAGIC) : -8] == hashlib.sha256(header).digest()
+            said = json.loads(header) if is_ours else {}
+            if reason := _reason_against(said, states, os.fstat(file.fileno()).st_size):
+                log.info("block_cache_rejected", file=str(place), reason=reason)
+                return None
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError) as error:
+    except OSError as error:
         log.info("block_cache_rejected", file=str(place), reason=str(error))
         return None
     return _views(said, np.frombuffer(mapped, np.uint8))
+
+
+def _reason_against(said: dict[str, Any], states: list[dict[str, Any]], num_bytes: int) -> str:
+    """Return why a file with this header cannot be used, "" if it can."""
+    if not said:
+        return "its header is damaged or of another version"
+    if said["states"] != states:
+        return "the model's files have changed"
+    return "" if num_bytes == said["size"] else "it is cut"
 
 
 def _views(said: dict[str, Any], mapped: Bytes) -> BlockFile:
@@ -137,13 +144,13 @@ def _write(place: Path, path: Path, states: list[dict[str, Any]], library: ctype
     model = read_gguf(path)
     hashed = TensorsHash(path)
     try:
-        with whole_file(place) as temporary:
-            with open(temporary, "wb", opener=_owner_only) as file:
-                tensors = _write_tensors(file, model, library)
-                file.seek(0, os.SEEK_END)
-                said = {"states": states, "tensors": tensors, "tensors_hash": hashed.result(), "size": file.tell()}
-                _write_header(file, json.dumps(said).encode())
-                os.fsync(file.fileno())
+        with whole_file(place) as temporary, open(temporary, "wb", opener=_owner_only) as file:
+            tensors = _write_tensors(file, model, library)
+            file.seek(0, os.SEEK_END)
+            said = {"states": states, "tensors": tensors, "tensors_hash": hashed.result(), "size": file.tell()}
+            _write_header(file, json.dumps(said).encode())
+            file.flush()
+            os.fsync(file.fileno())
     finally:
         hashed.cancel()
     log.info("block_cache_written", file=str(place), num_bytes=said["size"])
@@ -164,7 +171,7 @@ def _write_tensors(file: BinaryIO, model: GgufFile, library: ctypes.CDLL) -> dic
     at = _room_for_header(len(model.tensors))
     for name, kind, num_rows, k, data in _packed(model, library):
         file.seek(at)
-        file.write(data)  # type: ignore[arg-type] - an array is a buffer
+        file.write(data.data)
         found[name] = [kind, num_rows, k, at, *data.shape]
         at += -(-data.nbytes // PAGE) * PAGE if kind != _VECTOR else -(-data.nbytes // 64) * 64
     file.truncate(at)
@@ -185,10 +192,11 @@ def _packed(model: GgufFile, library: ctypes.CDLL) -> Iterator[tuple[str, str, i
         if kind not in FORMATS:
             raise ConfigError(
                 f"{model.path}: the tensor {tensor.name} has the type {kind}; integer arithmetic reads "
-                f"{', '.join(FORMATS)}. Use arithmetic = exact, which takes several times the memory, or a file in Q4_K_M"
+                f"{', '.join(FORMATS)}. Use arithmetic = exact, which takes several times the memory, or a file in "
+                f"Q4_K_M"
             )
         try:
-            yield name, kind, *tensor.shape, repack(library, kind, rows, tensor.shape[1])
+            yield name, kind, len(rows), tensor.shape[1], repack(library, kind, rows, tensor.shape[1])
         except ValueError as error:
             raise ConfigError(
                 f"{model.path} is damaged: the tensor {tensor.name} ({kind}) has {error}; fetch the file again"

@@ -23,10 +23,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specq.engines.native.panels import PanelMatrix, interleaved, panel_bias
+from specq.engines.native.panels import PANEL, PanelMatrix, interleaved, panel_bias
 from specq.engines.native.rows import COLUMNS, PackedRows, RowTap, address, table_addresses
 from specq.engines.native.sharing import Sharing
-from specq.engines.native.weights import LINE, PANEL, Arena, DecoderLayer, Linear, NativeWeights, Unpacked, pack, pack_bias
+from specq.engines.native.weights import (
+    LINE,
+    Arena,
+    DecoderLayer,
+    Linear,
+    NativeWeights,
+    Unpacked,
+    pack,
+    pack_bias,
+)
 from specq.protocol import ConfigError, Float32Array
 
 MOST_JUMPED_ROWS = 32  # beyond this, one more tile is a small part of a step

@@ -38,7 +38,8 @@ def _check_sizes(path: Path, config: dict[str, Any]) -> None:
     for key, lanes in (("hidden_size", LANES), ("intermediate_size", LANES), ("head_dim", HEAD_LANES)):
         if config[key] % lanes:
             raise ConfigError(
-                f"{path}: {key} is {config[key]}; integer arithmetic needs a multiple of {lanes}. Use arithmetic = exact"
+                f"{path}: {key} is {config[key]}; integer arithmetic needs a multiple of {lanes}. Use arithmetic = "
+                f"exact"
             )
 
 
@@ -72,12 +73,13 @@ class _Model:
         head_dim = config["head_dim"]
         queries, keys = head_dim * config["num_attention_heads"], head_dim * config["num_key_value_heads"]
         attention, mlp = start + _ATTENTION, start + _MLP
+        inputs = {attention.format("q"): queries, attention.format("k"): keys, attention.format("v"): keys}
         return DecoderLayer(
             attn_norm=self._needed(start + "input_layernorm.weight", hidden),
             mlp_norm=self._needed(start + "post_attention_layernorm.weight", hidden),
             q_norm=self._vector(start + "self_attn.q_norm.weight", head_dim),
             k_norm=self._vector(start + "self_attn.k_norm.weight", head_dim),
-            qkv=self._linear({attention.format("q"): queries, attention.format("k"): keys, attention.format("v"): keys}, hidden),
+            qkv=self._linear(inputs, hidden),
             out=self._linear({attention.format("o"): hidden}, queries),
             gate_up=self._linear({mlp.format("gate"): wide, mlp.format("up"): wide}, hidden, interleaves=True),
             down=self._linear({mlp.format("down"): hidden}, wide),
@@ -89,8 +91,8 @@ class _Model:
         biases = [self._vector(f"{name}.bias", num_rows) for name, num_rows in outputs.items()]
         if all(bias is None for bias in biases):
             return Linear(weights, interleaves=interleaves)
-        sizes = outputs.values()
-        filled = [np.zeros(size, np.float32) if bias is None else bias for bias, size in zip(biases, sizes, strict=True)]
+        pairs = zip(biases, outputs.values(), strict=True)
+        filled = [np.zeros(size, np.float32) if bias is None else bias for bias, size in pairs]
         return Linear(weights, filled, interleaves)
 
     def _matrix(self, name: str, num_rows: int, k: int) -> PanelMatrix:
@@ -106,8 +108,8 @@ class _Model:
         return found if found is None or found.size == size else self._raise_unfit(name, (size,))
 
     def _raise_unfit(self, name: str, shape: tuple[int, ...]) -> NoReturn:
-        known = {**self.blocks.matrices, **self.blocks.vectors}
-        found = known[name].shape if name in known else "of no tensor"
+        known = self.blocks.matrices.get(name), self.blocks.vectors.get(name)
+        found = next((tensor.shape for tensor in known if tensor is not None), "of no tensor")
         raise ConfigError(
             f"{self.path} does not fit its own metadata: {name} has the shape {found}, and should have {shape}"
         )

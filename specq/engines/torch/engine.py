@@ -85,8 +85,16 @@ class TorchEngine:
         team = threads_of(threads, helper_cores)
         loaded = model
         if isinstance(loaded, str):
-            kernels = {"eager": eager, "threads": team, "arithmetic": arithmetic}
-            loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, **kernels)
+            loaded = load(
+                loaded,
+                device=device,
+                dtype=dtype,
+                kv_slots=kv_slots,
+                name=name,
+                eager=eager,
+                threads=team,
+                arithmetic=arithmetic,
+            )
         if loaded.token_ids is not None:
             raise ConfigError(f"{loaded.info.name} is a draft model with a reduced vocabulary; it cannot be a target")
         self.info = loaded.info

@@ -5,7 +5,6 @@ For the supported models see `specq.engines.torch.supported` and `specq.engines.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from specq.checkpoints import draft_form, is_gguf, read_config
 from specq.engines.checkpoint import describe, resolve_checkpoint
-from specq.engines.native import ALONE, INTEGER, BlockWeight, NativeChainDrafter, Threads, integer_weights, kernels
+from specq.engines.native import ALONE, INTEGER, BlockWeight, NativeChainDrafter, Threads, kernels
 from specq.engines.native import EXACT as EXACT_ARITHMETIC
 from specq.engines.native.weights import trim_memory
 from specq.engines.torch import rotary
@@ -27,12 +26,11 @@ from specq.engines.torch.draft_network import draft_blocks, load_draft
 from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.gguf_network import EXACT, load_blocks, load_gguf, values_format
-from specq.engines.torch.native import NO_BLOCKS, IntegerTorchForward, NativeTorchForward, decoder_weights, supports
+from specq.engines.torch.integer import load_integer, slots_on_cpu
+from specq.engines.torch.native import NO_BLOCKS, NativeTorchForward, decoder_weights, supports
 from specq.engines.torch.supported import TESTED, probe, unsupported
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 
-DEFAULT_SLOTS = 64 * 1024  # used if memory is not the limit
-CPU_KV_BYTES = 1 << 30
 DEVICE_MEMORY_SHARE = 0.85  # of the memory that is free after loading the weights
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FUSED_CAPABILITY = (8, 0)  # bfloat16 on tensor cores
@@ -82,7 +80,7 @@ def load(
     if arithmetic not in (EXACT_ARITHMETIC, INTEGER):
         raise ConfigError(f"unknown arithmetic {arithmetic!r}; known: {EXACT_ARITHMETIC}, {INTEGER}")
     if arithmetic == INTEGER:
-        return _load_integer(checkpoint, kv_slots, name, threads)
+        return LoadedModel(*load_integer(checkpoint, kv_slots, name, threads))
     network = load_network(checkpoint, place, dtype)
     overrides, blocks = _of_gguf(checkpoint, place, dtype) if is_gguf(checkpoint) else (None, NO_BLOCKS)
     if place.type == "cpu" and (shape := draft_form.draft_shape(checkpoint)):
@@ -100,31 +98,6 @@ def load(
     del network, blocks
     trim_memory()
     return loaded
-
-
-def _load_integer(path: Path, kv_slots: int, name: str, threads: Threads) -> LoadedModel:
-    """Load a GGUF file for integer arithmetic. No transformers model is made."""
-    library = kernels(INTEGER)
-    if not is_gguf(path) or library is None:
-        raise ConfigError(f"arithmetic is integer, which needs a GGUF file and a C compiler; {path} is loaded by exact")
-    said = read_config(path)
-    shape = said["num_hidden_layers"], said["num_key_value_heads"], said["head_dim"]
-    slots = kv_slots or _slots_on_cpu(8 * math.prod(shape))
-    kv = KvStore(*(torch.empty(*shape[:2], slots, shape[2]) for _ in range(2)))
-    weights, tensors = integer_weights(path, library, slots)
-    info = describe(
-        path,
-        engine="torch",
-        arithmetic=f"{IntegerTorchForward.ARITHMETIC} cpu",
-        name=name,
-        dtype="float32",
-        vocab_size=said["vocab_size"],
-        max_length=said["max_position_embeddings"],
-        kv_slots=slots,
-        overrides={"gguf_values": EXACT},
-        tensors=tensors,
-    )
-    return LoadedModel(info, IntegerTorchForward(weights, kv, library, threads))
 
 
 def _of_gguf(path: Path, device: torch.device, dtype: str) -> tuple[dict[str, str], Mapping[str, BlockWeight]]:
@@ -301,11 +274,7 @@ def _default_slots(network: Any) -> int:
     slot_bytes: int = 2 * num_layers * num_kv_heads * head_dim * network.dtype.itemsize
     if network.device.type == "cuda":
         return int(torch.cuda.mem_get_info(network.device)[0] * DEVICE_MEMORY_SHARE) // slot_bytes
-    return _slots_on_cpu(slot_bytes)
-
-
-def _slots_on_cpu(slot_bytes: int) -> int:
-    return max(min(DEFAULT_SLOTS, CPU_KV_BYTES // slot_bytes), 1024)
+    return slots_on_cpu(slot_bytes)
 
 
 def _make_kv(network: Any, num_slots: int) -> KvStore:

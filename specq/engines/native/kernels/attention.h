@@ -33,12 +33,20 @@ INLINE void fetch(const float *pool, const int32_t *slots, int j, int n, int hea
         for (int i = 0; i < head_dim; i += 16) __builtin_prefetch(pool + (long)slots[j + AHEAD] * head_dim + i);
 }
 
+/* Keep a vector in a register: the compiler would load it again for each use, if a use adds to another register. */
+INLINE v8 held(v8 x) {
+#if defined(__AVX__)
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+
 /* Compute scores of `count` <= 3 queries, from `first` on, against 4 slots. */
 INLINE void score4(const Tile *t, int first, int count, const int32_t *slots, long at) {
     v8 sums[3][4] = {0};
     for (int i = 0; i < t->head_dim; i += 8) {
         v8 keys[4];
-        for (int j = 0; j < 4; j++) keys[j] = load(t->keys + (long)slots[j] * t->head_dim + i);
+        for (int j = 0; j < 4; j++) keys[j] = held(load(t->keys + (long)slots[j] * t->head_dim + i));
         for (int q = 0; q < count; q++)
             for (int j = 0; j < 4; j++) sums[q][j] = fma8(load(t->queries[first + q] + i), keys[j], sums[q][j]);
     }
@@ -68,10 +76,12 @@ INLINE void mix(const Tile *t, int first, int count, int dim, int width, const i
         for (int i = 0; i < width; i++) sums[q][i] = load(t->outputs[first + q] + dim + 8 * i);
     for (int j = 0; j < n; j++) {
         const float *value = t->values + (long)slots[j] * t->head_dim + dim;
+        v8 parts[4];
+        for (int i = 0; i < width; i++) parts[i] = held(load(value + 8 * i));
         if (dim == 0) fetch(t->values, slots, j, n, t->head_dim);
         for (int q = 0; q < count; q++) {
             v8 weight = splat(t->scores[(first + q) * t->ld + at + j]);
-            for (int i = 0; i < width; i++) sums[q][i] = fma8(weight, load(value + 8 * i), sums[q][i]);
+            for (int i = 0; i < width; i++) sums[q][i] = fma8(weight, parts[i], sums[q][i]);
         }
     }
     for (int q = 0; q < count; q++)

@@ -22,8 +22,9 @@
 enum {
     ROW_BLOCK = 32,          /* rows whose activations are together, group by group */
     AHEAD_BYTES = 4608,      /* prefetch distance */
-    CHUNK_BYTES = 128 << 10, /* weights of a chunk of work, at most, if there is more than one panel */
-    LEAST_CHUNKS = 4         /* of a product, for each thread */
+    CHUNK_BYTES = 256 << 10, /* weights of a chunk of work, at most, if there is more than one panel */
+    CHUNK_FLOATS = 8 << 10,  /* activations of a chunk of work, if there is more than one row */
+    LEAST_CHUNKS = 2         /* of a product, for each thread */
 };
 
 typedef struct {
@@ -156,6 +157,7 @@ static void matmul(Team *team, Product product) {
     const int chunks = LEAST_CHUNKS * (team ? team->num_threads : 1);
     const long bytes = each * panel_bytes(((const Panel *)m->weights)->format, m->k);
     const int chunk = MIN(CHUNK_BYTES / bytes, (num_units + chunks - 1) / chunks);
-    share(team, quantise_some, &product, product.num_rows, 1);
+    const int few_rows = CHUNK_FLOATS / m->k;
+    share(team, quantise_some, &product, product.num_rows, few_rows > 1 ? few_rows : 1);
     share(team, multiply, &product, num_units, chunk > 1 ? chunk : 1);
 }
