@@ -20,10 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.random_gguf import Q, write_random
 from specq.engines.native import INTEGER, NativeForward, PackedRows, RowPacker, Threads, integer_weights, kernels
 from specq.protocol import ConfigError
-from specq.testing.checkpoints_gguf import Q
-from specq.testing.random_gguf import write_random
 
 SHAPE = {
     "hidden": 1536,

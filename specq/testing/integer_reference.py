@@ -1,7 +1,7 @@
 """The integer forward pass (specq/engines/native/kernels/integer.c) in plain NumPy, without BLAS: equal bit for bit.
 
 It reads the model's file itself: blocks as the GGUF format describes them. Every sum is written in the order of the
-kernels. Only the cosines are shared (`specq.engines.native.rotary`).
+kernels. Only the cosines are shared (`specq.engines.native.rotary_tables`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.checkpoints import gguf_config, gguf_tensors, read_gguf
-from specq.engines.native.rotary import frequencies, rotary_tables
+from specq.engines.native import frequencies, rotary_tables
 from specq.protocol import Float32Array
 
 Ints = npt.NDArray[np.int64]
@@ -86,7 +86,7 @@ def _read_six(raw: npt.NDArray[np.uint8], data: Ints) -> Blocks:
     return Blocks("Q6_K", weights.reshape(rows, -1, 32), scales, scales[..., :0], _halves(raw[..., 208:]), None)
 
 
-class Activations(NamedTuple):
+class Quantised(NamedTuple):
     """Rows in groups of 256: values [rows, blocks, 32], shifts [rows, blocks], scale f32[rows, blocks] of the group."""
 
     values: Ints
@@ -94,7 +94,7 @@ class Activations(NamedTuple):
     scale: Float32Array
 
 
-def quantise(x: Float32Array) -> Activations:
+def quantise(x: Float32Array) -> Quantised:
     blocks = x.reshape(len(x), -1, 32)
     each = np.abs(blocks).max(-1)  # [rows, blocks]
     starts = np.arange(0, each.shape[1], 8)
@@ -103,7 +103,7 @@ def quantise(x: Float32Array) -> Activations:
     is_zero = most < F(1e-30)
     factor = np.where(is_zero, F(0), (1016 >> shifts).astype(F) / np.where(is_zero, F(1), most))
     values = np.rint(blocks * factor[..., None]).astype(np.int64)
-    return Activations(values, np.where(is_zero, 0, shifts), np.where(is_zero, F(0), most / F(1016)))
+    return Quantised(values, np.where(is_zero, 0, shifts), np.where(is_zero, F(0), most / F(1016)))
 
 
 def multiply(x: Float32Array, m: Blocks) -> Float32Array:

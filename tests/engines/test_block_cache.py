@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.random_gguf import Q, write_random
 from specq.config import cache_dir
 from specq.engines.native import INTEGER, kernels
 from specq.engines.native.block_cache import open_blocks
-from specq.testing.checkpoints_gguf import Q
-from specq.testing.random_gguf import write_random
 from tests.each import each
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler")

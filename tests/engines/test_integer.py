@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
+from bench.random_gguf import TINY, Q, random_rows, write_random
 from specq.checkpoints import read_gguf
 from specq.engines.native import (
     ALONE,
@@ -27,9 +28,7 @@ from specq.engines.native import (
 from specq.engines.native.compiler import SOURCES
 from specq.protocol import ConfigError
 from specq.runtime.compiler import FLAGS
-from specq.testing.checkpoints_gguf import Q
 from specq.testing.integer_reference import IntegerReference, multiply, read_blocks
-from specq.testing.random_gguf import TINY, random_rows, write_random
 from tests.each import each
 
 BLOCKS_OF_32 = (Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from bench.random_gguf import TINY, Q, write_random
 from specq.engines.native import INTEGER, kernels
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.loading import load
 from specq.protocol import ConfigError
 from specq.testing import EngineConformance, ReferenceConformance
 from specq.testing.checkpoints import make_checkpoint
-from specq.testing.checkpoints_gguf import Q
+from specq.testing.checkpoints_gguf import tokenizer_keys
 from specq.testing.integer_reference import IntegerReference
-from specq.testing.random_gguf import TINY, write_random
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler")
 SMALL = {**TINY, "vocab": 320, "context": 512}
@@ -24,7 +24,7 @@ def types(name: str):
 
 @pytest.fixture
 def engine(tmp_path):
-    path = write_random(tmp_path / "model.gguf", types, shape=SMALL)
+    path = write_random(tmp_path / "model.gguf", types, shape=SMALL, metadata=tokenizer_keys(320))
     made = TorchEngine(str(path), device="cpu", kv_slots=512, arithmetic=INTEGER)
     yield made
     made.shutdown()
@@ -47,6 +47,6 @@ def test_only_gguf_files_have_integers(tmp_path):
 
 
 def test_other_names_are_refused(tmp_path):
-    path = write_random(tmp_path / "model.gguf", types, shape=SMALL)
+    path = write_random(tmp_path / "model.gguf", types, shape=SMALL, metadata=tokenizer_keys(320))
     with pytest.raises(ConfigError, match="unknown arithmetic 'float'; known: exact, integer"):
         load(str(path), arithmetic="float")

@@ -17,6 +17,7 @@ from specq.engines.native.compiler import EXACT, INTEGER, kernels
 from specq.engines.native.forward import ALONE, NativeForward, NativeOutput, Threads
 from specq.engines.native.gguf_weights import integer_weights
 from specq.engines.native.kv_pool import KvPool
+from specq.engines.native.rotary import frequencies, rotary_tables
 from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, RowTap, pack_nodes, pack_tokens
 from specq.engines.native.weights import BlockWeight, DecoderLayer, Linear, NativeWeights
 
@@ -37,8 +38,10 @@ __all__ = [
     "RowPacker",
     "RowTap",
     "Threads",
+    "frequencies",
     "integer_weights",
     "kernels",
     "pack_nodes",
     "pack_tokens",
+    "rotary_tables",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -11,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES
 
-from specq.testing.checkpoints_gguf import Q, tokenizer_keys
-
+Q = gguf.GGMLQuantizationType
 Bytes = npt.NDArray[np.uint8]
+NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 TINY = {  # widths that are no multiples of 256, but of 32; see `write_random` for wider ones
     "hidden": 64,
     "layers": 2,
@@ -53,16 +54,23 @@ def random_rows(kind: Any, num_rows: int, k: int, rng: np.random.Generator) -> B
 
 
 def write_random(
-    path: Path, type_of: Callable[[str], Any], *, shape: Mapping[str, int] = TINY, biases: bool = True, seed: int = 0
+    path: Path,
+    type_of: Callable[[str], Any],
+    *,
+    shape: Mapping[str, int] = TINY,
+    biases: bool = True,
+    seed: int = 0,
+    metadata: Mapping[str, Any] = NO_METADATA,
 ) -> Path:
     """Write a Qwen2-like model with an embedding that is its head, and return the path.
 
     - type_of: the type of each matrix, by its name in the file.
     - shape: sizes; every row must have whole blocks.
+    - metadata: more keys of the file, such as those of a tokenizer.
     """
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "qwen2")
-    for key, value in {**_keys(shape), **tokenizer_keys(shape["vocab"])}.items():
+    for key, value in {**_keys(shape), **metadata}.items():
         _add(writer, key, value)
     for name, rows, k in _matrices(shape):
         kind = type_of(name)
