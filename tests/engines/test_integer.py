@@ -142,6 +142,14 @@ def test_a_value_that_is_not_finite_spoils_its_own_row_only(tmp_path):
     assert np.isnan(logits[1]).all()
 
 
+def test_gates_far_below_zero_are_closed(tmp_path):
+    """Where e^x is no finite float."""
+    weights, _ = integer_weights(write(tmp_path), kernels(INTEGER), SLOTS)
+    first = replace(weights.layers[0], mlp_norm=weights.layers[0].mlp_norm * np.float32(500))
+    logits = over(replace(weights, layers=[first, *weights.layers[1:]]), kernels(INTEGER))(rows_of(TOKENS)).logits
+    assert np.isfinite(logits).all()
+
+
 @each(
     ("kind", "place", "message"),
     [
