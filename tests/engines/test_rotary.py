@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
+from specq.engines.native.rotary import frequencies, rotary_tables
 from specq.engines.native.rows import RowPacker
 from specq.engines.torch import rotary
 from specq.engines.torch.loading import load
@@ -151,3 +153,34 @@ def test_kinds_that_come_later_are_judged_by_what_they_compute(tmp_path, monkeyp
     monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", _stretched)
     with pytest.raises(ConfigError, match="kind 'later' has other frequencies"):
         load(str(folder), device="cpu", kv_slots=SLOTS)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rope_type": "default", "rope_theta": 10000.0},
+        {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512},
+    ],
+    ids=lambda said: said["rope_type"],
+)
+def test_the_tables_of_integer_arithmetic_are_near_those_of_transformers(said):
+    """They are computed in NumPy, with cosines of our own."""
+    config = LlamaConfig(hidden_size=128, num_attention_heads=2, max_position_embeddings=2048, rope_parameters=said)
+    module = modeling_llama.LlamaRotaryEmbedding(config)
+    expected = [table[0, :, :32].double().numpy() for table in module(torch.zeros(1), torch.arange(2048)[None])]
+    of, factor = frequencies(said, 64, None)
+    tables = rotary_tables(of, factor, 2048)
+    for ours, theirs in zip(tables, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-4)  # transformers' angles are rounded to float32
+    angles = np.arange(2048)[:, None] * of
+    for ours, theirs in zip(tables, (np.cos(angles), np.sin(angles)), strict=True):
+        np.testing.assert_allclose(ours, factor * theirs, atol=1e-7)
+
+
+def test_tables_are_exact_far_out_and_near_whole_turns():
+    of = np.array([1.0, np.float32(np.pi / 2), np.float32(1e-5)], np.float64)
+    cosines, sines = rotary_tables(of, 1.0, 131072)
+    angles = np.arange(131072)[:, None] * of
+    np.testing.assert_allclose(cosines, np.cos(angles), atol=1e-7)
+    np.testing.assert_allclose(sines, np.sin(angles), atol=1e-7)

@@ -22,7 +22,7 @@
 enum {
     ROW_BLOCK = 32,          /* rows whose activations are together, group by group */
     AHEAD_BYTES = 4608,      /* prefetch distance */
-    CHUNK_BYTES = 256 << 10, /* weights of a chunk of work, at most, if there is more than one panel */
+    CHUNK_BYTES = 256 << 10, /* weights of a chunk of work, about */
     CHUNK_FLOATS = 8 << 10,  /* activations of a chunk of work, if there is more than one row */
     LEAST_CHUNKS = 2         /* of a product, for each thread */
 };
@@ -151,13 +151,18 @@ static void multiply(const void *product, int first, int end, int worker) {
     }
 }
 
+/* Return the units of a chunk: chunks of equal size, as many for each thread. */
+INLINE int units_of_chunk(const Matrix *m, int num_units, int num_threads) {
+    const long bytes = m->num_panels * panel_bytes(((const Panel *)m->weights)->format, m->k);
+    const long for_each = (bytes + CHUNK_BYTES * num_threads - 1) / ((long)CHUNK_BYTES * num_threads);
+    const long chunks = (for_each > LEAST_CHUNKS ? for_each : LEAST_CHUNKS) * num_threads;
+    return (num_units + chunks - 1) / chunks;
+}
+
 static void matmul(Team *team, Product product) {
     const Matrix *m = product.m;
-    const int each = product.epilogue == SILU_MUL ? 2 : 1, num_units = m->num_panels / each;
-    const int chunks = LEAST_CHUNKS * (team ? team->num_threads : 1);
-    const long bytes = each * panel_bytes(((const Panel *)m->weights)->format, m->k);
-    const int chunk = MIN(CHUNK_BYTES / bytes, (num_units + chunks - 1) / chunks);
+    const int num_units = m->num_panels / (product.epilogue == SILU_MUL ? 2 : 1);
     const int few_rows = CHUNK_FLOATS / m->k;
     share(team, quantise_some, &product, product.num_rows, few_rows > 1 ? few_rows : 1);
-    share(team, multiply, &product, num_units, chunk > 1 ? chunk : 1);
+    share(team, multiply, &product, num_units, units_of_chunk(m, num_units, team ? team->num_threads : 1));
 }
