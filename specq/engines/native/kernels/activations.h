@@ -22,16 +22,21 @@ typedef struct {
     float minima[GROUP];        /* sum of a block * its scale */
 } Activation;
 
+INLINE v8i larger(v8i a, v8i b) {
+#if defined(__AVX2__)
+    return (v8i)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    return (v8i)select8(a > b, (v8)a, (v8)b);
+#endif
+}
+
 /* Return the largest magnitude of a block, as the bits of a float. NaN is larger than every number. */
 INLINE int32_t magnitude(const float *x) {
     v8i top = {0};
-    for (int i = 0; i < BLOCK; i += 8) {
-        v8i bits = *(const v8iu *)(x + i) & 0x7fffffff;
-        top = (v8i)select8(bits > top, (v8)bits, (v8)top);
-    }
-    int32_t most = top[0];
-    for (int i = 1; i < 8; i++) most = top[i] > most ? top[i] : most;
-    return most;
+    for (int i = 0; i < BLOCK; i += 8) top = larger(*(const v8iu *)(x + i) & 0x7fffffff, top);
+    top = larger(top, __builtin_shufflevector(top, top, 4, 5, 6, 7, 0, 1, 2, 3));
+    top = larger(top, __builtin_shufflevector(top, top, 2, 3, 0, 1, 6, 7, 4, 5));
+    return top[0] > top[1] ? top[0] : top[1];
 }
 
 INLINE float as_float(int32_t bits) {
@@ -52,9 +57,9 @@ INLINE v8i round_eight(const float *x, float factor, int8_t *out) {
 }
 
 INLINE int32_t sum_of(v8i x) {
-    int32_t sum = 0;
-    for (int i = 0; i < 8; i++) sum += x[i];
-    return sum;
+    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3);
+    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5);
+    return x[0] + x[1];
 }
 
 static void quantise_block(const float *x, float factor, int shift, int j, Activation *a) {
