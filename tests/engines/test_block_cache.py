@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from bench.random_gguf import Q, write_random
-from specq.config import cache_dir
 from specq.engines.native import INTEGER, kernels
 from specq.engines.native.block_cache import open_blocks
 from tests.each import each
@@ -27,22 +26,12 @@ print(open_blocks(Path(sys.argv[1]), kernels(INTEGER)).tensors_hash)
 """
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
-    """The folder of the cache files. Kernels are taken from the usual cache."""
-    kernels(INTEGER)
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "kernels").symlink_to(cache_dir() / "kernels")
-    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "blocks"
-
-
 def write(directory: Path, seed: int = 0, name: str = "model.gguf") -> Path:
     return write_random(directory / name, lambda _: Q.Q4_0, seed=seed)
 
 
-def only(place: Path) -> Path:
-    (found,) = place.iterdir()
+def only(directory: Path) -> Path:
+    (found,) = directory.iterdir()
     return found
 
 
@@ -50,14 +39,14 @@ def up(path: Path) -> bytes:
     return open_blocks(path, kernels(INTEGER)).matrices["model.layers.1.mlp.up_proj.weight"].data.tobytes()
 
 
-def test_a_file_is_written_once_for_its_owner_in_the_blocks_size(place, tmp_path):
+def test_a_file_is_written_once_for_its_owner_in_the_blocks_size(own_blocks, tmp_path):
     path = write(tmp_path)
     expected = up(path)
-    before = only(place).stat()
+    before = only(own_blocks).stat()
     assert up(path) == expected
-    assert only(place).stat().st_mtime_ns == before.st_mtime_ns
+    assert only(own_blocks).stat().st_mtime_ns == before.st_mtime_ns
     assert stat.S_IMODE(before.st_mode) == 0o600
-    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert stat.S_IMODE(own_blocks.stat().st_mode) == 0o700
 
 
 def cut(file: Path) -> None:
@@ -97,18 +86,19 @@ def test_a_cache_file_that_is_not_whole_is_written_anew(damage, tmp_path, monkey
     assert only(tmp_path / "cache" / "blocks").read_bytes() == whole
 
 
-def test_a_model_that_is_replaced_is_repacked_and_harms_nobody(place, tmp_path):
+def test_a_model_that_is_replaced_is_repacked_and_harms_nobody(own_blocks, tmp_path):
     path = write(tmp_path)
     held = open_blocks(path, kernels(INTEGER)).matrices["model.layers.1.mlp.up_proj.weight"].data
     first = held.tobytes()
     write(tmp_path, seed=1, name="other.gguf").replace(path)
     assert up(path) != first
     assert held.tobytes() == first
+    assert len(list(own_blocks.iterdir())) == 1
     os.truncate(path, 100)
     assert held.tobytes() == first
 
 
-def test_a_change_where_no_sample_is_taken_is_noticed_by_its_time(place, tmp_path, monkeypatch):
+def test_a_change_where_no_sample_is_taken_is_noticed_by_its_time(own_blocks, tmp_path, monkeypatch):
     monkeypatch.setattr("specq.engines.native.block_cache._HEAD_BYTES", 1000)
     monkeypatch.setattr("specq.engines.native.block_cache._SAMPLES", 1)
     monkeypatch.setattr("specq.engines.native.block_cache._SAMPLE_BYTES", 8)
@@ -121,11 +111,11 @@ def test_a_change_where_no_sample_is_taken_is_noticed_by_its_time(place, tmp_pat
     second = open_blocks(path, kernels(INTEGER))
     assert first.tensors_hash != second.tensors_hash
     assert any(not np.array_equal(first.matrices[name].data, second.matrices[name].data) for name in first.matrices)
-    assert len(list(place.iterdir())) == 1
+    assert len(list(own_blocks.iterdir())) == 1
 
 
 @pytest.mark.slow
-def test_processes_may_write_at_once(place, tmp_path, monkeypatch):
+def test_processes_may_write_at_once(own_blocks, tmp_path, monkeypatch):
     path = write(tmp_path)
     started = [
         subprocess.Popen([sys.executable, "-c", OPEN, str(path)], stdout=subprocess.PIPE, text=True) for _ in range(3)
@@ -133,4 +123,4 @@ def test_processes_may_write_at_once(place, tmp_path, monkeypatch):
     found = {process.communicate(timeout=120)[0].splitlines()[-1] for process in started}
     assert len(found) == 1
     assert [process.returncode for process in started] == [0, 0, 0]
-    assert len(list(place.iterdir())) == 1
+    assert len(list(own_blocks.iterdir())) == 1

@@ -38,7 +38,10 @@ WIDE = {**TINY, "hidden": 256, "intermediate": 512, "head_dim": 64}
 SLOTS = 256
 TOKENS = np.random.default_rng(1).integers(3, 300, 21).tolist()
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler")
+pytestmark = [
+    pytest.mark.skipif(kernels() is None, reason="no C compiler"),
+    pytest.mark.usefixtures("own_blocks"),
+]
 
 
 def mixed(name: str):

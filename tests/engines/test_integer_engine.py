@@ -14,7 +14,10 @@ from specq.testing.checkpoints import make_checkpoint
 from specq.testing.checkpoints_gguf import tokenizer_keys
 from specq.testing.integer_reference import IntegerReference
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler")
+pytestmark = [
+    pytest.mark.skipif(kernels() is None, reason="no C compiler"),
+    pytest.mark.usefixtures("own_blocks"),
+]
 SMALL = {**TINY, "vocab": 320, "context": 512}
 
 

@@ -8,7 +8,8 @@ differs, the file is written anew, which takes as long as a hash of all would.
     magic, sha256 of the header, length of the header (u64, little-endian), header (JSON), zeros up to PAGE, data
 
 A file that is damaged, cut or of another layout is written anew. Writers use a temporary name and rename it. So
-processes may race, and a file that is mapped never changes. Files are readable only by their owner.
+processes may race, and a file that is mapped never changes. Files are readable only by their owner. A new file of a
+model's path replaces the former one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -103,10 +105,7 @@ def _read(place: Path, states: list[dict[str, Any]]) -> BlockFile | None:
     """Map the file. None if there is none, if it is not whole, or if the model's files have changed since."""
     try:
         with place.open("rb") as file:
-            fixed = file.read(_FIXED)
-            header = file.read(min(int.from_bytes(fixed[-8:], "little"), os.fstat(file.fileno()).st_size))
-            is_ours = fixed[: len(MAGIC)] == MAGIC and fixed[len(MAGIC) : -8] == hashlib.sha256(header).digest()
-            said = json.loads(header) if is_ours else {}
+            said = _header(file)
             if reason := _reason_against(said, states, os.fstat(file.fileno()).st_size):
                 log.info("block_cache_rejected", file=str(place), reason=reason)
                 return None
@@ -117,6 +116,15 @@ def _read(place: Path, states: list[dict[str, Any]]) -> BlockFile | None:
         log.info("block_cache_rejected", file=str(place), reason=str(error))
         return None
     return _views(said, np.frombuffer(mapped, np.uint8))
+
+
+def _header(file: BinaryIO) -> dict[str, Any]:
+    """Return the header of a cache file; empty if it is damaged or of another version."""
+    fixed = file.read(_FIXED)
+    header = file.read(min(int.from_bytes(fixed[-8:], "little"), os.fstat(file.fileno()).st_size))
+    is_ours = fixed[: len(MAGIC)] == MAGIC and fixed[len(MAGIC) : -8] == hashlib.sha256(header).digest()
+    found: dict[str, Any] = json.loads(header) if is_ours else {}
+    return found
 
 
 def _reason_against(said: dict[str, Any], states: list[dict[str, Any]], num_bytes: int) -> str:
@@ -147,13 +155,23 @@ def _write(place: Path, path: Path, states: list[dict[str, Any]], library: ctype
         with whole_file(place) as temporary, open(temporary, "wb", opener=_owner_only) as file:
             tensors = _write_tensors(file, model, library)
             file.seek(0, os.SEEK_END)
-            said = {"states": states, "tensors": tensors, "tensors_hash": hashed.result(), "size": file.tell()}
+            found = {"tensors": tensors, "tensors_hash": hashed.result(), "size": file.tell()}
+            said: dict[str, Any] = {"path": str(path.resolve()), "states": states, **found}
             _write_header(file, json.dumps(said).encode())
             file.flush()
             os.fsync(file.fileno())
     finally:
         hashed.cancel()
+    _drop_former(place, said["path"])
     log.info("block_cache_written", file=str(place), num_bytes=said["size"])
+
+
+def _drop_former(place: Path, path: str) -> None:
+    """Delete the cache files of what this path held before. Who has mapped one keeps it."""
+    for other in place.parent.glob("*.blocks"):
+        with suppress(OSError), other.open("rb") as file:
+            if other != place and _header(file).get("path") == path:
+                other.unlink()
 
 
 def _owner_only(name: str, flags: int) -> int:

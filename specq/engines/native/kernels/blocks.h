@@ -21,7 +21,7 @@
 
 enum {
     ROW_BLOCK = 32,          /* rows whose activations are together, group by group */
-    AHEAD_BYTES = 4608,      /* prefetch distance */
+    AHEAD_BYTES = 6144,      /* prefetch distance */
     CHUNK_BYTES = 256 << 10, /* weights of a chunk of work, about */
     CHUNK_FLOATS = 8 << 10,  /* activations of a chunk of work, if there is more than one row */
     LEAST_CHUNKS = 2         /* of a product, for each thread */
