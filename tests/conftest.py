@@ -15,6 +15,7 @@ import structlog
 from hypothesis import settings
 
 from specq.broker import Broker
+from specq.config import cache_dir
 from specq.config.values import free_address
 from specq.runtime.usage import reap
 from specq.testing.fake_broker import FakeBroker
@@ -98,6 +99,17 @@ def _journals_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Use an empty cache instead of the user's."""
     monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def own_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Use a cache of its own with the user's compiled kernels; return the folder of repacked models."""
+    built = cache_dir() / "kernels"
+    built.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernels").symlink_to(built)
+    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "blocks"
 
 
 @pytest.fixture(scope="session")

@@ -219,7 +219,12 @@ class _Header:
         version = self._scalar("I")
         if version not in VERSIONS:
             known = ", ".join(map(str, VERSIONS))
-            raise ConfigError(f"{self._path} has GGUF version {version} (or another byte order); supported: {known}")
+            if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
+                raise ConfigError(
+                    f"{self._path} is big-endian; specq reads little-endian files: fetch such a file, or convert it "
+                    f"with gguf-convert-endian of the gguf package"
+                )
+            raise ConfigError(f"{self._path} has GGUF version {version}; supported: {known}")
         num_tensors, num_keys = self._scalar("Q"), self._scalar("Q")
         pairs = [self._pair() for _ in self._counted(num_keys)]
         places = [self._place() for _ in self._counted(num_tensors)]

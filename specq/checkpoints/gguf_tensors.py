@@ -43,19 +43,50 @@ def tensors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float
 
     Raises ConfigError for an unknown tensor, an unsupported type, and values that are not finite.
     """
-    for name, tensor in by_name(file).items():
-        yield name, values(file, tensor, config)
+    for name, own, tensor in _tensors(file):
+        yield name, _in_order(dequantise(file, tensor), own, config)
 
 
 def by_name(file: GgufFile) -> dict[str, GgufTensor]:
     """Return a file's tensors by transformers' names. Raises ConfigError for an unknown tensor."""
-    return {_named(file, tensor.name)[0]: tensor for tensor in file.tensors.values() if tensor.name != ROPE_FACTORS}
+    return {name: tensor for name, _, tensor in _tensors(file)}
 
 
 def values(file: GgufFile, tensor: GgufTensor, config: dict[str, Any]) -> Float32Array:
     """Return a tensor's values in transformers' order. Raises like `dequantise`."""
     found: Float32Array = _in_order(dequantise(file, tensor), _named(file, tensor.name)[1], config)
     return found
+
+
+def matrices(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, GgufTensor, npt.NDArray[np.uint8]]]:
+    """Yield (name, tensor, rows) of a file's matrices, rows u8[rows, bytes of a row] in transformers' order.
+
+    Raises ConfigError for an unknown tensor.
+    """
+    for name, own, tensor in _tensors(file):
+        if len(tensor.shape) == 2:
+            yield name, tensor, _in_order(tensor.data, own, config)
+
+
+def vectors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float32Array]]:
+    """Yield (name, values) of a file's norms and biases. Raises like `tensors`."""
+    for name, own, tensor in _tensors(file):
+        if len(tensor.shape) == 1:
+            yield name, _in_order(dequantise(file, tensor), own, config)
+
+
+def _tensors(file: GgufFile) -> Iterator[tuple[str, str, GgufTensor]]:
+    """Yield (transformers' name, the file's own without layer and kind, tensor)."""
+    for tensor in file.tensors.values():
+        if tensor.name != ROPE_FACTORS:
+            yield *_named(file, tensor.name), tensor
+
+
+def type_name(tensor: GgufTensor) -> str:
+    """Return GGUF's name of a tensor's type."""
+    from gguf.constants import GGMLQuantizationType
+
+    return GGMLQuantizationType(tensor.type_id).name
 
 
 def blocks(
@@ -66,18 +97,15 @@ def blocks(
     A head that is tied to the embedding has the embedding's blocks. Raises ConfigError for blocks whose scales are not
     finite numbers.
     """
-    from gguf.constants import GGMLQuantizationType
-
-    for tensor in file.tensors.values():
-        kind = GGMLQuantizationType(tensor.type_id).name
-        if kind in types and len(tensor.shape) == 2:
-            _check_scales(file, tensor, kind)
-            name, own = _named(file, tensor.name)
-            layer = name.removesuffix(".weight")
-            if layer != _EMBEDDING:
-                yield layer, kind, _in_order(tensor.data, own, config)
-            elif config["tie_word_embeddings"]:
-                yield _HEAD, kind, tensor.data
+    for name, tensor, rows in matrices(file, config):
+        layer, kind = name.removesuffix(".weight"), type_name(tensor)
+        if kind not in types:
+            continue
+        _check_scales(file, tensor, kind)
+        if layer != _EMBEDDING:
+            yield layer, kind, rows
+        elif config["tie_word_embeddings"]:
+            yield _HEAD, kind, rows
 
 
 def _check_scales(file: GgufFile, tensor: GgufTensor, kind: str) -> None:
@@ -94,10 +122,7 @@ def _damaged(file: GgufFile, tensor: GgufTensor) -> ConfigError:
 
 def has_only(file: GgufFile, types: Collection[str]) -> bool:
     """Return whether all of a file's matrices are in these types of blocks."""
-    from gguf.constants import GGMLQuantizationType
-
-    kinds = {GGMLQuantizationType(tensor.type_id).name for tensor in file.tensors.values() if len(tensor.shape) == 2}
-    return kinds <= set(types)
+    return {type_name(tensor) for tensor in file.tensors.values() if len(tensor.shape) == 2} <= set(types)
 
 
 def check_tensors(file: GgufFile) -> None:

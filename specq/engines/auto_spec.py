@@ -8,6 +8,7 @@ from typing import Any
 
 from specq.engines.interface import Engine, EngineSpec
 from specq.engines.native_spec import NativeOptions
+from specq.protocol import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +18,17 @@ class AutoOptions(NativeOptions):
     LABEL = "auto"
 
 
-def _make(model: str, *, device: str = "auto", dtype: str = "auto", **arguments: Any) -> Engine:
+def _make(
+    model: str, *, device: str = "auto", dtype: str = "auto", arithmetic: str = "exact", **arguments: Any
+) -> Engine:
     from specq.engines.models import runs_natively
 
     if runs_natively(model, device, dtype):
         from specq.engines.native.engine import NativeEngine
 
-        return NativeEngine(model, dtype=dtype, **arguments)
+        return NativeEngine(model, dtype=dtype, arithmetic=arithmetic, **arguments)
+    if arithmetic != "exact":
+        raise ConfigError(f"{arithmetic} arithmetic needs a GGUF file on a CPU; {model} is computed by the torch engine")
     from specq.engines.torch.engine import TorchEngine
 
     return TorchEngine(model, device=device, dtype=dtype, **arguments)

@@ -8,14 +8,25 @@ from typing import Any
 from specq.config import Cores, OwnOptions, option
 from specq.engines.interface import Engine, EngineSpec
 
+ARITHMETICS = ("exact", "integer")
+
 
 @dataclass(frozen=True, slots=True)
-class NativeOptions(OwnOptions):
+class HostOptions(OwnOptions):
+    """The keys of engines that compute on a CPU."""
+
+    helper_cores: Cores = option((), "CPU cores for one helper thread each, e.g. 0,2-3. Default: no helper threads.")
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOptions(HostOptions):
     """The keys of [target.native]."""
 
     LABEL = "native"
 
-    helper_cores: Cores = option((), "CPU cores for one helper thread each, e.g. 0,2-3. Default: no helper threads.")
+    arithmetic: str = option(
+        "exact", "Arithmetic of a GGUF file. `integer`: products of the file's own blocks.", choices=ARITHMETICS
+    )
 
 
 def _make(model: str, **arguments: Any) -> Engine:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from specq.engines.interface import Engine, EngineSpec
-from specq.engines.native_spec import NativeOptions
+from specq.engines.native_spec import HostOptions
 
 
 @dataclass(frozen=True, slots=True)
-class TorchOptions(NativeOptions):
+class TorchOptions(HostOptions):
     """The keys of [target.torch]."""
 
     LABEL = "torch"

@@ -9,6 +9,7 @@
 - `journal_records`: records for a journal.
 - `conformance`: suites that every engine, drafter, journal and strategy must pass.
 - `reference`: speculative decoding in 80 lines, in textbook order.
+- `integer_reference`: the forward pass in integer arithmetic, in plain NumPy.
 - `oracle`: naive judges.
 - `random_steps`: steps to judge, and a comparison with naive judges.
 - `exact`: the output distribution of a strategy, by enumeration of all drafts and draws.

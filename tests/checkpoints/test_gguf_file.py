@@ -92,7 +92,7 @@ def test_a_corrupt_header_byte_gives_a_file_or_an_error(path, tmp_path):
         (b"", "is not a GGUF file: it has 0 bytes"),
         (b"<!DOCTYPE html><html>", "does not begin with GGUF"),
         (b"GGUF\1\0\0\0" + bytes(100), "has GGUF version 1"),
-        (b"GGUF\0\0\0\3" + bytes(100), "another byte order"),
+        (b"GGUF\0\0\0\3" + bytes(100), "is big-endian; specq reads little-endian files"),
     ],
 )
 def test_a_file_that_is_not_gguf_is_refused(tmp_path, data, said):

@@ -51,7 +51,7 @@ static void draw_block(int format, int column, int b) {
 static int count_wrong(const Matrix *m, int num_rows) {
     Product product = {.m = m, .x = x[0], .out = out[0], .num_rows = num_rows, .ldx = K, .ldo = COLUMNS};
     int wrong = 0;
-    product.expanded = room, product.ld_expanded = PANEL * K;
+    product.room = room, product.ld_room = PANEL * K;
     matmul(NULL, product);
     for (int r = 0; r < num_rows; r++)
         for (int c = 0; c < COLUMNS; c++) {

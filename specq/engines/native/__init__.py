@@ -5,6 +5,7 @@
 - weights: the weights of such a decoder, and their layout in the kernels.
 - loading: a GGUF file or a draft model of our own form -> `LoadedModel` (loaded), by gguf, draft_weights, decoder and
   rotary.
+- block_cache: the file with a GGUF file's repacked blocks, for integer arithmetic. panels: matrices in such blocks.
 - engine, steps, flights: the engine. `PooledEngine` in steps is the part that the torch engine shares.
 - sharing: whether a pass is shared with helper threads.
 - rows: the packed rows of one forward pass, as plain integer arrays.
@@ -15,16 +16,20 @@
 """
 
 from specq.engines.native.chains import NativeChainDrafter
-from specq.engines.native.compiler import kernels
+from specq.engines.native.compiler import EXACT, INTEGER, kernels
 from specq.engines.native.forward import ALONE, NativeForward, NativeOutput, Threads
+from specq.engines.native.gguf import integer_weights
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.loaded import ForwardOutput, HostForward, LoadedModel
 from specq.engines.native.loading import threads_of
+from specq.engines.native.rotary import rope_tables
 from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, RowTap, pack_nodes, pack_tokens
 from specq.engines.native.weights import BlockWeight, DecoderLayer, Linear, NativeWeights
 
 __all__ = [
     "ALONE",
+    "EXACT",
+    "INTEGER",
     "BlockWeight",
     "ChainStarts",
     "DecoderLayer",
@@ -41,8 +46,10 @@ __all__ = [
     "RowPacker",
     "RowTap",
     "Threads",
+    "integer_weights",
     "kernels",
     "pack_nodes",
     "pack_tokens",
+    "rope_tables",
     "threads_of",
 ]

@@ -1,4 +1,7 @@
-"""The C kernels of the engine's fast CPU path, built at first use; see `specq.runtime.compiler`."""
+"""The C kernels of the engine's fast CPU path, built at first use; see `specq.runtime.compiler`.
+
+Each arithmetic has its own library of the same functions. To add one, add its C file to SOURCES.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from pathlib import Path
 from specq.runtime import library
 
 SOURCE = Path(__file__).parent / "kernels" / "forward.c"
+EXACT, INTEGER = "exact", "integer"
+SOURCES = {EXACT: SOURCE, INTEGER: SOURCE.with_name("integer.c")}
 
 
-def kernels() -> ctypes.CDLL | None:
+def kernels(arithmetic: str = EXACT) -> ctypes.CDLL | None:
     """Return the compiled library, built if necessary; None if this machine cannot build it."""
-    return library(SOURCE)
+    return library(SOURCES[arithmetic])
 
 
 def built_kernels() -> str:

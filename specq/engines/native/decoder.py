@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from specq.engines.native.panels import PanelMatrix
 from specq.engines.native.weights import BlockWeight, DecoderLayer, Linear, NativeWeights
 from specq.protocol import Float32Array
 
@@ -20,17 +21,23 @@ class NamedWeights:
     - names: all names, as `model.layers.0.mlp.up_proj.weight`.
     - values: returns the values of a name in float32.
     - blocks: linear layers in a file's own blocks, as `model.layers.0.mlp.up_proj`. Their values equal the blocks'.
+    - panels: for integer arithmetic all matrices, as `model.layers.0.mlp.up_proj.weight`; `values` has the rest.
     """
 
     names: Collection[str]
     values: Callable[[str], Float32Array]
     blocks: Mapping[str, BlockWeight] = field(default_factory=dict)
+    panels: Mapping[str, PanelMatrix] = field(default_factory=dict)
+
+    def matrix(self, name: str) -> Float32Array | PanelMatrix:
+        """Return a matrix in panels or in float32."""
+        return self.panels[name] if self.panels else self.values(name)
 
     def linear(self, layers: list[str], *, interleaves: bool = False) -> Linear:
         """Return linear layers as one; in blocks only if all have blocks of one type."""
         given = [self.blocks[layer] for layer in layers if layer in self.blocks]
         is_whole = len(given) == len(layers) and len({block.type for block in given}) == 1
-        weights = given if is_whole else [self.values(f"{layer}.weight") for layer in layers]
+        weights = given if is_whole else [self.matrix(f"{layer}.weight") for layer in layers]
         biases = [f"{layer}.bias" for layer in layers]
         return Linear(weights, [self.values(name) for name in biases if name in self.names], interleaves)
 
@@ -55,7 +62,7 @@ def decoder(
     config: Mapping[str, Any], head_dim: int, named: NamedWeights, tables: tuple[Float32Array, Float32Array]
 ) -> NativeWeights:
     """Return the weights of a model with this `config.json`; `tables` are cosines and sines of positions."""
-    embedding = named.values(EMBEDDING)
+    embedding = named.matrix(EMBEDDING)
     is_tied = HEAD not in named.names and "lm_head" not in named.blocks
     return NativeWeights(
         num_heads=config["num_attention_heads"],

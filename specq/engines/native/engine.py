@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specq.engines.native.compiler import EXACT
 from specq.engines.native.loaded import LoadedModel
 from specq.engines.native.loading import load, threads_of
 from specq.engines.native.steps import PooledEngine
@@ -39,11 +40,11 @@ class NativeEngine(PooledEngine):
         verbose: bool = False,
         max_sessions: int = 0,
         max_step_rows: int = 0,
+        arithmetic: str = EXACT,
     ) -> None:
         if device not in DEVICES:
             raise ConfigError(f"device is {device!r}; the native engine computes on the CPU: give cpu or auto")
         team = threads_of(threads, helper_cores)
-        loaded = (
-            load(model, dtype=dtype, kv_slots=kv_slots, name=name, threads=team) if isinstance(model, str) else model
-        )
-        super().__init__(loaded, team, verbose=verbose)
+        if isinstance(model, str):
+            model = load(model, dtype=dtype, kv_slots=kv_slots, name=name, threads=team, arithmetic=arithmetic)
+        super().__init__(model, team, verbose=verbose)

@@ -23,9 +23,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from specq.engines.native.panels import PANEL, PanelMatrix, interleaved, panel_bias
 from specq.engines.native.rows import COLUMNS, PackedRows, RowTap, address, table_addresses
 from specq.engines.native.sharing import Sharing
-from specq.engines.native.weights import LINE, PANEL, Arena, DecoderLayer, Linear, NativeWeights, pack, pack_bias
+from specq.engines.native.weights import (
+    LINE,
+    Arena,
+    DecoderLayer,
+    Linear,
+    NativeWeights,
+    Unpacked,
+    pack,
+    pack_bias,
+)
 from specq.protocol import ConfigError, Float32Array
 
 MOST_JUMPED_ROWS = 32  # beyond this, one more tile is a small part of a step
@@ -128,7 +138,9 @@ class NativeForward:
         library: ctypes.CDLL,
         threads: Threads = ALONE,
     ) -> None:
-        """Pack the weights. Packed ones are copied.
+        """Pack the weights. Packed ones are copied, those in panels are not.
+
+        `library`: that of the weights' arithmetic.
 
         The passes write to `keys` and `values`, [num_layers, num_kv_heads, num_slots, head_dim].
         """
@@ -209,7 +221,7 @@ class NativeForward:
             intermediate=weights.intermediate,
             eps=weights.eps,
             scale=weights.scale,
-            embedding=self._vector(weights.embedding),
+            embedding=self._embedding(weights.embedding),
             final_norm=self._vector(weights.final_norm),
             cos=self._vector(weights.cos),
             sin=self._vector(weights.sin),
@@ -232,8 +244,28 @@ class NativeForward:
         self._keep.append(np.ascontiguousarray(array, np.float32))
         return address(self._keep[-1])
 
+    def _embedding(self, embedding: Float32Array | PanelMatrix) -> int:
+        if not isinstance(embedding, PanelMatrix):
+            return self._vector(embedding)
+        self._table = self._matrix(Linear([embedding]))
+        return ctypes.addressof(self._table)
+
     def _matrix(self, linear: Linear) -> _Matrix:
-        packed = pack(self._library, self._arena, linear.weights, linear.interleaves)
+        mapped = [weight for weight in linear.weights if isinstance(weight, PanelMatrix)]
+        unpacked = [weight for weight in linear.weights if not isinstance(weight, PanelMatrix)]
+        assert not (mapped and unpacked), "weights of two kinds in one product"
+        return self._mapped(linear, mapped) if mapped else self._packed(linear, unpacked)
+
+    def _mapped(self, linear: Linear, weights: list[PanelMatrix]) -> _Matrix:
+        """Return matrices whose panels are in memory already; `weights` in C lists them."""
+        tables = [weight.panels for weight in weights]
+        panels = interleaved(tables) if linear.interleaves else np.concatenate(tables)
+        self._keep.extend([panels, *(weight.data for weight in weights)])
+        bias = self._vector(panel_bias(linear.biases, linear.interleaves)) if linear.biases else None
+        return _Matrix(weights=address(panels), bias=bias, num_panels=len(panels), k=weights[0].k)
+
+    def _packed(self, linear: Linear, weights: list[Unpacked]) -> _Matrix:
+        packed = pack(self._library, self._arena, weights, linear.interleaves)
         self._keep.append(packed.data)
         return _Matrix(
             weights=address(packed.data),

@@ -7,18 +7,22 @@ formats are two models.
 The default is to keep the exact values, if the kernels support all block types. They then read the file's own blocks.
 For Q4_1 these take a third of the bytes of bfloat16. For other types the default is to round to bfloat16. This takes
 half the bytes of float32. The arithmetic is still in float32.
+
+In integer arithmetic products are those of the file's own blocks with activations in 8 bits (kernels/activations.h).
 """
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specq.checkpoints import GgufFile, gguf_config, gguf_tensors, read_gguf
+from specq.engines.native.block_cache import open_blocks
 from specq.engines.native.decoder import HEAD, NamedWeights, decoder
-from specq.engines.native.rotary import MAX_ROPE_POSITIONS, attention_scale, inverse_frequencies, rotary_tables
+from specq.engines.native.rotary import rope_tables
 from specq.engines.native.weights import BLOCK_TYPES, BlockWeight, NativeWeights
 from specq.protocol import ConfigError, Float32Array
 
@@ -48,11 +52,27 @@ def gguf_weights(path: Path, values: str, num_slots: int) -> NativeWeights:
         return numbers if values == EXACT else rounded(numbers)
 
     blocks = _blocks(file, config) if values == EXACT else {}
-    said, head_dim = config["rope_parameters"], config["head_dim"]
-    inverse = inverse_frequencies(said, head_dim, gguf_tensors.rope_factors(file))
-    length = min(config["max_position_embeddings"], num_slots, MAX_ROPE_POSITIONS)
-    tables = rotary_tables(inverse, length, attention_scale(said))
-    return decoder(config, head_dim, NamedWeights(found, values_of, blocks), tables)
+    return _decoder(file, config, NamedWeights(found, values_of, blocks), num_slots)
+
+
+def integer_weights(path: Path, library: ctypes.CDLL, num_slots: int) -> tuple[NativeWeights, str]:
+    """Return a file's weights for integer arithmetic, and the hash of its tensors.
+
+    `library`: the kernels of that arithmetic. Raises ConfigError if something is missing or not supported.
+    """
+    file = read_gguf(path)
+    config = gguf_config.model_config(file)
+    blocks = open_blocks(path, library)
+    shapes = {name: one.shape for name, one in (blocks.matrices | blocks.vectors).items()}
+    check_shapes(path, needed_shapes(config), shapes)
+    named = NamedWeights(shapes, blocks.vectors.__getitem__, panels=blocks.matrices)
+    return _decoder(file, config, named, num_slots), blocks.tensors_hash
+
+
+def _decoder(file: GgufFile, config: dict[str, Any], named: NamedWeights, num_slots: int) -> NativeWeights:
+    length, head_dim = min(config["max_position_embeddings"], num_slots), config["head_dim"]
+    tables = rope_tables(config["rope_parameters"], head_dim, gguf_tensors.rope_factors(file), length)
+    return decoder(config, head_dim, named, tables)
 
 
 def _blocks(file: GgufFile, config: dict[str, Any]) -> dict[str, BlockWeight]:

@@ -121,7 +121,10 @@ class HostForward:
     ARITHMETIC: ClassVar[str] = "native"
 
     def __init__(self, weights: NativeWeights, num_slots: int, library: ctypes.CDLL, threads: Threads = ALONE) -> None:
-        """Make the forward, and KV with this number of slots. The weights are copied."""
+        """Make the forward, and KV with this number of slots. The weights are copied, but for those in panels.
+
+        `library` has the kernels of the weights' arithmetic.
+        """
         self.kv = HostKv.of(len(weights.layers), weights.num_kv_heads, num_slots, weights.head_dim)
         self.native = NativeForward(weights, self.kv.keys, self.kv.values, library, threads)
         self.num_tap_layers, self.jumps = self.native.num_tap_layers, self.native.jumps
@@ -137,3 +140,9 @@ class HostForward:
     def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
         """Run packed rows; see `NativeForward`."""
         return ForwardOutput(*self.native(rows, tap))
+
+
+class IntegerForward(HostForward):
+    """The same with the kernels of integer arithmetic."""
+
+    ARITHMETIC: ClassVar[str] = "integer"

@@ -9,13 +9,14 @@ import numpy as np
 
 from specq.checkpoints import draft_form, gguf_config, is_gguf, read_gguf
 from specq.engines.checkpoint import describe, resolve_checkpoint
-from specq.engines.native.compiler import kernels
+from specq.engines.native.compiler import EXACT as EXACT_ARITHMETIC
+from specq.engines.native.compiler import INTEGER, SOURCES, kernels
 from specq.engines.native.decoder import NamedWeights, decoder, reason_against
 from specq.engines.native.draft_weights import draft_blocks, draft_values, read_draft
 from specq.engines.native.forward import ALONE, Threads
-from specq.engines.native.gguf import EXACT, gguf_weights, values_format
-from specq.engines.native.loaded import HostForward, LoadedModel
-from specq.engines.native.rotary import inverse_frequencies, rotary_tables
+from specq.engines.native.gguf import EXACT, gguf_weights, integer_weights, values_format
+from specq.engines.native.loaded import HostForward, IntegerForward, LoadedModel
+from specq.engines.native.rotary import rope_tables
 from specq.engines.native.weights import NativeWeights, trim_memory
 from specq.protocol import ConfigError
 from specq.runtime import available_cores, usual_threads
@@ -62,6 +63,7 @@ def load(
     name: str = "",
     threads: Threads = ALONE,
     engine: str = "native",
+    arithmetic: str = EXACT_ARITHMETIC,
 ) -> LoadedModel:
     """Load a checkpoint for the kernels.
 
@@ -69,15 +71,22 @@ def load(
     - dtype: "float32", or "auto": for a GGUF file, keep the values exactly or in bfloat16 (`values_format`).
     - kv_slots: 0: as many as memory allows.
     - engine: the name of the engine that runs it.
+    - arithmetic: "exact", or "integer" for a GGUF file (`specq.engines.native.compiler`).
 
     Raises ConfigError if the model cannot be found or used.
     """
+    if arithmetic not in SOURCES:
+        raise ConfigError(f"arithmetic is {arithmetic!r}; known are {', '.join(SOURCES)}")
     checkpoint = resolve_checkpoint(model)
     if reason := reason_against_native(checkpoint, dtype):
         raise ConfigError(f"the native engine cannot run {model}: {reason}; use the torch engine")
-    library = kernels()
+    library = kernels(arithmetic)
     assert library is not None
-    if shape := draft_form.draft_shape(checkpoint):
+    if arithmetic == INTEGER:
+        if not is_gguf(checkpoint):
+            raise ConfigError(f"integer arithmetic needs a GGUF file, and {model} is none; use arithmetic = exact")
+        loaded = _load_integer(checkpoint, library, kv_slots, name, threads, engine)
+    elif shape := draft_form.draft_shape(checkpoint):
         loaded = _load_draft(checkpoint, shape, library, kv_slots, name, threads, engine)
     else:
         loaded = _load_gguf(checkpoint, library, dtype, kv_slots, name, threads, engine)
@@ -102,6 +111,29 @@ def _load_gguf(
         max_length=config["max_position_embeddings"],
         kv_slots=slots,
         overrides={"gguf_values": values},
+    )
+    return LoadedModel(info, forward)
+
+
+def _load_integer(
+    path: Path, library: ctypes.CDLL, kv_slots: int, name: str, threads: Threads, engine: str
+) -> LoadedModel:
+    config = gguf_config.model_config(read_gguf(path))
+    sizes = config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"]
+    slots = kv_slots or default_slots(*sizes)
+    weights, tensors = integer_weights(path, library, slots)
+    forward = IntegerForward(weights, slots, library, threads)
+    info = describe(
+        path,
+        engine=engine,
+        arithmetic=f"{forward.ARITHMETIC} cpu",
+        name=name,
+        dtype=EXACT,
+        vocab_size=config["vocab_size"],
+        max_length=config["max_position_embeddings"],
+        kv_slots=slots,
+        overrides={"gguf_values": EXACT},
+        tensors=tensors,
     )
     return LoadedModel(info, forward)
 
@@ -133,7 +165,6 @@ def _load_draft(
 
 def _draft_decoder(tensors: dict[str, np.ndarray], shape: draft_form.DraftModelShape, slots: int) -> NativeWeights:
     config, values = shape.llama_config(), draft_values(tensors, shape)
-    inverse = inverse_frequencies(config["rope_parameters"], shape.head_dim, None)
-    tables = rotary_tables(inverse, min(shape.max_position_embeddings, slots))
+    tables = rope_tables(config["rope_parameters"], shape.head_dim, None, min(shape.max_position_embeddings, slots))
     named = NamedWeights(values, values.__getitem__, draft_blocks(tensors, shape))
     return decoder(config, shape.head_dim, named, tables)

@@ -1,7 +1,8 @@
 """Rotary positions of Llama-like decoders as tables of cosines and sines, in NumPy.
 
-Angles are float32 products of a position and a frequency, as in transformers. Powers, cosines and sines are computed in
-float64 and rounded. So they do not depend on a library's float32 functions.
+Angles are float32 products of a position and a frequency, as in transformers. Powers are computed in float64 and
+rounded. Cosines and sines come from additions, multiplications and rounding in float64 alone, which have one correct
+result: those of a library differ between processors.
 
 Kinds are those of `rope_parameters` in `config.json`. To add one, add a line to `KINDS`.
 """
@@ -14,18 +15,39 @@ from typing import Any
 
 import numpy as np
 
-from specq.protocol import ConfigError, Float32Array
+from specq.protocol import ConfigError, Float32Array, Float64Array
 
 MAX_ROPE_POSITIONS = 1 << 20
 BETA_FAST, BETA_SLOW = 32, 1  # of YaRN: rotations within the original context that stay, and that are scaled
 
+_HALF_PI_HIGH, _HALF_PI_LOW = 1.57079632673412561417, 6.07710050650619224932e-11  # 33 bits, and the rest
+_SINE: tuple[float, ...] = (1.58969099521155010221e-10, -2.50507602534068634195e-08, 2.75573137070700676789e-06)
+_SINE += (-1.98412698298579493134e-04, 8.33333333332248946124e-03, -1.66666666666666324348e-01)
+_COSINE: tuple[float, ...] = (-1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.75573143513906633035e-07)
+_COSINE += (2.48015872894767294178e-05, -1.38888888888741095749e-03, 4.16666666666666019037e-02)
+_AT_ONCE = 4096  # positions
+
 
 def rotary_tables(inverse: Float32Array, length: int, scale: float = 1.0) -> tuple[Float32Array, Float32Array]:
     """Return cosines and sines f32[length, n], times `scale`, of the inverse frequencies f32[n]."""
-    angles = np.arange(length, dtype=np.float32)[:, None] * inverse
-    wide = angles.astype(np.float64)
-    cos, sin = (table(wide).astype(np.float32) * np.float32(scale) for table in (np.cos, np.sin))
-    return cos, sin
+    cosines, sines = (np.empty((length, len(inverse)), np.float32) for _ in range(2))
+    for start in range(0, length, _AT_ONCE):
+        end = min(start + _AT_ONCE, length)
+        angles = np.arange(start, end, dtype=np.float32)[:, None] * inverse
+        found = _cosine_and_sine(angles.astype(np.float64))
+        cosines[start:end], sines[start:end] = (one.astype(np.float32) * np.float32(scale) for one in found)
+    return cosines, sines
+
+
+def rope_tables(
+    said: Mapping[str, Any], head_dim: int, factors: Float32Array | None, length: int
+) -> tuple[Float32Array, Float32Array]:
+    """Return cosines and sines f32[length, head_dim / 2] for `rope_parameters`; `factors` as below.
+
+    At most MAX_ROPE_POSITIONS positions.
+    """
+    inverse = inverse_frequencies(said, head_dim, factors)
+    return rotary_tables(inverse, min(length, MAX_ROPE_POSITIONS), attention_scale(said))
 
 
 def inverse_frequencies(said: Mapping[str, Any], head_dim: int, factors: Float32Array | None) -> Float32Array:
@@ -77,3 +99,23 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any], int], Float32Array]] = {
     "linear": _linear,
     "yarn": _yarn,
 }
+
+
+def _cosine_and_sine(angles: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """Reduce to at most pi / 4, and take fdlibm's polynomials."""
+    turns = np.rint(angles * (2 / math.pi))
+    x = angles - turns * _HALF_PI_HIGH - turns * _HALF_PI_LOW
+    square = x * x
+    sine = x + x * square * _polynomial(_SINE, square)
+    cosine = 1.0 - 0.5 * square + square * square * _polynomial(_COSINE, square)
+    quarter = turns.astype(np.int64) & 3
+    is_odd, flips_cosine, flips_sine = quarter % 2 == 1, (quarter == 1) | (quarter == 2), quarter >= 2
+    turned = np.where(is_odd, sine, cosine), np.where(is_odd, cosine, sine)
+    return np.where(flips_cosine, -turned[0], turned[0]), np.where(flips_sine, -turned[1], turned[1])
+
+
+def _polynomial(coefficients: tuple[float, ...], x: Float64Array) -> Float64Array:
+    found = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        found = found * x + coefficient
+    return found

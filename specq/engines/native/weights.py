@@ -3,7 +3,8 @@
 The C kernels read the weights of linear layers in panels of 16 outputs, in their original format. A weight is a float32
 array, stored as bfloat16 if that is exact. Or it is a `BlockWeight`: a file's own quantised blocks. The blocks stay as
 they are. The kernel expands them to exactly the dequantised values. kernels/weights.h has the formats. To add one, add
-a line to `BLOCK_TYPES`. Add its layout and arithmetic to that file.
+a line to `BLOCK_TYPES`. Add its layout and arithmetic to that file. For integer arithmetic all matrices are
+`PanelMatrix`: packed already.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specq.engines.native.panels import PANEL, Bytes, PanelMatrix
 from specq.engines.native.rows import address
 from specq.protocol import Float32Array
 
@@ -25,9 +27,9 @@ from specq.protocol import Float32Array
 class Linear:
     """Linear layers that are computed as one.
 
-    - weights: [n, k] each, all float32 or all in blocks of one type.
+    - weights: [n, k] each, all float32, all in blocks of one type, or all in panels.
     - biases: f32[n] each; empty: no biases.
-    - interleaves: whether their rows alternate in groups of 8; else one layer comes after the other.
+    - interleaves: whether their rows alternate in groups of 8, or panels of 16; else one layer comes after the other.
     """
 
     weights: Sequence[Weight]
@@ -37,7 +39,8 @@ class Linear:
     @property
     def most_bytes(self) -> int:
         """The most bytes that they take when packed: as floats, each padded to whole panels."""
-        return sum(4 * (num_rows + PANEL) * k + LINE for num_rows, k in (weight.shape for weight in self.weights))
+        copied = (weight.shape for weight in self.weights if not isinstance(weight, PanelMatrix))
+        return sum(4 * (num_rows + PANEL) * k + LINE for num_rows, k in copied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class NativeWeights:
 
     - eps: epsilon of the norms.
     - scale: factor of the scores before softmax.
-    - embedding: f32[vocab, hidden].
+    - embedding: f32[vocab, hidden], or in panels.
     - head: the projection to logits.
     - cos, sin: f32[positions, head_dim / 2].
     """
@@ -77,7 +80,7 @@ class NativeWeights:
     intermediate: int
     eps: float
     scale: float
-    embedding: Float32Array
+    embedding: Float32Array | PanelMatrix
     final_norm: Float32Array
     cos: Float32Array
     sin: Float32Array
@@ -91,9 +94,6 @@ class NativeWeights:
         yield self.head
 
 
-Bytes = npt.NDArray[np.uint8]
-
-PANEL = 16
 TURN = 8  # size of a group of rows of one matrix, if two are interleaved
 F32, BF16 = 0, 1
 BLOCK_TYPES = {"Q4_1": (2, 20), "Q8_0": (3, 34)}  # GGUF's name -> number in weights.h, bytes of a block
@@ -117,7 +117,8 @@ class BlockWeight:
         return len(self.data), self.data.shape[1] // BLOCK_TYPES[self.type][1] * BLOCK
 
 
-Weight = Float32Array | BlockWeight
+Unpacked = Float32Array | BlockWeight
+Weight = Unpacked | PanelMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ def trim_memory() -> None:
         trim(ctypes.c_size_t(0))
 
 
-def pack(library: ctypes.CDLL, arena: Arena, weights: Sequence[Weight], interleave: bool = False) -> PackedMatrix:
+def pack(library: ctypes.CDLL, arena: Arena, weights: Sequence[Unpacked], interleave: bool = False) -> PackedMatrix:
     """Pack matrices of equal k and kind one below the other.
 
     With interleave (equal n, a multiple of 8) their rows alternate in groups of 8.
@@ -186,7 +187,7 @@ def pack(library: ctypes.CDLL, arena: Arena, weights: Sequence[Weight], interlea
     return PackedMatrix(number, num_panels, k, data)
 
 
-def _format(library: ctypes.CDLL, weight: Weight, sources: Sequence[npt.NDArray[Any]]) -> int:
+def _format(library: ctypes.CDLL, weight: Unpacked, sources: Sequence[npt.NDArray[Any]]) -> int:
     if isinstance(weight, BlockWeight):
         return BLOCK_TYPES[weight.type][0]
     exact = (library.specq_is_bf16(ctypes.c_void_p(address(s)), ctypes.c_int64(s.size)) for s in sources)

@@ -2,6 +2,7 @@
 
 - loading: a checkpoint -> `ModelInfo` and a forward.
 - gguf_network: a GGUF file -> a transformers model.
+- integer: a GGUF file -> a forward in integer arithmetic.
 - draft_network: a draft model in specq's form -> a transformers model with a smaller head.
 - generic: forward through transformers' own modelling code, on every device and architecture.
 - native: the compiled CPU forward (`specq.engines.native`) for Llama-like float32 models of transformers.

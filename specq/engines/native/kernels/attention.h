@@ -5,7 +5,7 @@
  * add in the order of positions, which keeps the rule of simd.h.
  */
 #pragma once
-#include "simd.h"
+#include "vec.h"
 
 enum {
     MAX_QUERIES = 12, /* query vectors of a tile: rows x query heads of one KV head */
@@ -38,9 +38,11 @@ INLINE void score4(const Tile *t, int first, int count, const int32_t *slots, lo
     v8 sums[3][4] = {0};
     for (int i = 0; i < t->head_dim; i += 8) {
         v8 keys[4];
-        for (int j = 0; j < 4; j++) keys[j] = load(t->keys + (long)slots[j] * t->head_dim + i);
-        for (int q = 0; q < count; q++)
-            for (int j = 0; j < 4; j++) sums[q][j] = fma8(load(t->queries[first + q] + i), keys[j], sums[q][j]);
+        for (int j = 0; j < 4; j++) keys[j] = held(load(t->keys + (long)slots[j] * t->head_dim + i));
+        for (int q = 0; q < count; q++) {
+            const v8 query = held(load(t->queries[first + q] + i));
+            for (int j = 0; j < 4; j++) sums[q][j] = fma8(query, keys[j], sums[q][j]);
+        }
     }
     for (int q = 0; q < count; q++)
         *(v4u *)(t->scores + (first + q) * t->ld + at) = sums4(sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
@@ -63,25 +65,27 @@ static void score(const Tile *t, int first, int end, const int32_t *slots, int n
 
 /* outputs += scores x values for `count` queries and `width` vectors of the head, added in slot order. */
 INLINE void mix(const Tile *t, int first, int count, int dim, int width, const int32_t *slots, int n, long at) {
-    v8 sums[3][4];
+    vec sums[3][4];
     for (int q = 0; q < count; q++)
-        for (int i = 0; i < width; i++) sums[q][i] = load(t->outputs[first + q] + dim + 8 * i);
+        for (int i = 0; i < width; i++) sums[q][i] = vec_load(t->outputs[first + q] + dim + LANES * i);
     for (int j = 0; j < n; j++) {
         const float *value = t->values + (long)slots[j] * t->head_dim + dim;
+        vec parts[4];
+        for (int i = 0; i < width; i++) parts[i] = vec_held(vec_load(value + LANES * i));
         if (dim == 0) fetch(t->values, slots, j, n, t->head_dim);
         for (int q = 0; q < count; q++) {
-            v8 weight = splat(t->scores[(first + q) * t->ld + at + j]);
-            for (int i = 0; i < width; i++) sums[q][i] = fma8(weight, load(value + 8 * i), sums[q][i]);
+            vec weight = vec_splat(t->scores[(first + q) * t->ld + at + j]);
+            for (int i = 0; i < width; i++) sums[q][i] = vec_fma(weight, parts[i], sums[q][i]);
         }
     }
     for (int q = 0; q < count; q++)
-        for (int i = 0; i < width; i++) store(t->outputs[first + q] + dim + 8 * i, sums[q][i]);
+        for (int i = 0; i < width; i++) vec_store(t->outputs[first + q] + dim + LANES * i, sums[q][i]);
 }
 
 INLINE void mix_head(const Tile *t, int first, int count, const int32_t *slots, int n, long at) {
     int dim = 0;
-    for (; dim + 32 <= t->head_dim; dim += 32) mix(t, first, count, dim, 4, slots, n, at);
-    for (; dim < t->head_dim; dim += 8) mix(t, first, count, dim, 1, slots, n, at);
+    for (; dim + 4 * LANES <= t->head_dim; dim += 4 * LANES) mix(t, first, count, dim, 4, slots, n, at);
+    for (; dim < t->head_dim; dim += LANES) mix(t, first, count, dim, 1, slots, n, at);
 }
 
 static void mix_queries(const Tile *t, int first, int end, const int32_t *slots, int n, long at) {

@@ -1,8 +1,13 @@
 /* The whole forward pass of a Llama, Qwen2 or Qwen3 decoder in one call: token ids and slots in, logits out. */
 #define _GNU_SOURCE /* for pthread_setaffinity_np */
 #include "attention.h"
+#ifdef INTEGER
+#include "blocks.h"
+#include "repack.h"
+#else
 #include "matmul.h"
 #include "pack.h"
+#endif
 #include "rows.h"
 #include "top.h"
 
@@ -14,7 +19,8 @@ typedef struct {
 typedef struct {
     int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate;
     float eps, scale;
-    const float *embedding, *final_norm; /* [vocab][hidden], [hidden] */
+    const void *embedding;               /* float [vocab][hidden]; for integer arithmetic, a Matrix */
+    const float *final_norm;             /* [hidden] */
     const float *cos, *sin;              /* [position][head_dim / 2] */
     const Layer *layers;
     Matrix head;
@@ -38,11 +44,12 @@ typedef struct {
 
 typedef struct {
     float *hidden, *normed, *qkv, *attended, *act;
-    float *scores, *expanded;                   /* one per thread */
+    float *scores;                              /* one per thread */
+    float *room;                                /* of products: rooms() of ld_room floats */
     Span *spans;                                /* at most one per row */
     int ld_hidden, ld_qkv, ld_attended, ld_act; /* row strides in floats: whole panels */
     int num_spans;
-    long ld_scores, ld_expanded;
+    long ld_scores, ld_room;
 } Workspace;
 
 /* Shared data of the threads of a forward pass. Only the caller changes it, and only between tasks. */
@@ -74,6 +81,8 @@ static int64_t lay_out(const Model *m, const Batch *b, const Team *team, float *
     w->ld_attended = m->num_heads * m->head_dim;
     w->ld_act = whole_panels(m->intermediate);
     w->ld_scores = (b->max_slots + 15) / 8 * 8;
+    w->ld_room = room_each(longest_input(m));
+    w->room = block + used, used += rooms(rows, threads) * w->ld_room;
     w->hidden = block + used, used += rows * w->ld_hidden;
     w->normed = block + used, used += rows * w->ld_hidden;
     w->qkv = block + used, used += rows * w->ld_qkv;
@@ -81,8 +90,6 @@ static int64_t lay_out(const Model *m, const Batch *b, const Team *team, float *
     w->act = block + used, used += rows * w->ld_act;
     w->spans = (Span *)(block + used), used += rows * (sizeof(Span) / sizeof(float));
     w->scores = block + used, used += threads * MAX_QUERIES * w->ld_scores;
-    w->ld_expanded = PANEL * longest_input(m);
-    w->expanded = block + used, used += threads * w->ld_expanded;
     return used;
 }
 
@@ -104,7 +111,7 @@ static void norm_some(const void *pass, int first, int end, int worker) {
 static void multiply_rows(Pass *p, const Matrix *m, const float *x, int ldx, int num_rows, float *out, int ldo,
                           enum epilogue epilogue) {
     const Product product = {.m = m, .x = x, .out = out, .num_rows = num_rows, .ldx = ldx, .ldo = ldo,
-                             .epilogue = epilogue, .expanded = p->w.expanded, .ld_expanded = p->w.ld_expanded};
+                             .epilogue = epilogue, .room = p->w.room, .ld_room = p->w.ld_room};
     matmul(p->team, product);
 }
 
@@ -243,13 +250,20 @@ static void run_layer(Pass *p) {
     multiply_rows(p, &l->down, w->act, w->ld_act, rows, w->hidden, w->ld_hidden, ADD);
 }
 
+static void embed(const Model *m, long token_id, float *out) {
+#ifdef INTEGER
+    expand_row(m->embedding, token_id, out);
+#else
+    memcpy(out, (const float *)m->embedding + token_id * m->hidden, m->hidden * sizeof(float));
+#endif
+}
+
 static void run_pass(Pass *p, float *logits, float *hidden) {
     const Model *m = p->m;
     Workspace *w = &p->w;
     int num_rows = p->b->num_logit_rows;
     for (long r = 0; r < p->b->num_rows; r++)
-        memcpy(w->hidden + r * w->ld_hidden, m->embedding + (long)p->b->token_ids[r] * m->hidden,
-               m->hidden * sizeof(float));
+        embed(m, p->b->token_ids[r], w->hidden + r * w->ld_hidden);
     for (p->layer = 0; p->layer < m->num_layers; p->layer++) {
         run_layer(p);
         copy_out(p, p->layer);

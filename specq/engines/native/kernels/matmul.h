@@ -10,7 +10,6 @@
 
 enum { GROUP = 6, MAX_BLOCK_PANELS = 3 };        /* panels of a chunk of work; panels of blocks multiplied at once */
 enum { TILE_ROWS = LANES == 16 ? 8 : 6 };
-enum epilogue { STORE, ADD, SILU_MUL };
 
 typedef struct {
     const Matrix *m;
@@ -18,10 +17,17 @@ typedef struct {
     float *out;     /* [num_rows][ldo]; ldo covers whole panels */
     int num_rows, ldx, ldo;
     enum epilogue epilogue;
-    long ahead;      /* prefetch distance in bytes: to a thread's next group */
-    float *expanded; /* [threads][ld_expanded]: room for a panel each */
-    long ld_expanded;
+    long ahead;     /* prefetch distance in bytes: to a thread's next group */
+    float *room;    /* [threads][ld_room]: for an expanded panel each */
+    long ld_room;
 } Product;
+
+/* Floats of room that a product needs for each thread: an expanded panel. */
+static long room_each(long longest_input) { return PANEL * longest_input; }
+static long rooms(long num_rows, long num_threads) {
+    (void)num_rows;
+    return num_threads;
+}
 
 /* Write a tile's sums [rows][panels][PANEL] to the output. It must not be inlined: the constants of exp8 would push the
  * tile's sums out of the registers. SILU_MUL: a panel holds 8 gate columns and the matching 8 up columns. */
@@ -33,7 +39,7 @@ static __attribute__((noinline)) void finish(enum epilogue epilogue, const float
             if (bias) low += load(bias + p * PANEL), high += load(bias + p * PANEL + 8);
             if (epilogue == ADD) low += load(out + p * PANEL), high += load(out + p * PANEL + 8);
             if (epilogue == SILU_MUL) {
-                store(out + p * 8, low / (1.0f + exp8(-low)) * high);
+                store(out + p * 8, silu_mul(low, high));
             } else {
                 store(out + p * PANEL, low);
                 store(out + p * PANEL + 8, high);
@@ -162,7 +168,7 @@ INLINE void all_rows(int format, const Product *t, const char *weights, int pane
 /* Expand each panel once. The next panel is prefetched while the tiles of this one are computed. */
 static void multiply_expanded(const Product *t, int first, int end, int worker) {
     const long bytes = panel_bytes(t->m->format, t->m->k);
-    float *expanded = t->expanded + worker * t->ld_expanded;
+    float *expanded = t->room + worker * t->ld_room;
     Product at = *t;
     for (int panel = first; panel < end; panel++) {
         const char *weights = (const char *)t->m->weights + panel * bytes;

@@ -3,13 +3,14 @@
  * Rule of all kernels: the value of an output does not depend on the rest of the batch. Every sum runs in one fixed
  * order, for any number of rows and any tile. So a token's logits are bit for bit the same alone, in a tree, and in a
  * prefill chunk. Therefore neither -ffast-math nor contraction is used. A compiler fuses a multiplication and an
- * addition in some places only (GCC decides loop by loop for Zen). fma8 marks the places that are fused.
+ * addition in some places only (GCC decides loop by loop for Zen). fma8 marks the places that are fused. In integer
+ * arithmetic (integer.c) nothing is fused, since not every instruction set can.
  */
 #pragma once
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__FMA__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -34,7 +35,9 @@ INLINE v4 high4(v8 x) { return __builtin_shufflevector(x, x, 4, 5, 6, 7); }
 
 /* a * b + c, fused if the processor can. */
 INLINE v8 fma8(v8 a, v8 b, v8 c) {
-#if defined(__FMA__)
+#if defined(INTEGER)
+    return a * b + c;
+#elif defined(__FMA__)
     return (v8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
     v4 low = vfmaq_f32(low4(c), low4(a), low4(b)), high = vfmaq_f32(high4(c), high4(a), high4(b));
@@ -44,9 +47,32 @@ INLINE v8 fma8(v8 a, v8 b, v8 c) {
 #endif
 }
 
+/* Keep a vector in a register. The compiler would load it again for each of its uses. */
+INLINE v8 held(v8 x) {
+#if defined(__AVX__)
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+
 /* mask lanes are all ones or all zeros, like the results of comparisons. */
 INLINE v8 select8(v8i mask, v8 yes, v8 no) { return (v8)((mask & (v8i)yes) | (~mask & (v8i)no)); }
-INLINE v8 max8(v8 a, v8 b) { return select8(a > b, a, b); }
+
+/* a > b ? a : b, and a < b ? a : b. The compiler makes several instructions of the general form. */
+INLINE v8 max8(v8 a, v8 b) {
+#if defined(__AVX__)
+    return (v8)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return select8(a > b, a, b);
+#endif
+}
+INLINE v8 min8(v8 a, v8 b) {
+#if defined(__AVX__)
+    return (v8)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return select8(a < b, a, b);
+#endif
+}
 
 INLINE v4 halves(v8 x) { return low4(x) + high4(x); }
 
@@ -60,11 +86,11 @@ INLINE v4 sums4(v8 a, v8 b, v8 c, v8 d) {
 
 INLINE float sum8(v8 x) { return sums4(x, x, x, x)[0]; }
 
-/* e^x for x <= 88, with an error of about 1 unit in the last place (the polynomial is Cephes' expf). Below -87:
- * e^-87. */
+/* e^x with an error of about 1 unit in the last place (the polynomial is Cephes' expf). Below -87: e^-87; above 88.375:
+ * e^88.375, since a larger result is no finite float. */
 INLINE v8 exp8(v8 x) {
     v8 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    x = max8(x, splat(-87.0f));
+    x = min8(splat(88.375f), max8(x, splat(-87.0f)));
     v8 n = fma8(x, splat(1.44269504f), magic) - magic;
     v8 r = fma8(n, splat(2.12194440e-4f), fma8(n, splat(-0.693359375f), x));
     v8 y = splat(1.9875691500e-4f);

@@ -1,6 +1,6 @@
-/* Vectors of the processor's full width, for matrix products. Each lane is a separate output, so the width does not
- * change the result. A vector has LANES floats. ACCUMULATORS is how many sums fit into the registers beside a loop's
- * other data.
+/* Vectors of the processor's full width, for matrix products and for values of attention. Each lane is a separate
+ * output, so the width does not change the result. A vector has LANES floats. ACCUMULATORS is how many sums fit into the
+ * registers beside a loop's other data.
  */
 #pragma once
 #include "simd.h"
@@ -29,11 +29,19 @@ INLINE vec vec_load(const void *p) { return *(const vec_at *)p; }
 INLINE vec_int vec_load_int(const void *p) { return *(const vec_int_at *)p; }
 INLINE void vec_store(float *p, vec x) { *(vec_at *)p = x; }
 INLINE vec vec_splat(float x) { return x - (vec){0}; }
+INLINE vec vec_held(vec x) {
+#if defined(__AVX__)
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
 INLINE vec vec_from_int(vec_int x) { return __builtin_convertvector(x, vec); }
 
 /* a * b + c, fused like fma8. */
 INLINE vec vec_fma(vec a, vec b, vec c) {
-#if defined(__AVX512F__)
+#if defined(INTEGER)
+    return a * b + c;
+#elif defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__) && LANES == 8
     return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);

@@ -11,16 +11,11 @@
  * `expand_line` and `expand_word` return the weights as floats, bit for bit the same in every format.
  */
 #pragma once
+#include "product.h"
 #include "vec.h"
 
 enum format { F32, BF16, Q4_1, Q8_0 };
-enum { PANEL = 16, PARTS = PANEL / LANES, BLOCK = 32, MAX_STEP = 8 };
-
-typedef struct {
-    const void *weights; /* [num_panels] panels */
-    const float *bias;   /* [num_panels * PANEL] or NULL */
-    int32_t num_panels, k, format, pad;
-} Matrix;
+enum { PARTS = PANEL / LANES, BLOCK = 32, MAX_STEP = 8 };
 
 INLINE int step_of(int format) { return format == Q4_1 ? 8 : format == Q8_0 ? 4 : 1; }
 

@@ -1,0 +1,221 @@
+"""The cache file of a GGUF model for integer arithmetic: its tensors, repacked once, then mapped read-only.
+
+The file has the size of the model's blocks. Only it is mapped, so a model file that is replaced or cut later harms
+nothing. Its name is a hash of the layout and of parts of the model's files: size, the first bytes with all metadata,
+and samples. So no start reads gigabytes. Its header has size, time of change and inode of each file, too. If one
+differs, the file is written anew, which takes as long as a hash of all would.
+
+    magic, sha256 of the header, length of the header (u64, little-endian), header (JSON), zeros up to PAGE, data
+
+A file that is damaged, cut or of another layout is written anew. Writers use a temporary name and rename it. So
+processes may race, and a file that is mapped never changes. Files are readable only by their owner. A new file of a
+model's path replaces the former one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import structlog
+
+from specq.checkpoints import GgufFile, gguf_config, gguf_parts, gguf_tensors, read_gguf
+from specq.config import cache_dir
+from specq.engines.checkpoint import TensorsHash
+from specq.engines.native.panels import FORMATS, Bytes, PanelMatrix, repack
+from specq.protocol import ConfigError, Float32Array
+from specq.runtime import whole_file
+
+MAGIC = b"specq blocks 1\n\0"  # 16 bytes; the number is that of the layout in kernels/formats.h
+PAGE = 4096
+_FIXED = len(MAGIC) + 32 + 8
+_HEAD_BYTES, _SAMPLES, _SAMPLE_BYTES = 8 << 20, 64, 4096
+_VECTOR = "vector"
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFile:
+    """A model's tensors by transformers' names.
+
+    - matrices: views of the mapped file.
+    - vectors: norms and biases, f32[n] each.
+    - tensors_hash: of all content, see `specq.engines.checkpoint`.
+    """
+
+    matrices: dict[str, PanelMatrix]
+    vectors: dict[str, Float32Array]
+    tensors_hash: str
+
+
+def open_blocks(path: Path, library: ctypes.CDLL) -> BlockFile:
+    """Map a GGUF model's cache file, written if needed.
+
+    Raises ConfigError for a type that is not supported, for scales that are not finite, for a damaged model, and if the
+    cache cannot be written.
+    """
+    states = [_state(part) for part in gguf_parts(path)]
+    place = cache_dir() / "blocks" / f"{_key(states)}.blocks"
+    found = _read(place, states)
+    if found is None:
+        try:
+            _write(place, path, states, library)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the repacked model to {place}: {error.strerror}. It takes as much room as the model's "
+                f"file; SPECQ_CACHE names another folder"
+            ) from error
+        found = _read(place, [_state(part) for part in gguf_parts(path)])
+    if found is None:
+        raise ConfigError(f"{path} changed while it was read; start again when it is complete")
+    return found
+
+
+def _state(part: Path) -> dict[str, Any]:
+    """Return what shows a change of a file, and a hash of its first bytes and of samples."""
+    digest = hashlib.sha256()
+    try:
+        with part.open("rb") as file:
+            about = os.fstat(file.fileno())
+            digest.update(file.read(_HEAD_BYTES))
+            for i in range(1, _SAMPLES + 1):
+                file.seek(max(about.st_size - _SAMPLE_BYTES, 0) * i // _SAMPLES)
+                digest.update(file.read(_SAMPLE_BYTES))
+    except OSError as error:
+        raise ConfigError(f"{part} cannot be read: {error.strerror}") from None
+    return {"size": about.st_size, "mtime_ns": about.st_mtime_ns, "inode": about.st_ino, "sample": digest.hexdigest()}
+
+
+def _key(states: list[dict[str, Any]]) -> str:
+    content = [[state["size"], state["sample"]] for state in states]
+    return hashlib.sha256(MAGIC + json.dumps(content).encode()).hexdigest()[:24]
+
+
+def _read(place: Path, states: list[dict[str, Any]]) -> BlockFile | None:
+    """Map the file. None if there is none, if it is not whole, or if the model's files have changed since."""
+    try:
+        with place.open("rb") as file:
+            said = _header(file)
+            if reason := _reason_against(said, states, os.fstat(file.fileno()).st_size):
+                log.info("block_cache_rejected", file=str(place), reason=reason)
+                return None
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.info("block_cache_rejected", file=str(place), reason=str(error))
+        return None
+    return _views(said, np.frombuffer(mapped, np.uint8))
+
+
+def _header(file: BinaryIO) -> dict[str, Any]:
+    """Return the header of a cache file; empty if it is damaged or of another version."""
+    fixed = file.read(_FIXED)
+    header = file.read(min(int.from_bytes(fixed[-8:], "little"), os.fstat(file.fileno()).st_size))
+    is_ours = fixed[: len(MAGIC)] == MAGIC and fixed[len(MAGIC) : -8] == hashlib.sha256(header).digest()
+    found: dict[str, Any] = json.loads(header) if is_ours else {}
+    return found
+
+
+def _reason_against(said: dict[str, Any], states: list[dict[str, Any]], num_bytes: int) -> str:
+    """Return why a file with this header cannot be used, "" if it can."""
+    if not said:
+        return "its header is damaged or of another version"
+    if said["states"] != states:
+        return "the model's files have changed"
+    return "" if num_bytes == said["size"] else "it is cut"
+
+
+def _views(said: dict[str, Any], mapped: Bytes) -> BlockFile:
+    matrices, vectors = {}, {}
+    for name, (kind, num_rows, k, start, count, each) in said["tensors"].items():
+        data = mapped[start : start + count * each]
+        if kind == _VECTOR:
+            vectors[name] = data.view(np.float32)
+        else:
+            matrices[name] = PanelMatrix(FORMATS[kind], num_rows, k, data.reshape(count, each))
+    return BlockFile(matrices, vectors, said["tensors_hash"])
+
+
+def _write(place: Path, path: Path, states: list[dict[str, Any]], library: ctypes.CDLL) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    model = read_gguf(path)
+    hashed = TensorsHash(path)
+    try:
+        with whole_file(place) as temporary, open(temporary, "wb", opener=_owner_only) as file:
+            tensors = _write_tensors(file, model, library)
+            file.seek(0, os.SEEK_END)
+            found = {"tensors": tensors, "tensors_hash": hashed.result(), "size": file.tell()}
+            said: dict[str, Any] = {"path": str(path.resolve()), "states": states, **found}
+            _write_header(file, json.dumps(said).encode())
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        hashed.cancel()
+    _drop_former(place, said["path"])
+    log.info("block_cache_written", file=str(place), num_bytes=said["size"])
+
+
+def _drop_former(place: Path, path: str) -> None:
+    """Delete the cache files of what this path held before. Who has mapped one keeps it."""
+    for other in place.parent.glob("*.blocks"):
+        with suppress(OSError), other.open("rb") as file:
+            if other != place and _header(file).get("path") == path:
+                other.unlink()
+
+
+def _owner_only(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
+
+
+def _write_header(file: BinaryIO, header: bytes) -> None:
+    file.seek(0)
+    file.write(MAGIC + hashlib.sha256(header).digest() + len(header).to_bytes(8, "little") + header)
+
+
+def _write_tensors(file: BinaryIO, model: GgufFile, library: ctypes.CDLL) -> dict[str, Any]:
+    """Write all tensors behind the room for the header; return where they are."""
+    found: dict[str, Any] = {}
+    at = _room_for_header(len(model.tensors))
+    for name, kind, num_rows, k, data in _packed(model, library):
+        file.seek(at)
+        file.write(data.data)
+        found[name] = [kind, num_rows, k, at, *data.shape]
+        at += -(-data.nbytes // PAGE) * PAGE if kind != _VECTOR else -(-data.nbytes // 64) * 64
+    file.truncate(at)
+    return found
+
+
+def _room_for_header(num_tensors: int) -> int:
+    return -(-(_FIXED + 4096 + 256 * num_tensors) // PAGE) * PAGE
+
+
+def _packed(model: GgufFile, library: ctypes.CDLL) -> Iterator[tuple[str, str, int, int, Bytes]]:
+    """Yield (name, kind, rows, columns, u8[parts, bytes of a part]) of each tensor."""
+    config = gguf_config.model_config(model)
+    for name, values in gguf_tensors.vectors(model, config):
+        yield name, _VECTOR, 1, values.size, values.reshape(1, -1).view(np.uint8)
+    for name, tensor, rows in gguf_tensors.matrices(model, config):
+        kind = gguf_tensors.type_name(tensor)
+        if kind not in FORMATS:
+            raise ConfigError(
+                f"{model.path}: the tensor {tensor.name} has the type {kind}; integer arithmetic reads "
+                f"{', '.join(FORMATS)}. Use arithmetic = exact, which takes several times the memory, or a file in "
+                f"Q4_K_M"
+            )
+        try:
+            yield name, kind, len(rows), tensor.shape[1], repack(library, kind, rows, tensor.shape[1])
+        except ValueError as error:
+            raise ConfigError(
+                f"{model.path} is damaged: the tensor {tensor.name} ({kind}) has {error}; fetch the file again"
+            ) from None

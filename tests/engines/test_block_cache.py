@@ -1,0 +1,126 @@
+"""The cache file of integer arithmetic: written once, noticed when it is not whole, never in the way of others."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.random_gguf import Q, write_random
+from specq.engines.native import INTEGER, kernels
+from specq.engines.native.block_cache import open_blocks
+from tests.each import each
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler")
+OPEN = """
+import sys
+from pathlib import Path
+from specq.engines.native import INTEGER, kernels
+from specq.engines.native.block_cache import open_blocks
+print(open_blocks(Path(sys.argv[1]), kernels(INTEGER)).tensors_hash)
+"""
+
+
+def write(directory: Path, seed: int = 0, name: str = "model.gguf") -> Path:
+    return write_random(directory / name, lambda _: Q.Q4_0, seed=seed)
+
+
+def only(directory: Path) -> Path:
+    (found,) = directory.iterdir()
+    return found
+
+
+def up(path: Path) -> bytes:
+    return open_blocks(path, kernels(INTEGER)).matrices["model.layers.1.mlp.up_proj.weight"].data.tobytes()
+
+
+def test_a_file_is_written_once_for_its_owner_in_the_blocks_size(own_blocks, tmp_path):
+    path = write(tmp_path)
+    expected = up(path)
+    before = only(own_blocks).stat()
+    assert up(path) == expected
+    assert only(own_blocks).stat().st_mtime_ns == before.st_mtime_ns
+    assert stat.S_IMODE(before.st_mode) == 0o600
+    assert stat.S_IMODE(own_blocks.stat().st_mode) == 0o700
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def flip(at: int):
+    def change(file: Path) -> None:
+        data = bytearray(file.read_bytes())
+        data[at] ^= 1
+        file.write_bytes(data)
+
+    return change
+
+
+@each(
+    "damage",
+    [
+        cut,
+        lambda file: os.truncate(file, 20),
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(b"another program's file" * 1000),
+        flip(0),
+        flip(20),
+        flip(50),
+        flip(100),
+    ],
+)
+def test_a_cache_file_that_is_not_whole_is_written_anew(damage, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
+    path = write(tmp_path)
+    expected = up(path)
+    file = only(tmp_path / "cache" / "blocks")
+    whole = file.read_bytes()
+    damage(file)
+    assert up(path) == expected
+    assert only(tmp_path / "cache" / "blocks").read_bytes() == whole
+
+
+def test_a_model_that_is_replaced_is_repacked_and_harms_nobody(own_blocks, tmp_path):
+    path = write(tmp_path)
+    held = open_blocks(path, kernels(INTEGER)).matrices["model.layers.1.mlp.up_proj.weight"].data
+    first = held.tobytes()
+    write(tmp_path, seed=1, name="other.gguf").replace(path)
+    assert up(path) != first
+    assert held.tobytes() == first
+    assert len(list(own_blocks.iterdir())) == 1
+    os.truncate(path, 100)
+    assert held.tobytes() == first
+
+
+def test_a_change_where_no_sample_is_taken_is_noticed_by_its_time(own_blocks, tmp_path, monkeypatch):
+    monkeypatch.setattr("specq.engines.native.block_cache._HEAD_BYTES", 1000)
+    monkeypatch.setattr("specq.engines.native.block_cache._SAMPLES", 1)
+    monkeypatch.setattr("specq.engines.native.block_cache._SAMPLE_BYTES", 8)
+    path = write(tmp_path)
+    first = open_blocks(path, kernels(INTEGER))
+    data = bytearray(path.read_bytes())
+    data[-5000] ^= 0x11
+    path.write_bytes(data)
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000))
+    second = open_blocks(path, kernels(INTEGER))
+    assert first.tensors_hash != second.tensors_hash
+    assert any(not np.array_equal(first.matrices[name].data, second.matrices[name].data) for name in first.matrices)
+    assert len(list(own_blocks.iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_processes_may_write_at_once(own_blocks, tmp_path, monkeypatch):
+    path = write(tmp_path)
+    started = [
+        subprocess.Popen([sys.executable, "-c", OPEN, str(path)], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    found = {process.communicate(timeout=120)[0].splitlines()[-1] for process in started}
+    assert len(found) == 1
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert len(list(own_blocks.iterdir())) == 1
