@@ -179,3 +179,12 @@ def test_a_text_goes_on_only_where_the_same_kernels_compute() -> None:
     reason = job.transcript.failure.reason
     assert "with the weights toy int native cpu" in reason
     assert "toy with toy int torch cpu" in reason
+
+
+def test_a_text_from_before_kernels_counted_is_not_continued_in_integers() -> None:
+    """No version computed in integers then. It waits for a verifier that has its arithmetic."""
+    desk, job = begun()
+    desk.hello(b"integers", arithmetic="integer cpu")
+    assert not job.session.verifier
+    desk.hello(b"compiled", arithmetic="native cpu")
+    assert job.session.verifier == b"compiled"

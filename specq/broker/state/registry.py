@@ -18,6 +18,7 @@ from specq.protocol import ALLOWED_TOKENS, GRAMMAR_TEXTS, OWNERS, PROMPT_LOGPROB
 
 HANGING_BEATS = 3
 MOST_STEP = 9.0  # a long step may extend the allowed silence by at most this many times, for any reported step time
+INTEGER = "integer"  # begins the name of an arithmetic that no version had which stored jobs without it
 MOST_PREFIXES = 1024  # remembered per verifier
 
 
@@ -79,12 +80,15 @@ class Worker:
         """Return the binding here of a job that is bound to these weights, perhaps by an older version.
 
         None: the job cannot continue here. A job that began with other end tokens (`ModelInfo.added_eos_ids`) stays
-        bound to the former weights.
+        bound to the former weights. A job that an older version stored without its arithmetic was not computed in
+        integers.
         """
         model, former = self.model, self._weights(self.model.former_fingerprint)
-        if weights in ("", self.weights, f"{model.fingerprint} {model.dtype}"):
+        has_older_form = not model.arithmetic.startswith(INTEGER)
+        if weights in ("", self.weights) or (has_older_form and weights == f"{model.fingerprint} {model.dtype}"):
             return self.weights
-        if not model.former_fingerprint or weights not in (former, f"{model.former_fingerprint} {model.dtype}"):
+        of_former = former, *([f"{model.former_fingerprint} {model.dtype}"] if has_older_form else ())
+        if not model.former_fingerprint or weights not in of_former:
             return None
         return former if model.added_eos_ids else self.weights
 
