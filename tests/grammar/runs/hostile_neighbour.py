@@ -23,7 +23,7 @@ import click
 import numpy as np
 
 from bench.grammars.step_cost import KV_SLOTS, PROMPT, Side
-from specq.engines.torch import TorchEngine
+from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import Open, SamplingParams, SessionFailed, grammar_text
 from specq.runtime.machine import describe

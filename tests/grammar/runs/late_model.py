@@ -10,7 +10,7 @@ from typing import Any
 from specq.client.request import ServedModel, read_request
 from specq.drafting.grammar.source import ForcedTokens
 from specq.drafting.suffix.source import SuffixDecoder
-from specq.engines.torch import TorchEngine
+from specq.engines.torch.engine import TorchEngine
 from specq.grammar import GrammarBuilder
 from specq.models import resolve_model
 from specq.protocol import JobError, Open, SessionFailed, StepOutput, Submit, Tap
