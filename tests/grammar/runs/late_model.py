@@ -27,7 +27,7 @@ class LateModel(LateEngine):
     """The contract of a late engine, with a model's own judgements."""
 
     takes_scratch = False
-    judges_late = True
+    judges_late = takes_masks = True
     num_tap_layers = 0
 
     def __init__(self, inner: TorchEngine) -> None:
