@@ -3,9 +3,9 @@
     parts      hand-written parts: fields of 25 objects
     forms      the forms that APIs use, each for every object
     debian     a reader of the suite
-    combinations  ways to serve, forms of grammars and options, all pairs; `kills`, `mixed`, `hostile_neighbour`: under
-                  faults and loads
-    step_cost, forced  what masks cost and forced tokens bring
+    serving    serves each schema once, and checks the texts, for `specq bench grammars`
+    step_cost, mask_times, forced  what masks cost and forced tokens bring
+    mask_digests  all masks as digests, to compare versions of llguidance
 
 Rule: a text that follows one of the 200 ends within 256 tokens, so strings, numbers and arrays have bounds. To add
 schemas, add an object to `OBJECTS` or a function to `FORMS`.
