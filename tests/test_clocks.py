@@ -29,7 +29,9 @@ USERS = {
     "specq/gateway/api_keys.py": "has the file changed?",
     "specq/transport/keys.py": "has a file changed?",
     "specq/checkpoints/gguf_file.py": "has the file changed?",
+    "specq/models/draft_choice.py": "has a file changed?",
     "specq/models/packed.py": "has a file changed?",
+    "specq/engines/native/block_cache.py": "has a file changed?",
     "specq/engines/profiling.py": "the order of files, which their writer sets",
 }
 

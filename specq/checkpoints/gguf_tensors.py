@@ -120,9 +120,9 @@ def _damaged(file: GgufFile, tensor: GgufTensor) -> ConfigError:
     return ConfigError(f"{file.path} is damaged: the tensor {tensor.name} has values that are not finite")
 
 
-def has_only(file: GgufFile, types: Collection[str]) -> bool:
-    """Return whether all of a file's matrices are in these types of blocks."""
-    return {type_name(tensor) for tensor in file.tensors.values() if len(tensor.shape) == 2} <= set(types)
+def matrix_types(file: GgufFile) -> set[str]:
+    """Return GGUF's names of the types of a file's matrices."""
+    return {type_name(tensor) for tensor in file.tensors.values() if len(tensor.shape) == 2}
 
 
 def check_tensors(file: GgufFile) -> None:

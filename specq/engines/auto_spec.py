@@ -19,7 +19,7 @@ class AutoOptions(NativeOptions):
 
 
 def _make(
-    model: str, *, device: str = "auto", dtype: str = "auto", arithmetic: str = "exact", **arguments: Any
+    model: str, *, device: str = "auto", dtype: str = "auto", arithmetic: str = "auto", **arguments: Any
 ) -> Engine:
     from specq.engines.models import runs_natively
 
@@ -27,8 +27,10 @@ def _make(
         from specq.engines.native.engine import NativeEngine
 
         return NativeEngine(model, dtype=dtype, arithmetic=arithmetic, **arguments)
-    if arithmetic != "exact":
-        raise ConfigError(f"{arithmetic} arithmetic needs a GGUF file on a CPU; {model} is computed by the torch engine")
+    if arithmetic == "integer":
+        raise ConfigError(
+            f"{arithmetic} arithmetic needs a GGUF file on a CPU; {model} is computed by the torch engine"
+        )
     from specq.engines.torch.engine import TorchEngine
 
     return TorchEngine(model, device=device, dtype=dtype, **arguments)

@@ -8,7 +8,7 @@ from typing import Any
 from specq.config import Cores, OwnOptions, option
 from specq.engines.interface import Engine, EngineSpec
 
-ARITHMETICS = ("exact", "integer")
+ARITHMETICS = ("auto", "exact", "integer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,10 @@ class NativeOptions(HostOptions):
     LABEL = "native"
 
     arithmetic: str = option(
-        "exact", "Arithmetic of a GGUF file. `integer`: products of the file's own blocks.", choices=ARITHMETICS
+        "auto",
+        "Arithmetic of a GGUF file. `integer`: products of the file's own blocks. `auto`: exact for the types that it "
+        "reads in blocks (Q4_1, Q8_0), integer for other quantised types.",
+        choices=ARITHMETICS,
     )
 
 

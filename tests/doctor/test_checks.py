@@ -48,12 +48,12 @@ def test_only_what_is_wrong_counts():
 
 def test_kernels_are_built_and_loaded_or_it_is_said_why_not(monkeypatch, tmp_path):
     check = installation.compiled_kernels()
-    assert (check.status, check.found[:11]) == (OK, "4 built by ")
+    assert (check.status, check.found[:11]) == (OK, "5 built by ")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "which", lambda _name: None)
         check = installation.compiled_kernels()
         assert (check.status, check.advice) == (WRONG, "install gcc or clang")
-        assert "4 of 4 are missing" in check.found
+        assert "5 of 5 are missing" in check.found
         assert "several times slower" in check.found
     monkeypatch.setenv("SPECQ_CACHE", str(tmp_path))
     monkeypatch.setattr("specq.runtime.compiler.FLAGS", ("--no-such-flag",))

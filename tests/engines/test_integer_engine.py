@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from bench.random_gguf import TINY, Q, write_random
-from specq.engines.native import INTEGER, kernels
+from specq.drafting.draft_model.chain_model import ChainModel
+from specq.engines.native import EXACT, INTEGER, kernels
 from specq.engines.native.engine import NativeEngine
 from specq.engines.native.loading import load
-from specq.protocol import ConfigError
+from specq.engines.torch.loading import load as load_with_torch
+from specq.protocol import ConfigError, SamplingParams, SessionStep
 from specq.testing import EngineConformance, ReferenceConformance
 from specq.testing.checkpoints import make_checkpoint
 from specq.testing.checkpoints_gguf import tokenizer_keys
@@ -51,5 +54,31 @@ def test_only_gguf_files_have_integers(tmp_path):
 
 def test_other_names_are_refused(tmp_path):
     path = write_random(tmp_path / "model.gguf", types, shape=SMALL, metadata=tokenizer_keys(320))
-    with pytest.raises(ConfigError, match="arithmetic is .float.; known are exact, integer"):
+    with pytest.raises(ConfigError, match="arithmetic is 'float'; known are auto, exact, integer"):
         load(str(path), arithmetic="float")
+
+
+def test_files_that_exact_arithmetic_would_expand_are_computed_in_integers(tmp_path):
+    for kind, expected in ((Q.Q4_0, "integer cpu"), (Q.Q4_1, "native cpu"), (Q.F16, "native cpu")):
+        path = write_random(
+            tmp_path / f"{kind.name}.gguf", lambda _, own=kind: own, shape=SMALL, metadata=tokenizer_keys(320)
+        )
+        assert load(str(path)).info.arithmetic == expected
+        assert load(str(path), arithmetic=EXACT).info.arithmetic == "native cpu"
+        assert load_with_torch(str(path), device="cpu").info.arithmetic == "native cpu"
+
+
+def test_a_draft_model_of_such_a_file_drafts_what_the_engine_says(tmp_path):
+    """Chains in one call are those of the pass, level by level."""
+    path = write_random(tmp_path / "model.gguf", types, shape=SMALL, metadata=tokenizer_keys(320))
+    engine, chains = NativeEngine(str(path), kv_slots=512), ChainModel(str(path), device="cpu", kv_slots=512)
+    text, params = np.array([5, 70, 9, 30], np.int32), SamplingParams()
+    chains.open(1, text, params)
+    drafted = chains.start([1], 4, 1).collect().token_ids.reshape(-1).tolist()
+    engine.open(1, text)
+    said: list[int] = []
+    for start in range(4):
+        new = text if not said else np.array(said[-1:], np.int32)
+        (judgement,) = engine.step([SessionStep(1, len(text) - 1 + start if said else 0, new, params)]).judgements
+        said += judgement.token_ids.tolist()
+    assert drafted == said

@@ -11,7 +11,7 @@ from pathlib import Path
 from specq.runtime import library
 
 SOURCE = Path(__file__).parent / "kernels" / "forward.c"
-EXACT, INTEGER = "exact", "integer"
+AUTO, EXACT, INTEGER = "auto", "exact", "integer"
 SOURCES = {EXACT: SOURCE, INTEGER: SOURCE.with_name("integer.c")}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specq.engines.native.compiler import EXACT
+from specq.engines.native.compiler import AUTO
 from specq.engines.native.loaded import LoadedModel
 from specq.engines.native.loading import load, threads_of
 from specq.engines.native.steps import PooledEngine
@@ -40,7 +40,7 @@ class NativeEngine(PooledEngine):
         verbose: bool = False,
         max_sessions: int = 0,
         max_step_rows: int = 0,
-        arithmetic: str = EXACT,
+        arithmetic: str = AUTO,
     ) -> None:
         if device not in DEVICES:
             raise ConfigError(f"device is {device!r}; the native engine computes on the CPU: give cpu or auto")

@@ -33,7 +33,7 @@ def values_format(path: Path, dtype: str, *, on_host: bool) -> str:
     """Return the format that a file's values are rounded to, for the `dtype` of `load`. EXACT keeps them all."""
     if dtype != "auto":
         return dtype
-    reads_blocks = on_host and gguf_tensors.has_only(read_gguf(path), BLOCK_TYPES)
+    reads_blocks = on_host and gguf_tensors.matrix_types(read_gguf(path)) <= BLOCK_TYPES.keys()
     return EXACT if reads_blocks else ROUNDED
 
 

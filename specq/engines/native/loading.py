@@ -7,17 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from specq.checkpoints import draft_form, gguf_config, is_gguf, read_gguf
+from specq.checkpoints import draft_form, gguf_config, gguf_tensors, is_gguf, read_gguf
 from specq.engines.checkpoint import describe, resolve_checkpoint
+from specq.engines.native.compiler import AUTO, INTEGER, SOURCES, kernels
 from specq.engines.native.compiler import EXACT as EXACT_ARITHMETIC
-from specq.engines.native.compiler import INTEGER, SOURCES, kernels
 from specq.engines.native.decoder import NamedWeights, decoder, reason_against
 from specq.engines.native.draft_weights import draft_blocks, draft_values, read_draft
 from specq.engines.native.forward import ALONE, Threads
 from specq.engines.native.gguf import EXACT, gguf_weights, integer_weights, values_format
 from specq.engines.native.loaded import HostForward, IntegerForward, LoadedModel
+from specq.engines.native.panels import BLOCK_FORMATS, FORMATS
 from specq.engines.native.rotary import rope_tables
-from specq.engines.native.weights import NativeWeights, trim_memory
+from specq.engines.native.weights import BLOCK_TYPES, NativeWeights, trim_memory
 from specq.protocol import ConfigError
 from specq.runtime import available_cores, usual_threads
 
@@ -55,15 +56,28 @@ def reason_against_native(checkpoint: Path, dtype: str = "auto") -> str:
     return reason_against(config, config["head_dim"])
 
 
+def default_of(checkpoint: Path, dtype: str = "auto") -> str:
+    """Return the default arithmetic of a checkpoint.
+
+    It is integer for a GGUF file with quantised types that exact arithmetic would have to expand, unless `dtype` is
+    given.
+    """
+    if dtype != "auto" or not is_gguf(checkpoint):
+        return EXACT_ARITHMETIC
+    types = gguf_tensors.matrix_types(read_gguf(checkpoint))
+    is_expanded = types & BLOCK_FORMATS.keys() - BLOCK_TYPES.keys()
+    return INTEGER if is_expanded and types <= FORMATS.keys() else EXACT_ARITHMETIC
+
+
 def load(
     model: str,
-    *,
     dtype: str = "auto",
     kv_slots: int = 0,
     name: str = "",
     threads: Threads = ALONE,
+    *,
     engine: str = "native",
-    arithmetic: str = EXACT_ARITHMETIC,
+    arithmetic: str = AUTO,
 ) -> LoadedModel:
     """Load a checkpoint for the kernels.
 
@@ -71,15 +85,16 @@ def load(
     - dtype: "float32", or "auto": for a GGUF file, keep the values exactly or in bfloat16 (`values_format`).
     - kv_slots: 0: as many as memory allows.
     - engine: the name of the engine that runs it.
-    - arithmetic: "exact", or "integer" for a GGUF file (`specq.engines.native.compiler`).
+    - arithmetic: "exact", or "integer" for a GGUF file (`specq.engines.native.compiler`). "auto": see `default_of`.
 
     Raises ConfigError if the model cannot be found or used.
     """
-    if arithmetic not in SOURCES:
-        raise ConfigError(f"arithmetic is {arithmetic!r}; known are {', '.join(SOURCES)}")
+    if arithmetic not in (AUTO, *SOURCES):
+        raise ConfigError(f"arithmetic is {arithmetic!r}; known are {AUTO}, {', '.join(SOURCES)}")
     checkpoint = resolve_checkpoint(model)
     if reason := reason_against_native(checkpoint, dtype):
         raise ConfigError(f"the native engine cannot run {model}: {reason}; use the torch engine")
+    arithmetic = default_of(checkpoint, dtype) if arithmetic == AUTO else arithmetic
     library = kernels(arithmetic)
     assert library is not None
     if arithmetic == INTEGER:

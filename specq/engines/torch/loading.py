@@ -17,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from specq.checkpoints import draft_form, is_gguf, read_config
 from specq.engines.checkpoint import describe, resolve_checkpoint
 from specq.engines.native import ALONE, LoadedModel, Threads, kernels
+from specq.engines.native.compiler import EXACT
 from specq.engines.native.gguf import values_format
 from specq.engines.native.loaded import Forward
 from specq.engines.native.loading import default_slots, reason_against_native
@@ -62,7 +63,11 @@ def load(
     """
     checkpoint, place = resolve_checkpoint(model), pick_device(device)
     if place.type == "cpu" and not eager and not reason_against_native(checkpoint, dtype):
-        return load_native(str(checkpoint), dtype=dtype, kv_slots=kv_slots, name=name, threads=threads, engine="torch")
+        return load_native(
+            *(str(checkpoint), dtype, kv_slots, name, threads),
+            engine="torch",
+            arithmetic=EXACT,
+        )
     network = load_network(checkpoint, place, dtype)
     overrides = None
     if is_gguf(checkpoint):
