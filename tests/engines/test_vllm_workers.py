@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -170,3 +170,22 @@ def test_processes_have_threads_that_answer(monkeypatch: pytest.MonkeyPatch, exe
     config: Any = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=False))
     assert asked.executor_of(config) is of_vllm
     assert config.scheduler_config.async_scheduling is answers
+
+
+def test_a_step_whose_masks_come_later_lets_its_worker_read_on() -> None:
+    """Also if its tokens cannot feed the next step. Its masks come with the worker's next message."""
+    import torch
+
+    from specq.engines.vllm.patches.runner import StepResult
+    from specq.engines.vllm.worker import JudgingWorker
+    from specq.verification import StepBatch
+
+    answer, worker = StepResult(StepBatch.of([]), torch.zeros(0, 8)), JudgingWorker()
+    worker.rank, worker._specq_is_apart = 0, True
+    worker.specq_steps = SimpleNamespace(launch=lambda *_: answer)  # type: ignore[assignment]
+    with ThreadPoolExecutor(1) as pool:
+        launched = pool.submit(worker.specq_launch, SimpleNamespace(feeds=False, is_judged_late=True), 1)
+        try:
+            assert launched.result(10) is answer
+        finally:
+            answer.drop()

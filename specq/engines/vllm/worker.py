@@ -69,13 +69,14 @@ class JudgingWorker:
     def specq_launch(self, delta: StepDelta, num_in_flight: int) -> StepResult | Judgements | None:
         """Launch a step; see `RunnerSteps.launch`. All workers have the same result, and the first one returns it.
 
-        Without data from the host for judging, a thread of vLLM returns it once the device has judged. Otherwise the
-        worker waits for the device itself.
+        Without data from the host for judging, a thread of vLLM returns it once the device has judged. The same holds
+        for a step whose masks come with a later message. Otherwise the worker waits for the device itself.
         """
         answer = self.specq_steps.launch(delta, num_in_flight)
         if self.rank:
             return None
-        return answer if delta.feeds or not self._specq_is_apart else answer.get_output()
+        is_later = delta.feeds or delta.is_judged_late or not self._specq_is_apart
+        return answer if is_later else answer.get_output()
 
     @torch.inference_mode()
     def specq_judge(self, masks: TokenMasks) -> None:
