@@ -5,10 +5,10 @@ Without these checks a text could end by `stop` and violate its schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from specq.grammar.place import Schema, parts_of, schemas_of
+from specq.grammar.place import Schema, all_parts_of, schemas_of
 from specq.protocol import JobError
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
@@ -18,17 +18,9 @@ _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"
 def check_enforced(found: Mapping[str, Any]) -> None:
     """Raise JobError for a grammar (as an object) with a strict schema that would not be kept."""
     for name, schema, is_strict in schemas_of(found):
-        for place, reason in _unkept(schema, f"{name}#") if is_strict else ():
-            raise JobError(f"grammar: {reason}, at {place}", field="grammar")
-
-
-def _unkept(schema: Schema, place: str) -> Iterator[tuple[str, str]]:
-    """Yield where a schema has something that would not be kept, and what that is."""
-    for check in _CHECKS:
-        if reason := check(schema):
-            yield place, reason
-    for name, inner in parts_of(schema):
-        yield from _unkept(inner, f"{place}/{name}")
+        for place, part in all_parts_of(schema) if is_strict else ():
+            for reason in filter(None, (check(part) for check in _CHECKS)):
+                raise JobError(f"grammar: {reason}, at {name}{place}", field="grammar")
 
 
 def _wrong_bound(schema: Schema) -> str:

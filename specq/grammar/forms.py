@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from specq.grammar.place import Schema, parts_of
+from specq.grammar.place import Schema, all_parts_of
 from specq.protocol import JobError
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -134,10 +134,9 @@ def _schema(schema: Schema, *, is_strict: bool) -> str:
 
 def _drop_annotations(schema: Schema) -> None:
     """Remove the formats that constrain nothing from a schema, which changes it."""
-    if schema.get("format") in ANNOTATIONS:
-        del schema["format"]
-    for _, inner in parts_of(schema):
-        _drop_annotations(inner)
+    for _, part in all_parts_of(schema):
+        if part.get("format") in ANNOTATIONS:
+            del part["format"]
 
 
 def _literal(text: str) -> str:

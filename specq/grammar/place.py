@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 MOST_TRIED = 64  # parts of a schema
 _ONE = ("items", "additionalItems", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
@@ -57,10 +58,25 @@ def _referred(part: Schema, schema: Schema) -> Iterator[tuple[str, Schema]]:
     if not isinstance(place, str) or not place.startswith("#/"):
         return
     found: Any = schema
-    for name in place.split("/")[1:]:
-        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    for name in unquote(place).split("/")[1:]:
+        if isinstance(found, list):
+            found = dict(enumerate(found)).get(int(name)) if name.isdecimal() else None
+        else:
+            found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
     if isinstance(found, dict):
         yield place, found
+
+
+def all_parts_of(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """Yield a schema, those inside it and those that they refer to, each once, with their pointers."""
+    ahead, met = [("#", schema)], set[int]()
+    while ahead:
+        place, part = ahead.pop()
+        if id(part) not in met:
+            met.add(id(part))
+            yield place, part
+            inside = [(f"{place}/{name}", inner) for name, inner in parts_of(part)]
+            ahead += [*_referred(part, schema), *reversed(inside)]
 
 
 def parts_of(schema: Schema) -> Iterator[tuple[str, Schema]]:

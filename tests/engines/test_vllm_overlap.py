@@ -4,6 +4,7 @@ tokens as they would on a GPU, from what is judged there, while the host's own b
 from __future__ import annotations
 
 import pickle
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 from specq.engines.vllm.engine import VllmEngine
 from specq.engines.vllm.step_delta import StepDelta
 from specq.engines.vllm.versions import COUNTS
+from specq.grammar import StepMasks
 from specq.protocol import NO_TAP
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep
 from specq.testing.checkpoints import VOCAB, make_checkpoint
+from specq.verification import StepBatch
 from tests.devices import NEEDS_VLLM, vllm_arguments
 from tests.engines.overlapping import GREEDY, NUM, counted, let_judge, plain, serve
 from tests.engines.test_vllm_arrays import chain
@@ -77,6 +80,23 @@ def test_texts_with_grammars_are_the_same_with_a_step_in_flight(
     found = [serve(overlapping(engine, overlaps), 0, 0.0, grammar) for overlaps in (True, False)]
     assert found[0] == found[1]
     assert len(late) > 20
+
+
+def test_a_step_whose_masks_fail_is_repeated(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is judged no more than once, so it leaves nothing in flight."""
+    expected = serve(overlapping(engine, False), 0, 0.0, '{"json_object":true}')
+    calls, of = count(1), StepMasks.of
+
+    def failing(masks: StepMasks, judged: StepBatch) -> Any:
+        if masks._begun is not None and next(calls) % 5 == 0:
+            masks._begun = None
+            raise MemoryError
+        return of(masks, judged)
+
+    monkeypatch.setattr(engine._sessions, "is_apart", True)
+    monkeypatch.setattr(StepMasks, "of", failing)
+    assert serve(overlapping(engine, True), 0, 0.0, '{"json_object":true}') == expected
+    assert next(calls) > 20
 
 
 def test_shared_prefixes_hold_what_was_fed(engine: VllmEngine) -> None:

@@ -59,6 +59,28 @@ def test_a_strict_schema_that_would_not_be_kept_is_refused_with_the_place(schema
 
 
 @pytest.mark.parametrize(
+    ("at", "place"),
+    [("components/A", "#/components/A"), ("x y/0", "#/x%20y/0"), ("a~1b/A", "#/a~1b/A"), ("enum/0", "#/enum/0")],
+)
+def test_what_a_schema_refers_to_is_checked_wherever_it_stands(at, place):
+    """llguidance follows such a pointer, also behind names that are no keywords."""
+    (name, key), part = at.replace("~1", "/").rsplit("/", 1), {"type": "object", "minProperties": 2}
+    schema = {"anyOf": [{"$ref": place}], name: [part] if key == "0" else {key: part}}
+    if name != "enum":
+        assert takes({"json_schema": schema}, '{"a": 1, "a": 2}')
+    with pytest.raises(JobError, match=re.escape("minProperties 2 cannot")) as caught:
+        try_grammar(TOKENIZER, grammar_text({"json_schema": schema}), LIMITS)
+    assert str(caught.value).endswith(f", at {place}")
+
+
+def test_a_schema_that_refers_to_itself_is_checked_once():
+    parts = {"inner": {"anyOf": [{"type": "null"}, {"items": {"$ref": "#/parts/inner"}, "maxItems": 1}]}}
+    loop = {"anyOf": [{"$ref": "#/parts/inner"}], "parts": parts}
+    assert takes({"json_schema": loop}, "null")
+    try_grammar(TOKENIZER, grammar_text({"json_schema": loop}), LIMITS)
+
+
+@pytest.mark.parametrize(
     "schema",
     [
         {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1, "multipleOf": 1},

@@ -18,7 +18,7 @@ from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import SpecqError
 from specq.protocol.messages import Ack, Close, Draft, Open, SessionFailed
 from specq.protocol.params import SamplingParams, Speculation
-from specq.testing.late import LateEngine
+from specq.testing.late import LateEngine, LateStep
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
@@ -249,6 +249,21 @@ def test_a_session_that_ends_beside_two_steps_in_flight_reports_no_more() -> Non
     assert engine.num_launched == 4 + 2
     verifier.handle(Close(session_id=7, epoch=1), 0.0)
     assert engine.free_slots == engine.info.kv_slots
+
+
+@pytest.mark.parametrize("method", ["begin_masks", "judge"])
+def test_a_step_that_cannot_be_judged_early_is_judged_when_it_is_collected(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that was committed before goes unreported."""
+
+    def fails(_: LateStep) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(LateStep, method, fails)
+    verifier = make_verifier(LateEngine())
+    open_session(verifier)
+    assert run(verifier)[7] == toy_text(PROMPT, 12)
 
 
 @pytest.mark.parametrize("number", [3, 4])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specq.engines.vllm.patches.scheduler import Holding
-from specq.protocol import IntpArray, StepOutput
+from specq.protocol import EngineLostError, IntpArray, StepOutput
 from specq.verification import StepBatch, TokenMasks
 
 
@@ -53,12 +53,18 @@ class SessionFlight:
     def judge(self) -> None:
         """See `specq.engines.OverlappingEngine`."""
         if self.judge_late is not None and self.batch.masks is not None:
-            judge_late, self.judge_late = self.judge_late, None
-            judge_late(self.batch.masks, self.batch.judged())
+            self.judge_late(self.batch.masks, self.batch.judged())
+            self.judge_late = None
 
     def collect(self) -> StepOutput:
-        """See `specq.engines.Launched`."""
-        self.judge()
+        """See `specq.engines.Launched`. Nothing was launched behind a step that waits for its masks."""
+        try:
+            self.judge()
+        except EngineLostError:
+            raise
+        except Exception:
+            self.discard()
+            raise
         return self.land(self)
 
     def discard(self) -> None:

@@ -195,10 +195,18 @@ class StepsInFlight:
         self._of_oldest("judge")
 
     def _of_oldest(self, method: str) -> None:
-        """Call a method of the step whose earlier steps have all been committed."""
-        for _, launched in self._steps[0].parts if self._steps else ():
-            if callable(call := getattr(launched, method, None)):
-                call()
+        """Call a method of the step whose earlier steps have all been committed.
+
+        Where it raises, the step is judged when it is collected. That raises too, and finds the sessions at fault.
+        """
+        for shares, launched in self._steps[0].parts if self._steps else ():
+            try:
+                if callable(call := getattr(launched, method, None)):
+                    call()
+            except EngineLostError:
+                raise
+            except Exception as error:  # noqa: BLE001 - see `Faults.of`
+                log.warning("step_judging_failed", num_sessions=len(shares), **traced(error))
 
     def collect(self, planned: Faults, clock: Callable[[], float]) -> CollectedStep:
         """Wait for the oldest step. If that raises, discard the steps launched behind it.
