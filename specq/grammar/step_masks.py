@@ -112,8 +112,8 @@ class StepMasks(TokenMasks):
         self._buffer: Int32Array | None = None
 
     def __del__(self) -> None:
-        """Give the memory of the masks back: none of them is used longer than this object."""
-        if self._buffer is not None:
+        """Give the memory of the masks back, unless another thread may still write them."""
+        if self._buffer is not None and self._begun is None:
             BUFFERS.give(self._buffer)
 
     def begin(self, judged: JudgedSteps) -> None:
@@ -199,9 +199,9 @@ def _fill(judged: JudgedSteps, rows: MaskRows, *, is_alone: bool) -> None:
 
 def _compute(words: Int32Array, plain: list[Plain], chains: list[Chain], *, is_alone: bool) -> Future[float] | None:
     """Compute the masks of rows, and of chains from their first row on. Return when, if another thread does it."""
-    target = words.ctypes.data, words.shape[1] * words.itemsize, len(words)
 
-    def call() -> None:
+    def call() -> None:  # which keeps the memory
+        target = words.ctypes.data, words.shape[1] * words.itemsize, len(words)
         if plain:
             executor().unsafe_compute_mask_ptr(plain, *target)
         if chains:

@@ -27,6 +27,7 @@ written in their order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -191,6 +192,8 @@ def _dumped(found: dict[str, Any]) -> str:
         raise _wrong(f"grammar cannot be written as JSON: {error}") from None
     level: list[Any] = [found]
     for _ in range(MOST_NESTED):
+        if wrong := [one for one in level if isinstance(one, float) and not math.isfinite(one)]:  # orjson writes null
+            raise _wrong(f"grammar cannot be written as JSON: {wrong[0]} is not a number there")
         inner = [one for one in level if type(one) in (dict, list)]
         level = [entry for one in inner for entry in (one.values() if type(one) is dict else one)]
         if not inner:

@@ -3,8 +3,8 @@ tokens as they would on a GPU, from what is judged there, while the host's own b
 
 from __future__ import annotations
 
+import itertools
 import pickle
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def test_texts_with_grammars_are_the_same_with_a_step_in_flight(
 def test_a_step_whose_masks_fail_is_repeated(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is judged no more than once, so it leaves nothing in flight."""
     expected = serve(overlapping(engine, False), 0, 0.0, '{"json_object":true}')
-    calls, of = count(1), StepMasks.of
+    calls, of = itertools.count(1), StepMasks.of
 
     def failing(masks: StepMasks, judged: StepBatch) -> Any:
         if masks._begun is not None and next(calls) % 5 == 0:

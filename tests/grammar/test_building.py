@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -107,3 +108,11 @@ def test_limits_follow_the_time_of_a_step_and_the_memory_of_a_session():
     assert (large.mask_s, large.step_fuel, large.step_items) == (0.050, 525_000, 200_000)
     assert (large.lexer_states, large.trial_bytes) == (250_000, 512 << 20)
     assert limits_of(0.050, 128 << 20).lexer_states == 65_536
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_number_that_json_does_not_have_is_refused_where_the_grammar_is_written(value):
+    """In place of it orjson writes null, which would be another schema."""
+    for schema in ({"const": value}, {"type": "number", "maximum": value}, {"enum": [1, [{"a": value}]]}):
+        with pytest.raises(JobError, match=f"grammar cannot be written as JSON: {value} is not a number"):
+            grammar_text({"json_schema": schema})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
@@ -63,35 +66,58 @@ def test_a_large_tree_is_not_a_slow_grammar(monkeypatch):
         assert bool(grammar.reason()) == is_slow
 
 
+class HeldExecutor:
+    """Computes masks once it may. `order`: what happened."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.may_go, self.order = inner, Event(), list[Any]()
+
+    def unsafe_compute_mask_ptr(self, *args: Any) -> None:
+        self._call(self._inner.unsafe_compute_mask_ptr, *args)
+
+    def unsafe_compute_mask_ptr_with_draft_token(self, *args: Any) -> None:
+        self._call(self._inner.unsafe_compute_mask_ptr_with_draft_token, *args)
+
+    def _call(self, call: Callable[..., None], *args: Any) -> None:
+        assert self.may_go.wait(20)
+        call(*args)
+        self.order.append("masks")
+
+
 @each("text", ["", "ab"])
 def test_masks_that_began_in_another_thread_are_those_of_this_thread(text, monkeypatch):
     """What asks the grammar for something meanwhile waits until they are ready."""
     expected = StepMasks({1: grammar_of("abc")}).of(step_of(text)).words.copy()
-    inner, may_go, order = step_masks.executor(), Event(), list[Any]()
-
-    class Held:
-        """Computes once it may."""
-
-        def unsafe_compute_mask_ptr(self, *args: Any) -> None:
-            assert may_go.wait(20)
-            inner.unsafe_compute_mask_ptr(*args)
-            order.append("masks")
-
-        def unsafe_compute_mask_ptr_with_draft_token(self, *args: Any) -> None:
-            assert may_go.wait(20)
-            inner.unsafe_compute_mask_ptr_with_draft_token(*args)
-            order.append("masks")
-
-    monkeypatch.setattr(step_masks, "executor", Held)
+    held = HeldExecutor(step_masks.executor())
+    monkeypatch.setattr(step_masks, "executor", lambda: held)
     grammar, step = grammar_of("abc"), step_of(text)
     masks = StepMasks({1: grammar})
     masks.begin(step)
     with ThreadPoolExecutor(1) as pool:
-        forced = pool.submit(lambda: order.append(grammar.forced()))
-        may_go.set()
+        forced = pool.submit(lambda: held.order.append(grammar.forced()))
+        held.may_go.set()
         forced.result(20)
-    assert order == ["masks", grammar_of("abc").forced()]
+    assert held.order == ["masks", grammar_of("abc").forced()]
     assert np.array_equal(masks.of(step).words, expected)
+
+
+def test_memory_into_which_masks_are_written_is_not_used_again(monkeypatch):
+    """Where a step is given up before its masks are ready."""
+    held = HeldExecutor(step_masks.executor())
+    monkeypatch.setattr(step_masks, "executor", lambda: held)
+    monkeypatch.setattr(step_masks, "BUFFERS", step_masks.Buffers())
+    grammar = grammar_of("abc")
+    masks = StepMasks({1: grammar})
+    masks.begin(step_of(""))
+    memory = weakref.ref(masks._buffer)
+    del masks
+    gc.collect()
+    assert memory() is not None
+    taken = step_masks.BUFFERS.take(1)
+    assert taken is not memory()
+    held.may_go.set()
+    assert grammar.forced()
+    assert held.order == ["masks"]
 
 
 def test_masks_that_began_serve_a_part_of_the_sessions():
