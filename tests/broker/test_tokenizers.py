@@ -16,9 +16,11 @@ from tests.broker.desk import ANN, VERIFIER, Desk
 OTHER = b"other"
 
 
-def piece(desk: Desk, verifier: bytes, index: int, count: int = 2, tokenizer: str = "toy-tokenizer") -> list[Message]:
+def piece(
+    desk: Desk, verifier: bytes, index: int, count: int = 2, tokenizer: str = "toy-tokenizer", **model_fields: str
+) -> list[Message]:
     """Let a verifier send a piece; return what Ann receives."""
-    model = replace(toy_info(), tokenizer_hash=tokenizer)
+    model = replace(toy_info(), tokenizer_hash=tokenizer, **model_fields)
     chunk = TokenizerChunk(model=model, index=index, count=count, data=np.zeros(3, np.uint8))
     return desk.take(desk.broker.from_back(verifier, encode(chunk), desk.now), ANN)
 
@@ -94,6 +96,19 @@ def test_a_verifier_sends_only_its_own_tokenizer() -> None:
     for index, count in ((0, int(PIECES.high) + 1), (5, 2), (-1, 2), (0, 0)):
         assert piece(desk, VERIFIER, index, count) == []
     assert (kept(desk), desk.broker.state.counts["dropped_back"]) == (before, 54)
+
+
+def test_models_of_one_vocabulary_have_files_of_their_own() -> None:
+    """Their chat templates may differ, and what else a client learns with the files."""
+    desk = Desk()
+    desk.hello(OTHER, name="chat")
+    for verifier, name in ((VERIFIER, toy_info().name), (OTHER, "chat")):
+        desk.front(ANN, FetchTokenizer(model=name))
+        assert asked(desk)[-1] == verifier
+        (received,) = piece(desk, verifier, 0, count=1, name=name)
+        assert isinstance(received, TokenizerChunk)
+        assert received.model.name == name
+        assert desk.front(ANN, FetchTokenizer(model=name)) == [received]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Tokenizers for clients: fetched once from a verifier, kept by hash, sent in pieces.
+"""Tokenizers for clients: fetched once from a verifier, kept by model and hash, sent in pieces.
+
+The hash alone does not name what is sent. Models of one vocabulary may differ in the chat template and in their length.
 
 Rules: a verifier sends only its own tokenizer. At each tick, the broker forgets tokenizers that no present verifier
 has. It also forgets the pieces of lost verifiers. Waiting clients then get the tokenizer from another verifier that has
@@ -10,9 +12,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specq.broker.state.memory import BrokerState, Send
-from specq.protocol import Failed, FetchTokenizer, Frames, ProtocolError, TokenizerChunk, did_you_mean, encode, shown
+from specq.protocol import (
+    Failed,
+    FetchTokenizer,
+    Frames,
+    ModelInfo,
+    ProtocolError,
+    TokenizerChunk,
+    did_you_mean,
+    encode,
+    shown,
+)
 
 MAX_WAITING = 4096  # clients for one tokenizer
+
+Key = tuple[str, str]  # a model's name, and the hash of its tokenizer
+
+
+def _key(model: ModelInfo) -> Key:
+    return model.name, model.tokenizer_hash
 
 
 class Tokenizers:
@@ -20,10 +38,10 @@ class Tokenizers:
 
     def __init__(self, state: BrokerState) -> None:
         self.state = state
-        self._known: dict[str, list[Frames]] = {}  # by tokenizer hash: its pieces, in order
-        self._pieces: dict[tuple[bytes, str], dict[int, Frames]] = {}  # incomplete tokenizers: their pieces so far
-        self._waiting: dict[str, set[bytes]] = {}  # by tokenizer hash: the clients that wait for it
-        self._asked: dict[str, bytes] = {}  # by tokenizer hash: the verifier that was asked last
+        self._known: dict[Key, list[Frames]] = {}  # the pieces of each, in order
+        self._pieces: dict[tuple[bytes, Key], dict[int, Frames]] = {}  # of incomplete ones, by verifier
+        self._waiting: dict[Key, set[bytes]] = {}  # the clients that wait for each
+        self._asked: dict[Key, bytes] = {}  # the verifier that was asked last for each
 
     def fetch(self, client: bytes, message: FetchTokenizer) -> None:
         """Answer with the pieces of the tokenizer, fetched once from a verifier."""
@@ -34,7 +52,7 @@ class Tokenizers:
             reason = no_verifier(message.model, self.state.workers.served_models())
             self.state.outbox.send_front(client, Failed(job_id=0, code="no_verifier", reason=reason))
             return
-        wanted = verifiers[0].model.tokenizer_hash
+        wanted = _key(verifiers[0].model)
         if wanted in self._known:
             self._serve(client, wanted)
             return
@@ -44,10 +62,10 @@ class Tokenizers:
         waiting.add(client)
         self._ask(verifiers[0].identity, wanted)
 
-    def _ask(self, verifier: bytes, tokenizer_hash: str) -> None:
+    def _ask(self, verifier: bytes, wanted: Key) -> None:
         worker = self.state.workers.get(verifier)
         if worker is not None:
-            self._asked[tokenizer_hash] = verifier
+            self._asked[wanted] = verifier
             self.state.outbox.send_back(verifier, FetchTokenizer(model=worker.model.name))
 
     def chunk(self, verifier: bytes, message: TokenizerChunk) -> None:
@@ -57,8 +75,8 @@ class Tokenizers:
         dropped, so that memory stays bounded.
         """
         worker = self.state.workers.get(verifier)
-        wanted = message.model.tokenizer_hash
-        if worker is None or wanted != worker.model.tokenizer_hash:
+        wanted = _key(message.model)
+        if worker is None or wanted != _key(worker.model):
             raise ProtocolError("a piece of a tokenizer that is not the sender's")
         if not message.index < message.count:
             raise ProtocolError(f"piece {message.index} of {message.count}")
@@ -76,10 +94,10 @@ class Tokenizers:
 
     def tidy(self) -> None:
         """Forget tokenizers that no present verifier has. Ask another verifier if a lost one was asked."""
-        there = {worker.identity: worker.model.tokenizer_hash for worker in self.state.workers.verifiers()}
-        hashes = set(there.values())
+        there = {worker.identity: _key(worker.model) for worker in self.state.workers.verifiers()}
+        keys = set(there.values())
         for table in (self._known, self._waiting, self._asked):
-            for lost in table.keys() - hashes:
+            for lost in table.keys() - keys:
                 del table[lost]
         for key in [key for key in self._pieces if key[0] not in there]:
             del self._pieces[key]
@@ -87,8 +105,8 @@ class Tokenizers:
             if self._asked.get(wanted) not in there:
                 self._ask(next(identity for identity, found in there.items() if found == wanted), wanted)
 
-    def _serve(self, client: bytes, tokenizer_hash: str) -> None:
-        self.state.outbox.add(*(Send("front", client, frames) for frames in self._known[tokenizer_hash]))
+    def _serve(self, client: bytes, wanted: Key) -> None:
+        self.state.outbox.add(*(Send("front", client, frames) for frames in self._known[wanted]))
 
 
 def no_verifier(model: str, served: Sequence[str]) -> str:
