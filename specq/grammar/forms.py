@@ -65,10 +65,10 @@ def _lark(text: str) -> str:
 def _behind(found: Mapping[str, Any], inner: str, special: Special) -> str:
     """Return a grammar that begins behind the first occurrence of a text. The text before it is free."""
     first, lines = _before(found, special)
-    gap = "" if "any" in found else GAP
+    first += "" if "any" in found else f" {GAP}"
     if "opens" in found:
-        first = f"( {_text(found['opens'], special)} {first} {gap} )?"
-    outer = "\n".join([f"start: {first} {gap} @inner", *lines])
+        first = f"( {_text(found['opens'], special)} {first} )?"
+    outer = "\n".join([f"start: {first} @inner", *lines])
     parts = {"name": "outer", "lark_grammar": outer}, {"name": "inner", "lark_grammar": inner}
     return json.dumps({"grammars": parts})
 

@@ -22,6 +22,7 @@ from tests.grammar.naive import (
     GRAMMARS,
     SMALL,
     Naive,
+    matcher_of,
     path_to,
     random_tree,
     session_grammar,
@@ -124,7 +125,7 @@ def test_so_they_are_whichever_end_token_llguidance_has(end_ids: tuple[int, ...]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_so_are_many_more(name: str) -> None:
-    lengths = [serve(name, ends, entropy, small(), 8) for ends, entropy in product(ENDS, range(10, 13))]
+    lengths = [serve(name, ends, entropy, small(), 8) for ends, entropy in product(ENDS, range(10, 15))]
     assert max(lengths) > (1 if name == "choice" else 2)
 
 
@@ -209,3 +210,13 @@ def test_a_matcher_that_runs_into_a_limit_allows_nothing_and_says_why() -> None:
     with pytest.raises(EngineError, match="too many states"):
         grammar.commit(tokens[:1])
     assert not grammar.has_ended
+
+
+@each("marks", [{"opens": "<t>", "after": "</t>"}, {"opens": "<|im_start|>", "after": "<|im_end|>", "within": 2}])
+def test_only_behind_a_free_part_may_white_space_come_before_the_grammar(marks: dict[str, Any]) -> None:
+    """A text without such a part is one of the choices, and not one behind spaces."""
+    free = f"{marks['opens']}a{marks['after']}"
+    for text, is_allowed in (("yes", True), (" yes", False), (f"{free} yes", True), (f"{free}     yes", False)):
+        token_ids = small((0,)).ids(text)
+        count = matcher_of(small((0,)), {"choice": ["yes"], **marks}).try_consume_tokens(token_ids)
+        assert (count == len(token_ids)) == is_allowed, text
