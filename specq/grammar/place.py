@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 MOST_TRIED = 64  # parts of a schema
+MOST_DIGITS = 9  # of a place in a list
 _ONE = ("items", "additionalItems", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -52,31 +53,40 @@ def place_of(schema: Schema, reason_of: Callable[[Schema], str]) -> str:
             return place
 
 
-def _referred(part: Schema, schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield the definition that a part refers to, with its place."""
-    place = part.get("$ref")
-    if not isinstance(place, str) or not place.startswith("#/"):
-        return
-    found: Any = schema
-    for name in unquote(place).split("/")[1:]:
-        if isinstance(found, list):
-            found = dict(enumerate(found)).get(int(name)) if name.isdecimal() else None
-        else:
-            found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-    if isinstance(found, dict):
-        yield place, found
+def _referred(part: Schema, *resources: Schema) -> Iterator[tuple[str, Schema]]:
+    """Yield what a part refers to by a JSON pointer, with its place, in each of the schemas that it may mean."""
+    address = part.get("$ref")
+    place = address.partition("#")[2] if isinstance(address, str) else ""
+    for found in resources if place.startswith("/") else ():
+        inner: Any = found
+        for name in unquote(place).split("/")[1:]:
+            inner = _entry(inner, name)
+        if isinstance(inner, dict):
+            yield f"#{place}", inner
+
+
+def _entry(value: Any, name: str) -> Any:
+    """Return what a name of a pointer stands for in a value, or None."""
+    if isinstance(value, list):
+        at = int(name) if name.isdecimal() and len(name) < MOST_DIGITS else len(value)
+        return value[at] if at < len(value) else None
+    return value.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
 
 
 def all_parts_of(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield a schema, those inside it and those that they refer to, each once, with their pointers."""
-    ahead, met = [("#", schema)], set[int]()
+    """Yield a schema, those inside it and those that they refer to, each once, with their pointers.
+
+    Pointers inside a part with an `$id` begin there.
+    """
+    ahead, met = [("#", schema, schema)], set[int]()
     while ahead:
-        place, part = ahead.pop()
+        place, part, outer = ahead.pop()
         if id(part) not in met:
             met.add(id(part))
             yield place, part
-            inside = [(f"{place}/{name}", inner) for name, inner in parts_of(part)]
-            ahead += [*_referred(part, schema), *reversed(inside)]
+            resource = part if isinstance(part.get("$id"), str) else outer
+            inside = [(f"{place}/{name}", inner, resource) for name, inner in parts_of(part)]
+            ahead += [*((at, one, resource) for at, one in _referred(part, resource, schema)), *reversed(inside)]
 
 
 def parts_of(schema: Schema) -> Iterator[tuple[str, Schema]]:

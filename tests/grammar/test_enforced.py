@@ -73,6 +73,16 @@ def test_what_a_schema_refers_to_is_checked_wherever_it_stands(at, place):
     assert str(caught.value).endswith(f", at {place}")
 
 
+@pytest.mark.parametrize("address", ["http://x/s#/c/A", "s#/c/A", "#/c/A"])
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_so_it_is_where_a_schema_has_a_name(address, is_inner):
+    named = {"$id": "http://x/s", "anyOf": [{"$ref": address}], "c": {"A": {"type": "object", "minProperties": 2}}}
+    schema = {"anyOf": [{"$ref": "#/$defs/B"}], "$defs": {"B": named}} if is_inner else named
+    assert takes({"json_schema": schema}, '{"a": 1, "a": 2}')
+    with pytest.raises(JobError, match=re.escape("minProperties 2 cannot")):
+        try_grammar(TOKENIZER, grammar_text({"json_schema": schema}), LIMITS)
+
+
 def test_a_schema_that_refers_to_itself_is_checked_once():
     parts = {"inner": {"anyOf": [{"type": "null"}, {"items": {"$ref": "#/parts/inner"}, "maxItems": 1}]}}
     loop = {"anyOf": [{"$ref": "#/parts/inner"}], "parts": parts}
