@@ -74,7 +74,7 @@ def _entry(value: Any, name: str) -> Any:
 
 
 def all_parts_of(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield a schema, those inside it and those that they refer to, each once, with their pointers.
+    """Yield a schema, all parts inside it and all that they refer to, each once, with their pointers.
 
     Pointers inside a part with an `$id` begin there.
     """
