@@ -1,6 +1,7 @@
 """Builds the grammars of jobs beside the verifier's steps: tried in another process, then built in a thread.
 
-- One thread tries grammars that are new, one after the other (`trial_process`). What a trial finds is kept.
+- One thread tries grammars that are new, one after the other (`trial_process`). What a trial finds is kept. The owner
+  whose last trial is longest ago comes first, so that one owner's grammars do not delay all others.
 - Another thread builds a matcher for each job whose grammar has passed, and warms it.
 
 Each job has a matcher that shares nothing with others. Copies of a matcher share the lexer, and so its limit of states:
@@ -52,6 +53,8 @@ class GrammarBuilder:
         self._untried: OrderedDict[str, list[int]] = OrderedDict()  # grammar -> keys
         self._tried: deque[tuple[int, str, str]] = deque()  # key, grammar, why it is refused
         self._waiting: dict[int, str] = {}  # the grammar of each key that is neither finished nor cancelled
+        self._owners: dict[int, str] = {}  # of the same keys
+        self._num_trials, self._turns = 0, dict[str, int]()  # by owner: the number of the last trial
         self._finished: list[Finished] = []
         self._verdicts: OrderedDict[str, TrialVerdict] = (
             OrderedDict()
@@ -77,13 +80,13 @@ class GrammarBuilder:
                 self._tokenizer = build_tokenizer(*self._tokenizer_of)
             return self._tokenizer
 
-    def begin(self, key: int, grammar: str) -> None:
+    def begin(self, key: int, grammar: str, owner: str = "") -> None:
         """Build the matcher of a job. `ready` returns it later."""
         with self._changed:
             if len(self._waiting) >= MOST_WAITING:
                 self._finished.append((key, None, f"grammar: {MOST_WAITING} others are waiting to be built; try again"))
             else:
-                self._waiting[key] = grammar
+                self._waiting[key], self._owners[key] = grammar, owner
                 self._sort_in(key, grammar)
                 self._start_threads()
                 self._changed.notify_all()
@@ -100,6 +103,7 @@ class GrammarBuilder:
         """Forget a job. `ready` does not return it."""
         with self._changed:
             self._waiting.pop(key, None)
+            self._owners.pop(key, None)
             self._finished = [one for one in self._finished if one[0] != key]
 
     def close(self) -> None:
@@ -140,10 +144,20 @@ class GrammarBuilder:
         """Wait for a grammar that a job still waits for. None: closed."""
         with self._changed:
             while not self._is_closed:
+                owners = dict[str, set[str]]()  # by grammar
                 for grammar, keys in list(self._untried.items()):
-                    if any(self._waiting.get(key) == grammar for key in keys):
-                        return grammar
-                    del self._untried[grammar]
+                    waiting = {self._owners[key] for key in keys if self._waiting.get(key) == grammar}
+                    if waiting:
+                        owners[grammar] = waiting
+                    else:
+                        del self._untried[grammar]
+                if owners:
+                    found = min(owners, key=lambda one: min(self._turns.get(owner, 0) for owner in owners[one]))
+                    self._num_trials += 1
+                    present = set[str]().union(*owners.values())
+                    self._turns = {owner: turn for owner, turn in self._turns.items() if owner in present}
+                    self._turns |= dict.fromkeys(owners[found], self._num_trials)
+                    return found
                 self._changed.wait()
         return None
 
@@ -191,6 +205,7 @@ class GrammarBuilder:
             if self._waiting.get(key) != grammar:  # cancelled meanwhile
                 return
             del self._waiting[key]
+            self._owners.pop(key, None)
             self._finished.append((key, matcher, reason))
         self._call_back()
 

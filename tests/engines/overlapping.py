@@ -77,7 +77,7 @@ class Grammars:
     def tokenizer(self) -> GrammarTokenizer:
         return self._tokenizer
 
-    def begin(self, key: int, grammar: str) -> None:
+    def begin(self, key: int, grammar: str, owner: str = "") -> None:
         self._ready.append((key, build_matcher(self._tokenizer, grammar, GrammarLimits()), ""))
 
     def ready(self) -> list[tuple[int, Any, str]]:

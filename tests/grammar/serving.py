@@ -101,7 +101,7 @@ class Builder:
     def tokenizer(self) -> GrammarTokenizer:
         return small()
 
-    def begin(self, key: int, grammar: str) -> None:
+    def begin(self, key: int, grammar: str, owner: str = "") -> None:
         self._ready.append((key, build_matcher(small(), grammar, self._limits.get(key, GrammarLimits())), ""))
 
     def ready(self) -> list[tuple[int, Any, str]]:

@@ -59,11 +59,11 @@ class Waiting:
                 self.order.append(key)
         return [self.found[key] for key in keys]
 
-    def begin(self, *grammars):
+    def begin(self, *grammars, owner=""):
         """Begin a job for each grammar; return their keys."""
         keys = list(itertools.islice(KEYS, len(grammars)))
         for key, grammar in zip(keys, grammars, strict=True):
-            self.builder.begin(key, grammar)
+            self.builder.begin(key, grammar, owner)
         return keys
 
     def build(self, grammar):
@@ -164,6 +164,15 @@ def test_a_grammar_that_is_known_does_not_wait_for_a_trial(paused):
     assert unknown not in paused.found
     os.kill(paused.pid, signal.SIGCONT)
     assert paused.wait(unknown)[0][0] is not None
+
+
+def test_owners_take_turns_with_trials(paused):
+    """However many grammars one of them has."""
+    many = paused.begin(*(new() for _ in range(4)), owner="many")
+    (one,) = paused.begin(new(), owner="one")
+    os.kill(paused.pid, signal.SIGCONT)
+    paused.wait(*many, one)
+    assert paused.order[-5:] == [many[0], one, *many[1:]]
 
 
 def test_a_trial_that_takes_too_long_is_ended_and_the_next_grammar_is_served(paused, monkeypatch):

@@ -16,7 +16,7 @@ class NoBuilder:
     tokenizer: Any = None
     on_ready: Callable[[], None] | None = None
 
-    def begin(self, key: int, grammar: str) -> None:
+    def begin(self, key: int, grammar: str, owner: str = "") -> None:
         raise AssertionError("no job has a grammar")
 
     def ready(self) -> list[Any]:

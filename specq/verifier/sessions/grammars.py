@@ -24,7 +24,7 @@ class Builder(Protocol):
 
     def tokenizer(self) -> GrammarTokenizer: ...
 
-    def begin(self, key: int, grammar: str) -> None: ...
+    def begin(self, key: int, grammar: str, owner: str = "") -> None: ...
 
     def ready(self) -> list[tuple[int, LLMatcher | None, str]]: ...
 
@@ -59,7 +59,7 @@ class SessionGrammars:
         """Begin to build the grammar of a new session, if it has one."""
         if self._builder is not None and session.params.grammar:
             self._waiting.add(session.session_id)
-            self._builder.begin(session.session_id, session.params.grammar)
+            self._builder.begin(session.session_id, session.params.grammar, session.owner)
 
     def forget(self, session_id: int) -> None:
         """Stop building for a session."""
