@@ -93,6 +93,7 @@ def run(verifier: Verifier, session_id: int, prompt: list[int], grammar: str, mo
     wait_for_grammars(verifier)
     num_tokens, began, used = 0, 0.0, 0.0
     while verifier.has_work:
+        verifier.begin(time.monotonic(), time.monotonic)
         for verdict in verifier.step(time.monotonic):
             assert isinstance(verdict, Verdict)
             num_tokens += len(verdict.token_ids)

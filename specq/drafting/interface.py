@@ -8,9 +8,10 @@ Drafts that were started, perhaps on a device, are a `Pending` until they are co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -189,10 +190,18 @@ class Drafter(ABC):
         return True
 
 
+MaskBehind = Callable[[Sequence[int]], Int32Array | None]  # see `specq.grammar.SessionGrammar.mask_behind`
+
+
 class ChainDrafter(ABC):
-    """Drafts one chain a round for each of many sessions at once, in arrays. One thread calls it."""
+    """Drafts one chain a round for each of many sessions at once, in arrays. One thread calls it.
+
+    - masks: for sessions with a grammar, by id, what it allows behind drafted tokens. A drafter that drafts level by
+      level on the host drafts no other tokens. It may ignore them.
+    """
 
     info: ModelInfo
+    masks: Mapping[int, MaskBehind] = MappingProxyType({})
 
     @abstractmethod
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:

@@ -170,6 +170,24 @@ class SessionGrammar:
             self.matcher.rollback(count)
         return found
 
+    def mask_behind(self, path: Sequence[int]) -> Int32Array | None:
+        """Return the mask i32[words] behind drafted tokens. None: the text ends before, or may not have them.
+
+        For drafters. It allows what ends the text where the grammar is complete.
+        """
+        matcher, masks = self.matcher, np.empty((1, self.num_words), np.int32)
+        words: Int32Array = masks[0]
+        count = matcher.try_consume_tokens([*path]) if path else 0
+        is_open = count == len(path) and not matcher.is_stopped()
+        is_complete = is_open and self._row(masks, 0)
+        if count:
+            matcher.rollback(count)
+        if not is_open:
+            return None
+        for word, closed, opened in self.ends.words:
+            words[word] = (words[word] & ~closed) | (opened if is_complete else 0)
+        return words
+
     def _walk(self, token_ids: Sequence[int], parents: Sequence[int]) -> Iterator[Reached]:
         """Yield for each node what its path is. Where that is OPEN, the matcher is behind the node meanwhile."""
         depths = [0] * len(token_ids)

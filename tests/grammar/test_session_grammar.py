@@ -220,3 +220,13 @@ def test_only_behind_a_free_part_may_white_space_come_before_the_grammar(marks: 
         token_ids = small((0,)).ids(text)
         count = matcher_of(small((0,)), {"choice": ["yes"], **marks}).try_consume_tokens(token_ids)
         assert (count == len(token_ids)) == is_allowed, text
+
+
+@each("text", ["", "a", "ab", "abc", "b", "abcd"])
+def test_the_mask_behind_a_drafted_path_is_that_of_its_row(text: str) -> None:
+    """None where the path is not allowed, or ends the text. The state stays."""
+    tokens, grammar = [small().ids(one)[0] for one in text], session_grammar(small(), {"regex": "ab?c*"})
+    rows = masks_of(grammar, tokens, [*range(-1, len(tokens) - 1)])
+    found = grammar.mask_behind(tokens)
+    assert (None if found is None else tokens_of(found)) == (rows[-1] if text in ("", "a", "ab", "abc") else None)
+    assert masks_of(grammar, [], []) == rows[:1]

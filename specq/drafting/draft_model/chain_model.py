@@ -8,7 +8,7 @@ chains are collected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
-from specq.drafting.interface import ChainDrafter, Chains, Children, Pending
+from specq.drafting.interface import ChainDrafter, Chains, Children, MaskBehind, Pending, draws_children
 from specq.engines.native import ChainStarts, LoadedModel, PackedRows, pack_nodes, threads_of
 from specq.protocol import DraftDistribution, Float32Array, Int32Array, IntpArray, SamplingParams
 from specq.verification import NO_TOKEN, Logits, starts_of
@@ -193,8 +193,18 @@ class ChainModel(ChainDrafter):
                 slots = taken.reshape(len(places), depth - 1)
                 logits = self.contexts.compute(places)
                 params = [self._params[session_id] for session_id in session_ids]
-                self._begun = _Begun(places, slots, self._begin(places, params, slots, logits, depth, width))
+                masks = self._masks_of(session_ids, params, logits)
+                self._begun = _Begun(places, slots, self._begin(places, params, slots, logits, depth, width, masks))
         return Pending(self._collect, self._on_device)
+
+    def _masks_of(
+        self, session_ids: Sequence[int], params: Sequence[SamplingParams], logits: Logits
+    ) -> dict[int, MaskBehind]:
+        """Return the masks to draft with, by index: of sessions whose children are ranked, on the host."""
+        if not self.masks or not isinstance(logits, np.ndarray):
+            return {}
+        each = enumerate(zip(session_ids, params, strict=True))
+        return {i: self.masks[own] for i, (own, of) in each if own in self.masks and not draws_children(of)}
 
     def _on_device(self) -> Any:
         """Return the device's tokens of the started chains; see `ChainDrafter.start`."""
@@ -230,13 +240,16 @@ class ChainModel(ChainDrafter):
         logits: Logits,
         depth: int,
         width: int,
+        masks: Mapping[int, MaskBehind],
     ) -> list[_Part]:
         """Start all chains that the device can draft at once; the host helps with others."""
         drafter, lengths = self.contexts.chains, self.contexts.pool.known(places)
         every, by_device = np.arange(len(places)), NOTHING
         if drafter is not None:
             fits = lengths + depth <= self.info.max_length
-            by_device = every[fits & np.fromiter(map(drafter.can_draft, params), np.bool_, len(params))]
+            can_draft = np.fromiter(map(drafter.can_draft, params), np.bool_, len(params))
+            can_draft[np.array([*masks], np.intp)] = False
+            by_device = every[fits & can_draft]
         parts = []
         if len(by_device) and drafter.takes([params[i] for i in by_device], lengths[by_device], depth, width):
             own = logits if len(by_device) == len(places) else logits[by_device]
@@ -247,7 +260,7 @@ class ChainModel(ChainDrafter):
             by_device = NOTHING
         if len(by_device) < len(every):
             rest = np.delete(every, by_device)
-            found = self._by_passes(places, params, slots, rest, logits[rest], width)
+            found = self._by_passes(places, params, slots, rest, logits[rest], width, masks)
             parts.append(_Part(rest, lambda: found))
         return parts
 
@@ -269,6 +282,7 @@ class ChainModel(ChainDrafter):
         which: IntpArray,
         logits: Logits,
         width: int,
+        masks: Mapping[int, MaskBehind],
     ) -> tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]:
         """Draft the chains of some sessions, one pass a level. A chain ends early where a token has no children."""
         count, depth, most = len(which), slots.shape[1] + 1, self.info.max_length
@@ -279,6 +293,10 @@ class ChainModel(ChainDrafter):
         alive = (starts < most).nonzero()[0]
         logits = logits[alive]
         for level in range(depth):
+            if masks and isinstance(logits, np.ndarray):
+                paths = [(masks.get(int(which[i])), token_ids[:level, i, 0]) for i in alive]
+                is_open = np.array([self._mask(*path, row) for path, row in zip(paths, logits, strict=True)], np.bool_)
+                alive, logits = alive[is_open], logits[is_open]
             wanted = [ChildRequest(params[which[i]], int(starts[i]) + level, width) for i in alive]
             made = self._maker.make(wanted, logits, self.limit_vocab) if wanted else []
             for i, children in zip(alive, made, strict=True):
@@ -289,6 +307,19 @@ class ChainModel(ChainDrafter):
             own = self._starts(places, params, slots, which[alive])
             logits = self.contexts.run(_level(own, token_ids[level, alive, 0], level))
         return token_ids, scores, [tuple(of_chain) for of_chain in distributions]
+
+    def _mask(self, masks: MaskBehind | None, path: Int32Array, logits: Float32Array) -> bool:
+        """Set the logits of tokens that may not come behind a chain to -inf; return whether any may."""
+        if masks is None:
+            return True
+        words = masks(path.tolist())
+        if words is None or not words.any():
+            return False
+        is_allowed, ids = np.unpackbits(words.view(np.uint8), bitorder="little").view(np.bool_), self._maker.token_ids
+        allowed = is_allowed[: len(logits)] if ids is None else is_allowed[ids[ids < len(is_allowed)]]
+        logits[: len(allowed)][~allowed] = -np.inf
+        logits[len(allowed) :] = -np.inf
+        return bool(allowed.any())
 
 
 def _level(starts: ChainStarts, token_ids: Int32Array, level: int) -> PackedRows:

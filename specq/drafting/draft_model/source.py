@@ -173,6 +173,9 @@ class ColocatedSource(DraftSource):
         return self._begun is not None
 
     def _start(self, begun: _Begun) -> None:
+        self.chains.masks = {
+            session.session_id: session.grammar.mask_behind for session in begun.sessions if session.grammar is not None
+        }
         try:
             self._pending = self.chains.start(begun.session_ids, begun.depth, begun.width)
         except EngineLostError:

@@ -247,3 +247,27 @@ def test_without_graph_capture_no_warm_up_pass_runs(directory):
     assert source.contexts.recorded_sizes == ()
     source.contexts._forward = None
     source.contexts.warm_up(8)
+
+
+def test_a_chain_has_only_tokens_that_a_grammar_allows_behind_it(directory):
+    """Beside a session without a grammar, whose chain stays the same, and one that draws, which takes no masks."""
+    source = ChainModel(directory, device="cpu", kv_slots=1024)
+    for session_id, params in {1: SAMPLED, 2: SAMPLED, 3: DRAWN}.items():
+        source.open(session_id, random_tokens(np.random.default_rng(session_id), 12), params)
+    free, paths = draft(source, [1, 2]), list[list[int]]()
+
+    def every_third(path):
+        """Allow multiples of 3, and nothing behind two tokens."""
+        paths.append([*path])
+        bits = np.zeros(-(-VOCAB // 32) * 32, np.bool_)
+        bits[:VOCAB:3] = True
+        return np.packbits(bits, bitorder="little").view(np.int32) if len(path) < 2 else None
+
+    source.masks = {2: every_third, 3: every_third}
+    masked = draft(source, [1, 2, 3])
+    assert masked.token_ids[0].tolist() == free.token_ids[0].tolist()
+    own = masked.token_ids[1]
+    assert (own[:2] % 3 == 0).all()
+    assert (own[2:] == NO_TOKEN).all()
+    assert paths == [[], own[:1, 0].tolist(), own[:2, 0].tolist()]
+    assert (masked.token_ids[2] != NO_TOKEN).any(1).all()
