@@ -20,7 +20,7 @@ $(READY): requirements.lock requirements-models.lock pyproject.toml scripts/setu
 	@scripts/setup.sh
 	@touch $@
 
-demo: $(READY) ## Three answers before your eyes, then a table of plain, lookup and specq
+demo: $(READY) ## Answer three prompts live, then show a table of plain, lookup and specq
 	@$(BIN)/specq demo $(ARGS)
 
 test: $(READY) ## Run the fast tests

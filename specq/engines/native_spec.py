@@ -26,8 +26,8 @@ class NativeOptions(HostOptions):
 
     arithmetic: str = option(
         "auto",
-        "Arithmetic of a GGUF file. `integer`: products of the file's own blocks. `auto`: exact for the types that it "
-        "reads in blocks (Q4_1, Q8_0), integer for other quantised types.",
+        "Arithmetic of a GGUF file on a CPU. `exact`: products of floats. `integer`: products of the file's blocks, "
+        "with activations of 8 bits. `auto`: integer for quantised types other than Q4_1 and Q8_0, else exact.",
         choices=ARITHMETICS,
     )
 
