@@ -276,6 +276,7 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
         "engine_loaded",
         name=name,
         model=engine.info.name,
+        arithmetic=engine.info.arithmetic,
         seconds=round(time.monotonic() - started, 1),
         step_ms={size: round(curve(size) * 1e3, 2) for size in (1, 8, 64)},
     )

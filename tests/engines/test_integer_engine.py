@@ -82,3 +82,9 @@ def test_a_draft_model_of_such_a_file_drafts_what_the_engine_says(tmp_path):
         (judgement,) = engine.step([SessionStep(1, len(text) - 1 + start if said else 0, new, params)]).judgements
         said += judgement.token_ids.tolist()
     assert drafted == said
+
+
+def test_a_file_without_quantised_types_has_no_integers(tmp_path):
+    path = write_random(tmp_path / "model.gguf", lambda _: Q.F16, shape=SMALL, metadata=tokenizer_keys(320))
+    with pytest.raises(ConfigError, match=r"needs a GGUF file with quantised types \(Q4_0, .*use arithmetic = exact"):
+        load(str(path), arithmetic=INTEGER)

@@ -98,8 +98,11 @@ def load(
     library = kernels(arithmetic)
     assert library is not None
     if arithmetic == INTEGER:
-        if not is_gguf(checkpoint):
-            raise ConfigError(f"integer arithmetic needs a GGUF file, and {model} is none; use arithmetic = exact")
+        if not is_gguf(checkpoint) or not gguf_tensors.matrix_types(read_gguf(checkpoint)) & BLOCK_FORMATS.keys():
+            raise ConfigError(
+                f"integer arithmetic needs a GGUF file with quantised types ({', '.join(BLOCK_FORMATS)}), and {model} "
+                f"is none; use arithmetic = exact"
+            )
         loaded = _load_integer(checkpoint, library, kv_slots, name, threads, engine)
     elif shape := draft_form.draft_shape(checkpoint):
         loaded = _load_draft(checkpoint, shape, library, kv_slots, name, threads, engine)
