@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from specq.protocol import BoolArray, EngineError, Int32Array
+from specq.protocol import BoolArray, EngineError, Int32Array, IntpArray
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -46,6 +46,14 @@ class Ends(NamedTuple):
     def of(tokenizer: LLTokenizer, end_ids: Iterable[int]) -> Ends:
         """Return the ends of a session with these tokens."""
         return _ends_of(tuple(tokenizer.eos_tokens), tuple(end_ids))
+
+    def put(self, masks: Int32Array, rows: IntpArray, is_complete: BoolArray) -> None:
+        """Allow the session's own ends in those of the rows i64[n] that are complete, bool[n], and no end elsewhere.
+
+        masks  i32[any, words].
+        """
+        for word, closed, opened in self.words:
+            masks[rows, word] = (masks[rows, word] & ~closed) | np.where(is_complete, opened, 0).astype(np.int32)
 
 
 @lru_cache(maxsize=256)  # sessions with equal ends have the same object
@@ -176,7 +184,6 @@ class SessionGrammar:
         For drafters. It allows what ends the text where the grammar is complete.
         """
         matcher, masks = self.matcher, np.empty((1, self.num_words), np.int32)
-        words: Int32Array = masks[0]
         count = matcher.try_consume_tokens([*path]) if path else 0
         is_open = count == len(path) and not matcher.is_stopped()
         is_complete = is_open and self._row(masks, 0)
@@ -184,8 +191,8 @@ class SessionGrammar:
             matcher.rollback(count)
         if not is_open:
             return None
-        for word, closed, opened in self.ends.words:
-            words[word] = (words[word] & ~closed) | (opened if is_complete else 0)
+        self.ends.put(masks, np.zeros(1, np.intp), np.array([is_complete]))
+        words: Int32Array = masks[0]
         return words
 
     def _walk(self, token_ids: Sequence[int], parents: Sequence[int]) -> Iterator[Reached]:

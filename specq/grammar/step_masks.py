@@ -249,7 +249,7 @@ def _timed(
 def close(ends: Sequence[Ends], counts: IntpArray, are_complete: Sequence[bool | None], words: Int32Array) -> None:
     """Allow what ends a session's text in the rows that are complete, and no end elsewhere.
 
-    MaskRows that a grammar does not reach allow everything, so that other parameters leave something too.
+    Rows that a grammar does not reach allow everything, so that other parameters leave something too.
 
     ends, counts  of each session: what ends its text, and the number of its rows.
     are_complete  of each row; None: not reached.
@@ -260,5 +260,4 @@ def close(ends: Sequence[Ends], counts: IntpArray, are_complete: Sequence[bool |
     kinds = np.array([id(own) for own in ends]).repeat(counts)
     for own in {id(own): own for own in ends}.values():
         rows = ((kinds == id(own)) & is_reached).nonzero()[0]
-        for word, closed, opened in own.words:
-            words[rows, word] = (words[rows, word] & ~closed) | np.where(is_complete[rows], opened, 0).astype(np.int32)
+        own.put(words, rows, is_complete[rows])

@@ -109,7 +109,11 @@ def begin_logprobs(logits: Logits, token_ids: Int32Array, num_top: int) -> Begun
 
 def logprobs(logits: Logits, token_ids: Int32Array, num_top: int) -> Logprobs:
     """Return what `begin_logprobs` begins to compute."""
-    values, top_ids = begin_logprobs(logits, token_ids, num_top).wait()
+    return _ended(begin_logprobs(logits, token_ids, num_top))
+
+
+def _ended(begun: BegunLogprobs | KnownLogprobs) -> Logprobs:
+    values, top_ids = begun.wait()
     return Logprobs(tokens=values[:, 0].copy(), top_ids=top_ids.copy(), top=values[:, 1:].copy())
 
 
@@ -130,8 +134,4 @@ class ScoredLogprobs:
 
     def wait(self) -> dict[int, Logprobs]:
         """Return them by the places of the steps."""
-        found = {}
-        for at, begun in self._parts.items():
-            values, top_ids = begun.wait()
-            found[at] = Logprobs(values[:, 0].copy(), top_ids.copy(), values[:, 1:].copy())
-        return found
+        return {at: _ended(begun) for at, begun in self._parts.items()}

@@ -14,9 +14,6 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from specq.engines import Engine
-from specq.grammar import GrammarTokenizer
-from specq.grammar.building import build_matcher
-from specq.grammar.limits import GrammarLimits
 from specq.grammar.tokenizer import build_tokenizer
 from specq.protocol.messages import Ack, Close, Open
 from specq.protocol.params import SamplingParams, Speculation
@@ -27,6 +24,7 @@ from specq.verification.begun import Judging, begin
 from specq.verification.judge import judge_each
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
+from tests.grammar.serving import Builder
 from tests.verification.begun_rows import begun_rows
 
 NUM = 9
@@ -68,27 +66,9 @@ def tokenizer_files() -> dict[str, str]:
     return {"tokenizer.json": made.to_str()}
 
 
-class Grammars:
-    """Builds grammars at once."""
-
-    def __init__(self) -> None:
-        self._tokenizer, self._ready = build_tokenizer(tokenizer_files(), VOCAB, (0,)), list[tuple[int, Any, str]]()
-
-    def tokenizer(self) -> GrammarTokenizer:
-        return self._tokenizer
-
-    def begin(self, key: int, grammar: str, owner: str = "") -> None:
-        self._ready.append((key, build_matcher(self._tokenizer, grammar, GrammarLimits()), ""))
-
-    def ready(self) -> list[tuple[int, Any, str]]:
-        ready, self._ready = self._ready, []
-        return ready
-
-    def cancel(self, key: int) -> None:
-        self._ready = [one for one in self._ready if one[0] != key]
-
-    def close(self) -> None:
-        pass
+def grammar_builder() -> Builder:
+    """Return what builds grammars for the test model."""
+    return Builder(build_tokenizer(tokenizer_files(), VOCAB, (0,)))
 
 
 def opening(session_id: int, epoch: int = 1, penalty: float = 0.7, grammar: str = "") -> Open:
@@ -114,7 +94,7 @@ def serve(engine: Engine, seed: int = 0, penalty: float = 0.7, grammar: str = ""
     random, texts = Random(seed), dict[int, list[int]]()
     verifier = Verifier(
         engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1, max_step_rows=40, max_uncommitted=9,
-        grammar_builder=Grammars() if grammar else None, tokenizer_files=tokenizer_files() if grammar else None,
+        grammar_builder=grammar_builder() if grammar else None, tokenizer_files=tokenizer_files() if grammar else None,
     )  # fmt: skip
     verifier.control._awaits_histories = lambda *_: False  # type: ignore[method-assign]
     turn = 0

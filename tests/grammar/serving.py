@@ -95,14 +95,14 @@ class Builder:
 
     on_ready: Callable[[], None] | None = None
 
-    def __init__(self, limits: dict[int, GrammarLimits] | None = None) -> None:
-        self._limits, self._ready = limits or {}, list[tuple[int, Any, str]]()
+    def __init__(self, tokenizer: GrammarTokenizer, limits: dict[int, GrammarLimits] | None = None) -> None:
+        self._tokenizer, self._limits, self._ready = tokenizer, limits or {}, list[tuple[int, Any, str]]()
 
     def tokenizer(self) -> GrammarTokenizer:
-        return small()
+        return self._tokenizer
 
     def begin(self, key: int, grammar: str, owner: str = "") -> None:
-        self._ready.append((key, build_matcher(small(), grammar, self._limits.get(key, GrammarLimits())), ""))
+        self._ready.append((key, build_matcher(self._tokenizer, grammar, self._limits.get(key, GrammarLimits())), ""))
 
     def ready(self) -> list[tuple[int, Any, str]]:
         ready, self._ready = self._ready, []
@@ -143,7 +143,7 @@ class GrammarService:
         self.engine = LateLogitEngine(small_info()) if overlaps else LogitEngine()
         self.verifier = Verifier(
             self.engine, StepCurve([1, 64], [0.005, 0.006]), [SuffixDecoder(0), ForcedTokens()], incarnation=1,
-            measures_drafts=False, grammar_builder=Builder(limits), tokenizer_files=tokenizer_files(),
+            measures_drafts=False, grammar_builder=Builder(small(), limits), tokenizer_files=tokenizer_files(),
         )  # fmt: skip
         self.said: dict[int, Said] = {}
         self._guesses, self._random, self._next_ids = guesses, Random(seed), dict[int, int]()

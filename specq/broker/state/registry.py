@@ -83,14 +83,17 @@ class Worker:
         bound to the former weights. A job that an older version stored without its arithmetic was not computed in
         integers.
         """
-        model, former = self.model, self._weights(self.model.former_fingerprint)
-        has_older_form = not model.arithmetic.startswith(INTEGER)
-        if weights in ("", self.weights) or (has_older_form and weights == f"{model.fingerprint} {model.dtype}"):
+        model = self.model
+        if not weights or weights in self._forms(model.fingerprint):
             return self.weights
-        of_former = former, *([f"{model.former_fingerprint} {model.dtype}"] if has_older_form else ())
-        if not model.former_fingerprint or weights not in of_former:
+        if not model.former_fingerprint or weights not in self._forms(model.former_fingerprint):
             return None
-        return former if model.added_eos_ids else self.weights
+        return self._weights(model.former_fingerprint) if model.added_eos_ids else self.weights
+
+    def _forms(self, fingerprint: str) -> tuple[str, ...]:
+        """Return how jobs name these weights: as now, and as an older version did, without the arithmetic."""
+        now, older = self._weights(fingerprint), f"{fingerprint} {self.model.dtype}"
+        return (now,) if self.model.arithmetic.startswith(INTEGER) else (now, older)
 
     def serves(self, requirements: Requirements) -> bool:
         """Return whether a job of this model can continue here: weights and capabilities fit."""

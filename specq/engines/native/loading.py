@@ -97,28 +97,43 @@ def load(
     arithmetic = default_of(checkpoint, dtype) if arithmetic == AUTO else arithmetic
     library = kernels(arithmetic)
     assert library is not None
-    if arithmetic == INTEGER:
-        if not is_gguf(checkpoint) or not gguf_tensors.matrix_types(read_gguf(checkpoint)) & BLOCK_FORMATS.keys():
-            raise ConfigError(
-                f"integer arithmetic needs a GGUF file with quantised types ({', '.join(BLOCK_FORMATS)}), and {model} "
-                f"is none; use arithmetic = exact"
-            )
-        loaded = _load_integer(checkpoint, library, kv_slots, name, threads, engine)
-    elif shape := draft_form.draft_shape(checkpoint):
+    if arithmetic == INTEGER and not _is_quantised(checkpoint):
+        raise ConfigError(
+            f"integer arithmetic needs a GGUF file with quantised types ({', '.join(BLOCK_FORMATS)}), and {model} "
+            f"is none; use arithmetic = exact"
+        )
+    if shape := draft_form.draft_shape(checkpoint):
         loaded = _load_draft(checkpoint, shape, library, kv_slots, name, threads, engine)
     else:
-        loaded = _load_gguf(checkpoint, library, dtype, kv_slots, name, threads, engine)
+        loaded = _load_gguf(checkpoint, library, dtype, arithmetic, kv_slots, name, threads, engine)
     trim_memory()
     return loaded
 
 
+def _is_quantised(checkpoint: Path) -> bool:
+    """Return whether it is a GGUF file with types that integer arithmetic multiplies."""
+    return is_gguf(checkpoint) and bool(gguf_tensors.matrix_types(read_gguf(checkpoint)) & BLOCK_FORMATS.keys())
+
+
 def _load_gguf(
-    path: Path, library: ctypes.CDLL, dtype: str, kv_slots: int, name: str, threads: Threads, engine: str
+    path: Path,
+    library: ctypes.CDLL,
+    dtype: str,
+    arithmetic: str,
+    kv_slots: int,
+    name: str,
+    threads: Threads,
+    engine: str,
 ) -> LoadedModel:
     config = gguf_config.model_config(read_gguf(path))
-    sizes = config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"]
-    slots, values = kv_slots or default_slots(*sizes), values_format(path, dtype, on_host=True)
-    forward = HostForward(gguf_weights(path, values, slots), slots, library, threads)
+    slots = kv_slots or default_slots(config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"])
+    forward: HostForward
+    if arithmetic == INTEGER:
+        values, (weights, tensors) = EXACT, integer_weights(path, library, slots)
+        forward = IntegerForward(weights, slots, library, threads)
+    else:
+        values, tensors = values_format(path, dtype, on_host=True), ""
+        forward = HostForward(gguf_weights(path, values, slots), slots, library, threads)
     info = describe(
         path,
         engine=engine,
@@ -129,28 +144,6 @@ def _load_gguf(
         max_length=config["max_position_embeddings"],
         kv_slots=slots,
         overrides={"gguf_values": values},
-    )
-    return LoadedModel(info, forward)
-
-
-def _load_integer(
-    path: Path, library: ctypes.CDLL, kv_slots: int, name: str, threads: Threads, engine: str
-) -> LoadedModel:
-    config = gguf_config.model_config(read_gguf(path))
-    sizes = config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"]
-    slots = kv_slots or default_slots(*sizes)
-    weights, tensors = integer_weights(path, library, slots)
-    forward = IntegerForward(weights, slots, library, threads)
-    info = describe(
-        path,
-        engine=engine,
-        arithmetic=f"{forward.ARITHMETIC} cpu",
-        name=name,
-        dtype=EXACT,
-        vocab_size=config["vocab_size"],
-        max_length=config["max_position_embeddings"],
-        kv_slots=slots,
-        overrides={"gguf_values": EXACT},
         tensors=tensors,
     )
     return LoadedModel(info, forward)

@@ -344,9 +344,10 @@ def _follow_grammars(
         assert grammar is not None
         try:
             count = grammar.commit(tokens[first : first + counts[i]])
-        except Exception:
-            with faults.of(sessions[i], "committed"):
-                raise
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see `Faults.of`
+            faults.note(sessions[i], "committed", error)
             continue
         if grammar.has_ended:
             kept[i] = count

@@ -15,7 +15,7 @@
  *     F32                  [k][16] floats, for matrices that are not quantised.
  *
  * Formats have GGUF's numbers. To add one: its line in the functions below, its blocks in repack.h, its bits in the
- * kernels (blocks_*.h), and its name in specq/engines/native/blocks.py.
+ * kernels (blocks_*.h), and its name in specq/engines/native/panels.py.
  */
 #pragma once
 #include "product.h"
