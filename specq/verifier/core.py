@@ -190,6 +190,7 @@ class Verifier:
         if self._may_plan(committed, clock):
             planned = self._plan(began, faults, clock)
             self._launch(planned, faults, clock)
+        self.control.learn()  # from the step before, while the device computes this one
         if committed is None and self.in_flight.is_due:
             collected = self.in_flight.collect(faults, clock)
             committed = self._commit(collected)
@@ -269,7 +270,7 @@ class Verifier:
 
     def _report(self, committed: CommittedStep | None, faults: Faults, clock: Callable[[], float]) -> Reports:
         """Return the messages about a step, if one has ended, and about sessions at fault in the next one."""
-        reports = NO_REPORTS if committed is None else self._learn(committed, clock)
+        reports = NO_REPORTS if committed is None else self._end(committed, clock)
         if committed is None or committed.collected.faults is not faults:
             for session_id in [*faults.found]:  # sessions that have ended meanwhile need no message
                 session = self.sessions.get(session_id)
@@ -281,8 +282,8 @@ class Verifier:
             self._check_works(launched, faults)
         return reports
 
-    def _learn(self, committed: CommittedStep, clock: Callable[[], float]) -> Reports:
-        """Learn from a step, and return the messages about it."""
+    def _end(self, committed: CommittedStep, clock: Callable[[], float]) -> Reports:
+        """Let the sources and the counts follow a committed step, and return the messages about it."""
         (step, done, faults, ended, waited_s), rounds, failed = committed
         started, last_end = self.control.started(step), self.control.last_end
         self.sources.observe(rounds, done, ended - started, clock, waited_s)
@@ -291,8 +292,7 @@ class Verifier:
         tidy(self.engine)
         moments, asked = Moments(last_end, step.began, step.drafted, step.planned, ended), self.planner.asked
         self.control.bursts.end(rounds.num_finished, ended)
-        self.control.learn(committed.collected, rounds)
-        self.control.last_end = ended if len(step.shares) and self.has_work else None
+        self.control.end(committed.collected, rounds, goes_on=len(step.shares) > 0 and self.has_work)
         self.meter.note_all(moments, done, step.num_rows, rounds)
         own = Faults()
         verdicts = verdicts_of(rounds, asked, int((ended - started) * 1e6), step.drafted, own)

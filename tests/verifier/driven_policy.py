@@ -69,6 +69,7 @@ class Driven:
               is waited for less whose drafts are not read before
     heard     sources that have sent something; noise: standard deviation of the logarithm of a step's seconds
     find_alike   sources that find the same tokens: the longest of their chains is accepted, else each finds its own
+    lag   steps that are planned before one is learned from
     prompts   (of how many steps one has some, rows, tokens that these attend to); prompt_row_s: that each row of them
               takes
     """
@@ -86,6 +87,7 @@ class Driven:
     prompts: tuple[int, int, int] = (0, 0, 0)
     prompt_row_s: float = 0.00001
     is_told: bool = True
+    lag: int = 0
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -111,7 +113,8 @@ class Driven:
             tokens += self._expected_tokens(self._counts(num_sessions), num_sessions)
             self._before = step.kind.sources
             self.steps.append(step)
-            self.policy.learn(step)
+            if len(self.steps) > self.lag:
+                self.policy.learn(self.steps[-1 - self.lag])
         return self._served(begun, tokens)
 
     def run_plain(self, num_steps: int, num_sessions: int = 1) -> None:
@@ -191,6 +194,7 @@ class Driven:
         return Step(
             *(kind, rows, self.policy.looked_at, self.policy.depth, num_sessions, int(tokens.sum())),
             seconds=seconds + sum(waits.values()), waits=waits, judged=judged, is_told=self.is_told,
+            num_changes=self.policy.num_changes,
         )  # fmt: skip
 
     def _drafted(self, one: Made, count: int) -> tuple[IntpArray, Judged]:

@@ -547,6 +547,7 @@ def test_the_controller_learns_from_whole_steps() -> None:
     while verifier.has_work:
         if list(verifier.step(lambda: float(next(now)))):
             ends.append(verifier.control.last_end)
+    verifier.control.learn()
     assert [step.seconds for step in learned[:-1]] == [end - start for start, end in pairwise(ends[:-1])]
     assert {step.kind.is_early for step in learned} == {True}
 

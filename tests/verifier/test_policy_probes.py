@@ -102,6 +102,16 @@ def test_a_probe_that_loses_ends_at_the_first_step_that_shows_it(num_sessions: i
     assert driven.policy.used == PLAIN
 
 
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_steps_that_were_planned_before_a_probe_do_not_count_for_it(lag: int) -> None:
+    """A verifier learns from a step after the next one has been launched."""
+    driven = Driven([Made("suffix", 0.97, levels=8, as_such_s=0.006)], lag=lag)
+    driven.run(60)
+    begun, won = list(driven.policy.decisions)[:2]
+    assert (begun.reason, won.reason) == ("probe", "probe_won")
+    assert won.step - begun.step == lag + LEAST_STEPS
+
+
 def test_a_probe_that_does_not_win_ends() -> None:
     """Though it does not evidently lose: it brings nothing, and costs nothing."""
     driven = Driven([Made("idle", 0.0001, levels=1)], row_s=0.0, is_measured=False)

@@ -89,6 +89,7 @@ def test_of_a_chain_what_precedes_the_first_wrong_token_is_accepted() -> None:
     right = toy_text(session.token_ids, 4)
     verifier.handle(chain([*right[:2], 49, right[3]], base_len=session.length, scores=[-0.01] * 4), 0.0)
     step(verifier)
+    verifier.control.learn()
     judged = learned[-1].judged[REMOTE]
     assert judged.nodes.tolist() == [1] * 4 + [0] * (NUM_LEVELS - 4)
     assert judged.tried.tolist() == [1] * 3 + [0] * (NUM_LEVELS - 3)

@@ -551,6 +551,7 @@ def test_a_step_says_of_its_prompts_how_many_rows_they_had(prompt, num_nodes) ->
     open_session(verifier)
     for _ in range(3):  # its prompt, with nothing before; two tokens
         verifier.step(lambda: 0.1 * next(ticks))
+    verifier.control.learn()
     assert [(one.rows, one.num_sessions, one.num_tokens) for one in learned] == [(StepRows(1), 1, 1)] * 2
     message = Open(
         session_id=8, epoch=1, prompt_len=prompt, tokens_left=50, params=SamplingParams(),
@@ -561,6 +562,7 @@ def test_a_step_says_of_its_prompts_how_many_rows_they_had(prompt, num_nodes) ->
         drafted = toy_text(verifier.sessions[7].token_ids, num_nodes)
         verifier.handle(chain(drafted, base_len=verifier.sessions[7].length), 0.0)
     verifier.step(lambda: 0.1 * next(ticks))
+    verifier.control.learn()
     (mixed,) = learned[2:]
     attended = prompt * (prompt + 1) // 2
     nodes = mixed.rows.nodes

@@ -78,6 +78,7 @@ class Drafting(NamedTuple):
     looked_at    the part of `sources` that drafts for one session only.
     asleep       sources that need not follow the texts.
     depth, promised, is_unread   see `Budget`.
+    num_changes  how often the policy had changed its choice or the kind of its probe.
     """
 
     sources: Sources
@@ -86,6 +87,7 @@ class Drafting(NamedTuple):
     depth: int
     promised: float
     is_unread: bool
+    num_changes: int
 
 
 class Step(NamedTuple):
@@ -100,6 +102,7 @@ class Step(NamedTuple):
     waits          for each source: the seconds that the step waited for it.
     judged         for each source: the results of its drafts.
     is_told        whether it can show if drafts pay: no session is synchronous, some accept drafts.
+    num_changes    as in its `Drafting`. None: it followed the last change.
     """
 
     kind: StepKind
@@ -112,6 +115,7 @@ class Step(NamedTuple):
     waits: Mapping[str, float]
     judged: Mapping[str, Judged]
     is_told: bool = True
+    num_changes: int | None = None
 
 
 class DraftDecision(NamedTuple):

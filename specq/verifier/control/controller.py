@@ -17,6 +17,7 @@ without nodes is launched before the last one has ended. The next step always wa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,15 @@ from specq.verifier.step.in_flight import CollectedStep, InFlightStep
 from specq.verifier.step.node_choice import Shares
 
 TOLD = {"async"}, {"async", "plain"}  # modes of the sessions of a step that can show whether drafts pay
+
+
+class EndedStep(NamedTuple):
+    """A step that has ended: its rounds, its seconds since the end of the step before, and its waits by source."""
+
+    step: InFlightStep
+    rounds: Rounds
+    seconds: float
+    waits: dict[str, float]
 
 
 class Controller:
@@ -69,6 +79,7 @@ class Controller:
         self.prefill, self.bursts = PrefillLimit(max_prefill_slowdown), Bursts()
         self._round_trips = RoundTrips()
         self.last_end: float | None = None
+        self._ended: EndedStep | None = None  # not learned from yet
         self.follow_drafting()
 
     # --- decisions ----------------------------------------------------------------------------------------------------
@@ -85,6 +96,7 @@ class Controller:
         return Drafting(
             *(policy.allowed, policy.looked_at, policy.asleep, policy.depth, policy.promised),
             is_unread=policy.is_unread,
+            num_changes=policy.num_changes,
         )
 
     def follow_drafting(self) -> None:
@@ -165,14 +177,23 @@ class Controller:
             if drafted is not None:
                 self._round_trips.commit(drafted.session_id, drafted.length, ended)
 
-    def learn(self, collected: CollectedStep, rounds: Rounds) -> None:
-        """Learn from a step that followed another one at once and had no faults."""
+    def end(self, collected: CollectedStep, rounds: Rounds, *, goes_on: bool) -> None:
+        """Note the end of a step, for `learn`. `goes_on`: another step follows at once."""
+        self.learn()
         step, done, faults, ended, _ = collected
         waits = self._sources.clock.take(step.num_rows, self.curve)
         if len(done) == 1 and not faults.found and self.last_end is not None:
-            self._learn(step, rounds, ended - self.last_end, waits)
+            self._ended = EndedStep(step, rounds, ended - self.last_end, waits)
+        self.last_end = ended if goes_on else None
 
-    def _learn(self, step: InFlightStep, rounds: Rounds, seconds: float, waits: dict[str, float]) -> None:
+    def learn(self) -> None:
+        """Learn from the last ended step, unless that is done, it had faults, or it did not follow another one at once.
+
+        The verifier calls this while the device computes the next step. So the device does not wait for it.
+        """
+        if self._ended is None:
+            return
+        (step, rounds, seconds, waits), self._ended = self._ended, None
         shares, drafting = step.shares, step.drafting
         num_prompts, num_first = shares.prompts()
         num_decoding = shares.num_decoding if num_prompts else len(shares)
@@ -193,5 +214,6 @@ class Controller:
                 waits={name: waits.get(name, 0.0) for name in kind.sources},
                 judged=judged,
                 is_told=shares.modes in TOLD,
+                num_changes=drafting.num_changes,
             )
         )

@@ -73,6 +73,7 @@ class Policy:
     promised      drafted tokens that are expected to be accepted in a session's round.
     is_unread     whether drafts are verified before they are read, if that is possible.
     is_early      whether steps are launched early although draft workers draft.
+    num_changes   how often one of `allowed`, `looked_at`, `is_unread` and `is_early` has changed.
     used          the choice in use.
     decisions     the last KEPT_DECISIONS decisions.
     num_decided   the number of decisions by reason.
@@ -84,6 +85,7 @@ class Policy:
         self.used = PLAIN if is_measured else Choice(forecast.sources)
         self.allowed, self.looked_at, self.asleep = self.used.sources, PLAIN.sources, PLAIN.sources
         self.depth, self.promised, self.is_unread, self.is_early = NUM_LEVELS, 0.0, False, False
+        self.num_changes = 0
         self.decisions = deque[DraftDecision](maxlen=KEPT_DECISIONS)
         self.num_decided = dict.fromkeys(DECISIONS, 0)
         self._probe: _Probe | None = None
@@ -145,14 +147,15 @@ class Policy:
     def _pay(self, step: Step) -> None:
         """Add credit for probes, and subtract what the present probe lost in this step.
 
-        In a step with prompts, the loss is the wait for the tried sources.
+        A step that was planned before the probe does not count for it. In a step with prompts, the loss is the wait for
+        the tried sources.
         """
         before, unit = self._credit, self._first_s
         if before < MOST_CREDIT * unit:
             self._credit += BUDGET * step.seconds
         elif self._num_steps > FIRST_STEPS:
             self._credit = MOST_CREDIT * unit
-        if self._probe is None:
+        if self._probe is None or step.num_changes not in {None, self.num_changes}:
             return
         self._probe.num_steps += 1
         self._probe.num_rounds += step.num_sessions
@@ -265,6 +268,7 @@ class Policy:
         """Set what the sources must do from now on, by the current choice or probe."""
         silent = self.forecast.sources - self.forecast.felt(Choice(self.forecast.sources)).sources
         used, probe = self.used, self._probe
+        before = self.allowed, self.looked_at, self.is_unread, self.is_early
         self.looked_at = PLAIN.sources
         if probe is None:
             choice = used
@@ -273,6 +277,7 @@ class Policy:
         else:
             choice = probe.choice
         self.allowed, self.is_unread, self.is_early = choice.sources | silent, choice.is_unread, choice.is_early
+        self.num_changes += before != (self.allowed, self.looked_at, self.is_unread, self.is_early)
         self.asleep -= self.allowed
         if choice.sources and self._num_sessions:
             foreseen = self.forecast.foresee(choice, self._num_sessions)

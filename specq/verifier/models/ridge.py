@@ -29,7 +29,7 @@ class Ridge:
         prior    standard deviations of the weights, which later ones never exceed.
         memory   the number of pairs after which a pair has faded.
         usual    the standard deviation of residuals at first.
-        cut      residuals are clipped at this many standard deviations.
+        cut      the most standard deviations that a residual counts as: a larger one counts as noisier.
         """
         self._most: Float64Array = np.square(np.array(prior, np.float64))
         self._memory, self._cut = memory, cut
@@ -43,13 +43,12 @@ class Ridge:
         """Learn from a pair. `least`: the least standard deviation of y."""
         deviation = max(self.usual, least)
         error = y - float(self.weights.dot(x))
-        error = min(max(error, -self._cut * deviation), self._cut * deviation)
         self._forget()
         of_x = self.cov.dot(x)
-        gain = of_x / (float(x.dot(of_x)) + deviation**2)
+        gain = of_x / (float(x.dot(of_x)) + max(deviation, abs(error) / self._cut) ** 2)
         self.weights += gain * error
         self.cov -= gain[:, None] * of_x
-        self.usual += USUAL_FADE * (DEVIATION_OF_MEAN * abs(error) - self.usual)
+        self.usual += USUAL_FADE * (DEVIATION_OF_MEAN * min(abs(error), self._cut * deviation) - self.usual)
 
     def _forget(self) -> None:
         self._variances += self._drift * self.usual**2 * self._most

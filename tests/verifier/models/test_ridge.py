@@ -37,16 +37,25 @@ def test_before_anything_is_known_the_weights_are_nought_and_the_prior_says_how_
     assert ridge.deviation(np.array([1.0, 1.0])) == pytest.approx(0.1**0.5, rel=0.01)
 
 
-def test_a_pair_that_is_far_off_counts_as_one_at_the_cut() -> None:
-    """However far."""
-    x = np.array([1.0, 0.5, 0.5])
-    found = []
-    for error in (3.0 * 0.05, 1.0, 1e9):
-        ridge = Ridge(PRIOR, memory=100.0, usual=0.05, cut=3.0)
-        ridge.learn(x, error)
-        found.append((*ridge.weights, ridge.usual))
-    assert found[1] == found[2] == pytest.approx(found[0])
-    assert float(ridge.weights @ x) <= 3.0 * 0.05
+@pytest.mark.parametrize("error", [0.15, 1.0, 1e9])
+def test_a_residual_beyond_the_cut_counts_as_noisier(error: float) -> None:
+    """So the farther off it is, the less it counts; the usual residual grows by the cut at most."""
+    x, ridge = np.array([1.0, 0.5, 0.5]), Ridge(PRIOR, memory=100.0, usual=0.05, cut=3.0)
+    ridge.learn(x, error)
+    noise = max(0.05, error / 3.0)
+    assert ridge.weights == pytest.approx(0.09 * x * error / (0.09 * x @ x + noise**2), rel=0.01)
+    assert ridge.usual == pytest.approx(0.05 + 0.05 * (1.25 * 0.15 - 0.05))
+
+
+def test_what_was_never_seen_is_learned_at_once_although_all_else_is_precise() -> None:
+    """As the first steps with drafts after many without."""
+    ridge = Ridge(PRIOR, memory=100.0, usual=0.05, cut=3.0)
+    for _ in range(200):
+        ridge.learn(np.array([1.0, 0.0, 0.0]), 0.1, 0.01)
+    ridge.learn(np.array([1.0, 1.0, 0.0]), 0.5, 0.01)
+    assert ridge.weights[1] > 0.7 * 0.4
+    ridge.learn(np.array([1.0, 1.0, 0.0]), 0.5, 0.01)
+    assert ridge.weights[:2] == pytest.approx([0.1, 0.4], abs=0.02)
 
 
 def test_an_outlier_hardly_moves_what_many_pairs_said() -> None:
