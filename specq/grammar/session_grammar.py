@@ -10,14 +10,14 @@ complete, and nowhere else. Where a grammar is complete and cannot go on, the te
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from specq.protocol import BoolArray, EngineError, Int32Array, IntpArray
+from specq.grammar.mask_rows import MaskRows
+from specq.protocol import BoolArray, EngineError, Int32Array
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -47,13 +47,13 @@ class Ends(NamedTuple):
         """Return the ends of a session with these tokens."""
         return _ends_of(tuple(tokenizer.eos_tokens), tuple(end_ids))
 
-    def put(self, masks: Int32Array, rows: IntpArray, is_complete: BoolArray) -> None:
-        """Allow the session's own ends in those of the rows i64[n] that are complete, bool[n], and no end elsewhere.
-
-        masks  i32[any, words].
-        """
+    def put(self, masks: Int32Array, are_complete: Sequence[bool | None]) -> None:
+        """Allow the session's own ends in the rows of masks i32[n, words] that are complete, and no end elsewhere."""
+        complete = [row for row, is_complete in enumerate(are_complete) if is_complete]
         for word, closed, opened in self.words:
-            masks[rows, word] = (masks[rows, word] & ~closed) | np.where(is_complete, opened, 0).astype(np.int32)
+            masks[:, word] &= ~closed
+            if complete:
+                masks[complete, word] |= opened
 
 
 @lru_cache(maxsize=256)  # sessions with equal ends have the same object
@@ -75,13 +75,15 @@ class SessionGrammar:
 
     - `has_ended`: the grammar is complete and allows no further token.
     - `ends`: the tokens that end the text.
+    - `ahead`, `row`: masks of which one row is llguidance's mask behind the transcript, if that has begun.
     - `is_watched`, `num_slow`: whether its masks are timed, and how many were slow.
     """
 
     def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, end_ids: Sequence[int]) -> None:
         """Take a matcher at its start, and the tokens that end this session's text."""
         self._matcher = matcher
-        self._lent: Future[float] | None = None
+        self.ahead: MaskRows | None = None
+        self.row, self._is_lent = 0, False
         self.num_words = (tokenizer.vocab_size + 31) // 32  # of 32 bits, in a mask
         self._ends = frozenset(end for end in end_ids if end < tokenizer.vocab_size)
         self._closed = self._ends.union(tokenizer.eos_tokens)  # the grammar itself may not have them as text
@@ -93,21 +95,27 @@ class SessionGrammar:
     @property
     def matcher(self) -> LLMatcher:
         """The matcher. Waits while another thread has it."""
-        if self._lent is not None:
-            self._lent.exception()  # whoever lent it reports an error
-            self._lent = None
+        if self._is_lent:
+            assert self.ahead is not None
+            if not self.ahead.wait():
+                self.ahead = None
+            self._is_lent = False
         return self._matcher
 
-    def lend(self, until: Future[float]) -> None:
-        """Let another thread have the matcher, until it is done."""
-        self._lent = until
+    def lend(self, rows: MaskRows, row: int) -> None:
+        """Let other threads have the matcher, which compute a row of these masks."""
+        self.ahead, self.row, self._is_lent = rows, row, True
+
+    def is_end(self, token: int) -> bool:
+        """Return whether a token ends the text."""
+        return token in self._ends
 
     def commit(self, token_ids: list[int]) -> int:
         """Follow tokens of the transcript; return how many of them belong to the text.
 
         The rest lies behind the end. Raises EngineError if the grammar does not allow a token.
         """
-        matcher = self.matcher
+        matcher, self.ahead = self.matcher, None
         is_end = bool(token_ids) and token_ids[-1] in self._ends
         inner = [*token_ids[:-1]] if is_end else token_ids
         count = matcher.try_consume_tokens(inner) if inner else 0
@@ -117,6 +125,14 @@ class SessionGrammar:
         if self.has_ended and count:
             return count
         raise EngineError(self.reason() or f"the grammar does not allow token {token_ids[count]}, which was committed")
+
+    def note_commit(self, token: int, *, is_allowed: bool) -> None:
+        """Note that the matcher has consumed a token of the transcript. Raises as `commit` does."""
+        self.ahead = None
+        if not is_allowed:
+            reason = str(self.matcher.get_error()).splitlines()[0][:300]
+            raise EngineError(f"the grammar does not allow token {token}, which was committed: {reason}")
+        self.has_ended = self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def has_failed(self) -> bool:
@@ -153,7 +169,7 @@ class SessionGrammar:
         The first row comes before the tree, the others follow its nodes. masks i32[1 + nodes, words] receives
         llguidance's mask of each row that is reached.
         """
-        found: list[bool | None] = [self._row(masks, 0)]
+        found: list[bool | None] = [self._first_row(masks)]
         for row, path in enumerate(self._walk(token_ids, parents), 1):
             found.append(self._row(masks, row) if path is Reached.OPEN else None)
         return found
@@ -162,6 +178,14 @@ class SessionGrammar:
     def is_complete(self) -> bool:
         """Whether the text may end here."""
         return bool(self.matcher.is_accepting())
+
+    def _first_row(self, masks: Int32Array | None) -> bool:
+        """Write the mask behind the transcript as `_row` does. It may have been computed ahead."""
+        is_complete = self.is_complete
+        if masks is None or self.ahead is None:
+            return self._row(masks, 0)
+        masks[0] = self.ahead.words[self.row]
+        return is_complete
 
     def _row(self, masks: Int32Array | None, row: int) -> bool:
         if masks is not None:
@@ -186,12 +210,12 @@ class SessionGrammar:
         matcher, masks = self.matcher, np.empty((1, self.num_words), np.int32)
         count = matcher.try_consume_tokens([*path]) if path else 0
         is_open = count == len(path) and not matcher.is_stopped()
-        is_complete = is_open and self._row(masks, 0)
+        is_complete = is_open and (self._row(masks, 0) if path else self._first_row(masks))
         if count:
             matcher.rollback(count)
         if not is_open:
             return None
-        self.ends.put(masks, np.zeros(1, np.intp), np.array([is_complete]))
+        self.ends.put(masks, [is_complete])
         words: Int32Array = masks[0]
         return words
 

@@ -252,7 +252,7 @@ class Verifier:
         rounds = in_one([self._commit_part(collected, *part) for part in collected.done])
         self.sessions.changed()
         self._is_filling |= is_burst(step.shares.prompts()[1], len(step.shares))
-        self.in_flight.begin_masks()  # other threads compute them, while this one reports and handles messages
+        self.grammars.begin_masks(rounds.sessions, is_behind=bool(self.in_flight))
         failed = self._fail(faults)
         if not collected.done:
             self._check_works(step, faults)

@@ -16,6 +16,7 @@ from specq.grammar import SessionGrammar, StepMasks
 from specq.grammar.limits import GrammarLimits
 from specq.protocol import GRAMMAR, ORIGIN_CODES, SamplingParams
 from specq.testing import oracle
+from specq.verifier.sessions import grammars as session_grammars
 from specq.verifier.step import plan
 from tests.each import each
 from tests.grammar.naive import EOS, GRAMMARS, Naive, small
@@ -301,6 +302,17 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "masks of the step before": masks_of_the_step_before,
     "ends anywhere": ends_anywhere,
 }
+
+
+@each("overlaps", [False, True])
+def test_masks_that_cannot_begin_are_computed_when_they_are_needed(
+    overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(session_grammars, "begin_masks", fails)
+    check_texts({"temperature": 1.2}, overlaps=overlaps)
 
 
 @each("mutant", MUTANTS)
