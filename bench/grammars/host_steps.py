@@ -172,18 +172,13 @@ class Side:
         self.builder.close()
 
 
-def measure(
-    files: dict[str, str], vocab_size: int, device_s: float, num_sessions: int, num_steps: int
-) -> dict[str, Any]:
+def measure(sides: Sequence[Side], num_sessions: int, num_steps: int) -> dict[str, Any]:
     """Return the figures of one number of sessions, in milliseconds."""
-    sides = [Side(files, vocab_size, device_s, num_sessions, has=has) for has in (False, True)]
     calm_collector()  # as in a verifier's process
     found: list[list[tuple[float, float, float]]] = [[], []]
     for turn in range(num_steps + WARM_UP):
         for which in (0, 1) if turn % 2 else (1, 0):
             found[which].append(sides[which].step())
-    for side in sides:
-        side.close()
     report: dict[str, Any] = {"sessions": num_sessions, "steps": num_steps}
     for name, own in zip(("free", "grammar"), found, strict=True):
         for column, what in enumerate(("host", "wall", "late")):
@@ -205,7 +200,10 @@ def main(model: str, sessions: tuple[int, ...], steps: int, device_ms: float, ou
     vocab_size = 49_152 if model == "smollm2" else len(json.loads(files["tokenizer.json"])["model"]["vocab"])
     rows = []
     for number in sessions:
-        rows.append(measure(files, vocab_size, device_ms / 1e3, number, steps))
+        sides = [Side(files, vocab_size, device_ms / 1e3, number, has=has) for has in (False, True)]
+        rows.append(measure(sides, number, steps))
+        for side in sides:
+            side.close()
         click.echo(json.dumps(rows[-1]))
     if out is not None:
         command = shlex.join(["python", "-m", "bench.grammars.host_steps", *sys.argv[1:]])

@@ -183,4 +183,4 @@ def test_many_grammars_follow_their_tokens(threads, monkeypatch):
             with pytest.raises(EngineError) as refused:
                 alone.commit(text)
             assert f"{own}".startswith(f"{refused.value}")
-    assert sum(isinstance(own, int) for own in found) == 27
+    assert sum(isinstance(own, int) for own in found) == 42
