@@ -84,6 +84,7 @@ class SessionGrammar:
         self._matcher = matcher
         self.ahead: MaskRows | None = None
         self.row, self._is_lent = 0, False
+        self._forced: list[int] | None = None  # behind the transcript, if that is known
         self.num_words = (tokenizer.vocab_size + 31) // 32  # of 32 bits, in a mask
         self._ends = frozenset(end for end in end_ids if end < tokenizer.vocab_size)
         self._closed = self._ends.union(tokenizer.eos_tokens)  # the grammar itself may not have them as text
@@ -115,7 +116,7 @@ class SessionGrammar:
 
         The rest lies behind the end. Raises EngineError if the grammar does not allow a token.
         """
-        matcher, self.ahead = self.matcher, None
+        matcher, self.ahead, self._forced = self.matcher, None, None
         is_end = bool(token_ids) and token_ids[-1] in self._ends
         inner = [*token_ids[:-1]] if is_end else token_ids
         count = matcher.try_consume_tokens(inner) if inner else 0
@@ -128,7 +129,7 @@ class SessionGrammar:
 
     def note_commit(self, token: int, *, is_allowed: bool) -> None:
         """Note that the matcher has consumed a token of the transcript. Raises as `commit` does."""
-        self.ahead = None
+        self.ahead = self._forced = None
         if not is_allowed:
             reason = str(self.matcher.get_error()).splitlines()[0][:300]
             raise EngineError(f"the grammar does not allow token {token}, which was committed: {reason}")
@@ -156,9 +157,20 @@ class SessionGrammar:
     def allowed(self, token_ids: Sequence[int], parents: Sequence[int]) -> BoolArray:
         """Return for each node of a tree whether its path is allowed, bool[nodes].
 
-        A negative token is not known yet, and counts as allowed with all that follows it.
+        A negative token is not known yet, and counts as allowed with all that follows it. Masks allow forced tokens in
+        their usual spelling alone, so other spellings of what is forced behind the transcript are not allowed.
         """
+        forced, on_chain = self.forced(), {-1: 0}  # how many forced tokens a node has behind it
         found = [path is not Reached.FORBIDDEN for path in self._walk(token_ids, parents)]
+        for node, (token, parent) in enumerate(zip(token_ids, parents, strict=True)):
+            depth = on_chain.get(parent, len(forced))
+            if depth < len(forced) and token >= 0:
+                if token == forced[depth]:
+                    on_chain[node] = depth + 1
+                else:
+                    found[node] = False
+            elif parent >= 0 and not found[parent]:
+                found[node] = False
         return np.array(found, np.bool_)
 
     def fill(
@@ -194,12 +206,16 @@ class SessionGrammar:
 
     def forced(self, token_ids: Sequence[int] = ()) -> list[int]:
         """Return the only tokens that the grammar allows behind a path, at most MAX_FORCED; [] if the path is not."""
+        if not token_ids and self._forced is not None:
+            return self._forced
         count = self.matcher.try_consume_tokens(list(token_ids)) if token_ids else 0
         found: list[int] = []
         if count == len(token_ids) and not self.matcher.is_stopped():
             found = self.matcher.compute_ff_tokens()[:MAX_FORCED]
         if count:
             self.matcher.rollback(count)
+        if not token_ids:
+            self._forced = found
         return found
 
     def mask_behind(self, path: Sequence[int]) -> Int32Array | None:

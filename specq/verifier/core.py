@@ -21,6 +21,7 @@ import structlog
 from specq.engines import Engine, check_works, judges_late, scores_rows, tidy
 from specq.protocol import (
     CAPABILITIES,
+    GRAMMAR,
     GRAMMAR_CAPABILITIES,
     PROMPT_LOGPROBS,
     Heartbeat,
@@ -327,6 +328,7 @@ class Verifier:
             depth=self._drafting.depth,
             promised=self._drafting.promised,
             is_unread=self._drafting.is_unread,
+            has_forced=GRAMMAR in (self._drafting.sources & self.sources.num_sent.keys()) - self._drafting.looked_at,
         )
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specq.drafting.draft_model.chain_sessions import without_leads
 from specq.grammar import SessionGrammar, StepMasks
 from specq.grammar.limits import GrammarLimits
 from specq.protocol import GRAMMAR, ORIGIN_CODES, SamplingParams
@@ -313,6 +314,18 @@ def test_masks_that_cannot_begin_are_computed_when_they_are_needed(
 
     monkeypatch.setattr(session_grammars, "begin_masks", fails)
     check_texts({"temperature": 1.2}, overlaps=overlaps)
+
+
+def test_a_draft_model_does_not_draft_what_is_forced() -> None:
+    """If forced tokens are drafted. Beside it a session without a grammar, and one with a choice."""
+    service = GrammarService()
+    for session_id, grammar in enumerate([{"regex": "hello[xy]"}, {"regex": "[ab]c{5}"}, None]):
+        service.open(session_id, grammar)
+    sessions = [service.verifier.sessions[session_id] for session_id in range(3)]
+    assert without_leads(sessions, 0.0, has_forced=True) == sessions[1:]
+    assert without_leads(sessions, 3.0, has_forced=True) == sessions[1:]
+    assert without_leads(sessions, 3.5, has_forced=True) == sessions
+    assert without_leads(sessions, 0.5, has_forced=False) == sessions
 
 
 @each("mutant", MUTANTS)

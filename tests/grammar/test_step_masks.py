@@ -184,3 +184,18 @@ def test_many_grammars_follow_their_tokens(threads, monkeypatch):
                 alone.commit(text)
             assert f"{own}".startswith(f"{refused.value}")
     assert sum(isinstance(own, int) for own in found) == 42
+
+
+def test_what_is_forced_may_have_its_usual_spelling_alone():
+    """As masks have it. Other spellings would be rows in vain."""
+    grammar, ids = grammar_of("hello[xy]"), TOKENIZER.ids("hello")
+    letters = [token for letter in "hello" for token in TOKENIZER.ids(letter)]
+    assert grammar.forced() == ids != letters
+    chain = range(-1, 4)
+    assert grammar.allowed(letters, chain).tolist() == [True, *[False] * 4]
+    assert grammar.allowed([*ids, TOKENIZER.ids("x")[0], TOKENIZER.ids("z")[0]], [-1, 0, 1, 2, 2]).tolist() == [
+        *[True] * 4,
+        False,
+    ]
+    (row,) = StepMasks({1: grammar}).of(step_of("")).words
+    assert np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist() == ids[:1]
