@@ -3,8 +3,9 @@
     python -m bench.grammars.forced --model smollm2 --out forced.json
 
 One engine, one session at a time, greedy. The sides, in turns: each object plainly, with forced tokens alone, with
-suffix decoding or the pair's draft model alone, and with both. Times are from the first step to the last. Ratios are
-medians over the objects, of tokens a second of wall time and of the processor's time.
+suffix decoding or the pair's draft model alone, and with both. There, all sources draft in every step. `default` has
+all of them and the policy, which chooses; turns before the first one that counts let it learn. Times are from the first
+step to the last. Ratios are medians over the objects, of tokens a second of wall time and of the processor's time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from specq.verifier import DraftSource, Setup, StepCurve, Verifier
 
 SIZES = [1, 2, 4, 8, 16, 32, 64]
 MOST_TOKENS = 160
-BEHIND = " and forced"
+BEHIND, DEFAULT = " and forced", "default"
 
 
 def sides_of(model: str, info: ModelInfo) -> dict[str, list[DraftSource]]:
@@ -53,6 +54,7 @@ def sides_of(model: str, info: ModelInfo) -> dict[str, list[DraftSource]]:
     }
     for name, make in makers.items():
         found |= {name: [make()], name + BEHIND: [make(), ForcedTokens()]}
+    found[DEFAULT] = [makers["suffix"](), makers["draft model"](), ForcedTokens()]
     return found
 
 
@@ -105,8 +107,9 @@ def run(verifier: Verifier, session_id: int, prompt: list[int], grammar: str, mo
 @click.command()
 @click.option("--model", default="smollm2", show_default=True, help="Target.")
 @click.option("--turns", default=3, show_default=True, help="How often each object is written.")
+@click.option("--warm-up", default=3, show_default=True, help="Turns before, which do not count.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for the report, JSON.")
-def main(model: str, turns: int, out: Path | None) -> None:
+def main(model: str, turns: int, warm_up: int, out: Path | None) -> None:
     """Measure, and print the ratios."""
     at = resolve_model(model, "target")
     engine, files = TorchEngine(at, device="cpu", kv_slots=KV_SLOTS), load_tokenizer_files(at)
@@ -119,23 +122,25 @@ def main(model: str, turns: int, out: Path | None) -> None:
             incarnation=1,
             tokenizer_files=files,
             grammar_builder=builder,
-            measures_drafts=False,
+            measures_drafts=name == DEFAULT,
         )
         for name, sources in sides_of(model, engine.info).items()
     }
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in verifiers}  # tokens a second: wall, processor
-    for turn in range(turns):
+    for turn in range(-warm_up, turns):
         for _, prompt, grammar in prompts(TextCodec(files)):
             for name in list(verifiers)[:: 1 if turn % 2 else -1]:
                 mode = "plain" if name == "plain" else "async"
                 num_tokens, wall_s, processor_s = run(verifiers[name], next(ids), prompt, grammar, mode)
-                found[name].append((num_tokens / wall_s, num_tokens / processor_s))
+                if turn >= 0:
+                    found[name].append((num_tokens / wall_s, num_tokens / processor_s))
     builder.close()
     rates = {name: np.array(own) for name, own in found.items()}
     ratios = {f"{name} to plain": own / rates["plain"] for name, own in rates.items() if name != "plain"}
-    for name in ("suffix", "draft model"):
-        better = max(rates["forced"], rates[name], key=lambda own: float(np.median(own[:, 1])))
-        ratios[f"{name}{BEHIND} to the better of the two"] = rates[name + BEHIND] / better
+    for names in (("suffix",), ("draft model",), ("suffix", "draft model")):
+        better = max((rates[name] for name in ("forced", *names)), key=lambda own: float(np.median(own[:, 1])))
+        both = DEFAULT if len(names) > 1 else names[0] + BEHIND
+        ratios[f"{both} to the best of forced, {', '.join(names)}"] = rates[both] / better
     report: dict[str, Any] = {"model": model, "objects": len(found["plain"]) // turns, "load": os.getloadavg()}
     report["plain_tokens_per_s"] = median(rates["plain"][:, 0])
     report["ratios"] = {

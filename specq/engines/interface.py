@@ -118,8 +118,8 @@ class OverlappingEngine(Engine, Protocol):
     step for the session is then discarded.
 
     An engine may judge late (`specq.engines.judges_late`): if a step with masks takes tokens of the step before, masks
-    follow from these tokens. Then its `Launched` has the methods `begin_masks` and `judge`. Once the step before has
-    been committed, the caller calls the first, and later the second. Until then no step may be launched behind it.
+    follow from these tokens. Then its `Launched` has a method `judge`. The caller calls it once the step before has
+    been committed. Until then no step may be launched behind it.
 
     An engine may also have a method `tidy`. It does the work that collecting a step has deferred
     (`specq.engines.tidy`). Any engine may name the chains that it computes faster (`specq.engines.even_chains`). It may

@@ -5,6 +5,7 @@
 - `limits`: what a grammar may cost. `place`: where in a schema something is refused.
 - `tokenizer`: a model's tokenizer as llguidance has it.
 - `session_grammar`: the grammar of one session: what its transcript allows next.
+- `commits`: grammars follow what a step commits, and the next masks begin. `mask_rows`: threads and memory for masks.
 - `step_masks`: the masks of a step's sessions, for the judge.
 
 Input: the JSON text of a grammar (`specq.protocol.grammars`), the tokenizer, committed tokens, draft trees. Output:
@@ -13,9 +14,18 @@ kind, add a line in `specq.protocol.grammars` and one in `forms`.
 """
 
 from specq.grammar.builder import GrammarBuilder
+from specq.grammar.commits import begin_masks, commit_each
 from specq.grammar.limits import limits_of
 from specq.grammar.session_grammar import SessionGrammar
 from specq.grammar.step_masks import StepMasks
 from specq.grammar.tokenizer import GrammarTokenizer
 
-__all__ = ["GrammarBuilder", "GrammarTokenizer", "SessionGrammar", "StepMasks", "limits_of"]
+__all__ = [
+    "GrammarBuilder",
+    "GrammarTokenizer",
+    "SessionGrammar",
+    "StepMasks",
+    "begin_masks",
+    "commit_each",
+    "limits_of",
+]

@@ -10,14 +10,14 @@ complete, and nowhere else. Where a grammar is complete and cannot go on, the te
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from specq.protocol import BoolArray, EngineError, Int32Array, IntpArray
+from specq.grammar.mask_rows import MaskRows
+from specq.protocol import BoolArray, EngineError, Int32Array
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -47,13 +47,13 @@ class Ends(NamedTuple):
         """Return the ends of a session with these tokens."""
         return _ends_of(tuple(tokenizer.eos_tokens), tuple(end_ids))
 
-    def put(self, masks: Int32Array, rows: IntpArray, is_complete: BoolArray) -> None:
-        """Allow the session's own ends in those of the rows i64[n] that are complete, bool[n], and no end elsewhere.
-
-        masks  i32[any, words].
-        """
+    def put(self, masks: Int32Array, are_complete: Sequence[bool | None]) -> None:
+        """Allow the session's own ends in the rows of masks i32[n, words] that are complete, and no end elsewhere."""
+        complete = [row for row, is_complete in enumerate(are_complete) if is_complete]
         for word, closed, opened in self.words:
-            masks[rows, word] = (masks[rows, word] & ~closed) | np.where(is_complete, opened, 0).astype(np.int32)
+            masks[:, word] &= ~closed
+            if complete:
+                masks[complete, word] |= opened
 
 
 @lru_cache(maxsize=256)  # sessions with equal ends have the same object
@@ -75,13 +75,16 @@ class SessionGrammar:
 
     - `has_ended`: the grammar is complete and allows no further token.
     - `ends`: the tokens that end the text.
+    - `ahead`, `row`: masks of which one row is llguidance's mask behind the transcript, if that has begun.
     - `is_watched`, `num_slow`: whether its masks are timed, and how many were slow.
     """
 
     def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, end_ids: Sequence[int]) -> None:
         """Take a matcher at its start, and the tokens that end this session's text."""
         self._matcher = matcher
-        self._lent: Future[float] | None = None
+        self.ahead: MaskRows | None = None
+        self.row, self._is_lent = 0, False
+        self._forced: list[int] | None = None  # behind the transcript, if that is known
         self.num_words = (tokenizer.vocab_size + 31) // 32  # of 32 bits, in a mask
         self._ends = frozenset(end for end in end_ids if end < tokenizer.vocab_size)
         self._closed = self._ends.union(tokenizer.eos_tokens)  # the grammar itself may not have them as text
@@ -93,21 +96,27 @@ class SessionGrammar:
     @property
     def matcher(self) -> LLMatcher:
         """The matcher. Waits while another thread has it."""
-        if self._lent is not None:
-            self._lent.exception()  # whoever lent it reports an error
-            self._lent = None
+        if self._is_lent:
+            assert self.ahead is not None
+            if not self.ahead.wait():
+                self.ahead = None
+            self._is_lent = False
         return self._matcher
 
-    def lend(self, until: Future[float]) -> None:
-        """Let another thread have the matcher, until it is done."""
-        self._lent = until
+    def lend(self, rows: MaskRows, row: int) -> None:
+        """Let other threads have the matcher, which compute a row of these masks."""
+        self.ahead, self.row, self._is_lent = rows, row, True
+
+    def is_end(self, token: int) -> bool:
+        """Return whether a token ends the text."""
+        return token in self._ends
 
     def commit(self, token_ids: list[int]) -> int:
         """Follow tokens of the transcript; return how many of them belong to the text.
 
         The rest lies behind the end. Raises EngineError if the grammar does not allow a token.
         """
-        matcher = self.matcher
+        matcher, self.ahead, self._forced = self.matcher, None, None
         is_end = bool(token_ids) and token_ids[-1] in self._ends
         inner = [*token_ids[:-1]] if is_end else token_ids
         count = matcher.try_consume_tokens(inner) if inner else 0
@@ -117,6 +126,14 @@ class SessionGrammar:
         if self.has_ended and count:
             return count
         raise EngineError(self.reason() or f"the grammar does not allow token {token_ids[count]}, which was committed")
+
+    def note_commit(self, token: int, *, is_allowed: bool) -> None:
+        """Note that the matcher has consumed a token of the transcript. Raises as `commit` does."""
+        self.ahead = self._forced = None
+        if not is_allowed:
+            reason = str(self.matcher.get_error()).splitlines()[0][:300]
+            raise EngineError(f"the grammar does not allow token {token}, which was committed: {reason}")
+        self.has_ended = self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def has_failed(self) -> bool:
@@ -140,9 +157,20 @@ class SessionGrammar:
     def allowed(self, token_ids: Sequence[int], parents: Sequence[int]) -> BoolArray:
         """Return for each node of a tree whether its path is allowed, bool[nodes].
 
-        A negative token is not known yet, and counts as allowed with all that follows it.
+        A negative token is not known yet, and counts as allowed with all that follows it. Masks allow forced tokens in
+        their usual spelling alone, so other spellings of what is forced behind the transcript are not allowed.
         """
+        forced, on_chain = self.forced(), {-1: 0}  # how many forced tokens a node has behind it
         found = [path is not Reached.FORBIDDEN for path in self._walk(token_ids, parents)]
+        for node, (token, parent) in enumerate(zip(token_ids, parents, strict=True)):
+            depth = on_chain.get(parent, len(forced))
+            if depth < len(forced) and token >= 0:
+                if token == forced[depth]:
+                    on_chain[node] = depth + 1
+                else:
+                    found[node] = False
+            elif parent >= 0 and not found[parent]:
+                found[node] = False
         return np.array(found, np.bool_)
 
     def fill(
@@ -153,7 +181,7 @@ class SessionGrammar:
         The first row comes before the tree, the others follow its nodes. masks i32[1 + nodes, words] receives
         llguidance's mask of each row that is reached.
         """
-        found: list[bool | None] = [self._row(masks, 0)]
+        found: list[bool | None] = [self._first_row(masks)]
         for row, path in enumerate(self._walk(token_ids, parents), 1):
             found.append(self._row(masks, row) if path is Reached.OPEN else None)
         return found
@@ -163,6 +191,14 @@ class SessionGrammar:
         """Whether the text may end here."""
         return bool(self.matcher.is_accepting())
 
+    def _first_row(self, masks: Int32Array | None) -> bool:
+        """Write the mask behind the transcript as `_row` does. It may have been computed ahead."""
+        is_complete = self.is_complete
+        if masks is None or self.ahead is None:
+            return self._row(masks, 0)
+        masks[0] = self.ahead.words[self.row]
+        return is_complete
+
     def _row(self, masks: Int32Array | None, row: int) -> bool:
         if masks is not None:
             self.matcher.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
@@ -170,12 +206,16 @@ class SessionGrammar:
 
     def forced(self, token_ids: Sequence[int] = ()) -> list[int]:
         """Return the only tokens that the grammar allows behind a path, at most MAX_FORCED; [] if the path is not."""
+        if not token_ids and self._forced is not None:
+            return self._forced
         count = self.matcher.try_consume_tokens(list(token_ids)) if token_ids else 0
         found: list[int] = []
         if count == len(token_ids) and not self.matcher.is_stopped():
             found = self.matcher.compute_ff_tokens()[:MAX_FORCED]
         if count:
             self.matcher.rollback(count)
+        if not token_ids:
+            self._forced = found
         return found
 
     def mask_behind(self, path: Sequence[int]) -> Int32Array | None:
@@ -186,12 +226,12 @@ class SessionGrammar:
         matcher, masks = self.matcher, np.empty((1, self.num_words), np.int32)
         count = matcher.try_consume_tokens([*path]) if path else 0
         is_open = count == len(path) and not matcher.is_stopped()
-        is_complete = is_open and self._row(masks, 0)
+        is_complete = is_open and (self._row(masks, 0) if path else self._first_row(masks))
         if count:
             matcher.rollback(count)
         if not is_open:
             return None
-        self.ends.put(masks, np.zeros(1, np.intp), np.array([is_complete]))
+        self.ends.put(masks, [is_complete])
         words: Int32Array = masks[0]
         return words
 

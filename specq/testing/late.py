@@ -35,11 +35,6 @@ class LateStep:
         """See `Launched`."""
         return not len(self.batch.parents)
 
-    def begin_masks(self) -> None:
-        """See `specq.engines.OverlappingEngine`."""
-        if self.batch.masks is not None and self.after is not None and self.after.tokens is not None:
-            self.batch.masks.begin(self.batch.judged())
-
     def judge(self) -> None:
         """See `specq.engines.OverlappingEngine`. It is judged when it is collected."""
 

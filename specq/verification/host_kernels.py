@@ -42,6 +42,19 @@ def near_scores() -> Any:
     return function
 
 
+@cache
+def masks() -> Any:
+    """Return `specq_mask` with its types. None as for `kernels`."""
+    found = kernels()
+    if found is None:
+        return None
+    pointer, number = ctypes.c_void_p, ctypes.c_long
+    function = found.specq_mask
+    function.argtypes = [pointer, number, ctypes.c_int, ctypes.c_int, pointer, pointer, number]
+    function.restype = None
+    return function
+
+
 # A row: its place in the packed logits, the position of its token in the context, and its sampling parameters. The C
 # and Triton kernels read it unchanged. top_k: 0 for all. log_min_p: -inf for all.
 ROW = np.dtype([

@@ -6,8 +6,6 @@ masked distribution.
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 
 from specq.protocol import Float32Array, Int32Array, Int64Array
@@ -25,8 +23,11 @@ def mask(steps: Placed, logits: Logits) -> None:
     if steps.batch.masks is None:
         return
     places, counts, words = steps.batch.masks.of(steps.batch)
+    rows = steps.first_rows[places]
+    if len(words) > len(places):
+        rows = rows.repeat(counts) + places_in_runs(counts)
     if len(places):
-        mask_rows(logits, steps.first_rows[places].repeat(counts) + places_in_runs(counts), words)
+        mask_rows(logits, rows, words)
 
 
 def mask_rows(logits: Logits, rows: Int64Array, words: Int32Array) -> None:
@@ -40,11 +41,10 @@ def mask_rows(logits: Logits, rows: Int64Array, words: Int32Array) -> None:
 
 
 def _mask_on_host(logits: Float32Array, rows: Int64Array, words: Int32Array) -> None:
-    library, vocab = host_kernels.kernels(), logits.shape[1]
-    if library is not None and logits.strides[1] == logits.itemsize:
-        pointers = (ctypes.c_void_p(rows.ctypes.data), ctypes.c_void_p(words.ctypes.data))
-        shape = ctypes.c_long(logits.strides[0] // 4), vocab, len(rows)
-        library.specq_mask(ctypes.c_void_p(logits.ctypes.data), *shape, *pointers, ctypes.c_long(words.shape[1]))
+    masks, vocab = host_kernels.masks(), logits.shape[1]
+    if masks is not None and logits.strides[1] == logits.itemsize:
+        shape = logits.strides[0] // 4, vocab, len(rows)
+        masks(logits.ctypes.data, *shape, rows.ctypes.data, words.ctypes.data, words.shape[1])
         return
     for row, own in zip(rows.tolist(), words, strict=True):
         bits = np.unpackbits(own.view(np.uint8), count=vocab, bitorder="little")

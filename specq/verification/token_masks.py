@@ -66,9 +66,6 @@ class TokenMasks(ABC):
     pass meanwhile.
     """
 
-    def begin(self, judged: JudgedSteps) -> None:  # noqa: B027 - optional
-        """Begin to compute the masks of the judged steps in other threads. All their tokens must be known."""
-
     @abstractmethod
     def of(self, judged: JudgedSteps) -> MaskedSteps:
         """Return the masks of the judged steps with a grammar.

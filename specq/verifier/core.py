@@ -21,6 +21,7 @@ import structlog
 from specq.engines import Engine, check_works, judges_late, scores_rows, tidy
 from specq.protocol import (
     CAPABILITIES,
+    GRAMMAR,
     GRAMMAR_CAPABILITIES,
     PROMPT_LOGPROBS,
     Heartbeat,
@@ -253,7 +254,7 @@ class Verifier:
         rounds = in_one([self._commit_part(collected, *part) for part in collected.done])
         self.sessions.changed()
         self._is_filling |= is_burst(step.shares.prompts()[1], len(step.shares))
-        self.in_flight.begin_masks()  # other threads compute them, while this one reports and handles messages
+        self.grammars.begin_masks(rounds.sessions, is_behind=bool(self.in_flight))
         failed = self._fail(faults)
         if not collected.done:
             self._check_works(step, faults)
@@ -327,6 +328,7 @@ class Verifier:
             depth=self._drafting.depth,
             promised=self._drafting.promised,
             is_unread=self._drafting.is_unread,
+            has_forced=GRAMMAR in (self._drafting.sources & self.sources.num_sent.keys()) - self._drafting.looked_at,
         )
 
     @property

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specq.drafting.draft_model.chain_sessions import without_leads
 from specq.grammar import SessionGrammar, StepMasks
 from specq.grammar.limits import GrammarLimits
 from specq.protocol import GRAMMAR, ORIGIN_CODES, SamplingParams
 from specq.testing import oracle
+from specq.verifier.sessions import grammars as session_grammars
 from specq.verifier.step import plan
 from tests.each import each
 from tests.grammar.naive import EOS, GRAMMARS, Naive, small
@@ -301,6 +303,29 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "masks of the step before": masks_of_the_step_before,
     "ends anywhere": ends_anywhere,
 }
+
+
+@each("overlaps", [False, True])
+def test_masks_that_cannot_begin_are_computed_when_they_are_needed(
+    overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(session_grammars, "begin_masks", fails)
+    check_texts({"temperature": 1.2}, overlaps=overlaps)
+
+
+def test_a_draft_model_does_not_draft_what_is_forced() -> None:
+    """If forced tokens are drafted. Beside it a session without a grammar, and one with a choice."""
+    service = GrammarService()
+    for session_id, grammar in enumerate([{"regex": "hello[xy]"}, {"regex": "[ab]c{5}"}, None]):
+        service.open(session_id, grammar)
+    sessions = [service.verifier.sessions[session_id] for session_id in range(3)]
+    assert without_leads(sessions, 0.0, has_forced=True) == sessions[1:]
+    assert without_leads(sessions, 3.0, has_forced=True) == sessions[1:]
+    assert without_leads(sessions, 3.5, has_forced=True) == sessions
+    assert without_leads(sessions, 0.5, has_forced=False) == sessions
 
 
 @each("mutant", MUTANTS)

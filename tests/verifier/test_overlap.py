@@ -251,16 +251,13 @@ def test_a_session_that_ends_beside_two_steps_in_flight_reports_no_more() -> Non
     assert engine.free_slots == engine.info.kv_slots
 
 
-@pytest.mark.parametrize("method", ["begin_masks", "judge"])
-def test_a_step_that_cannot_be_judged_early_is_judged_when_it_is_collected(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_cannot_be_judged_early_is_judged_when_it_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that was committed before goes unreported."""
 
     def fails(_: LateStep) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(LateStep, method, fails)
+    monkeypatch.setattr(LateStep, "judge", fails)
     verifier = make_verifier(LateEngine())
     open_session(verifier)
     assert run(verifier)[7] == toy_text(PROMPT, 12)

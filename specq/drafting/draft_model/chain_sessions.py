@@ -16,6 +16,7 @@ from specq.drafting.interface import ChainDrafter
 from specq.drafting.worker import drafting_params
 from specq.protocol import BoolArray, EngineLostError, IntpArray
 from specq.runtime import Faults, traced
+from specq.verification import WITH_GRAMMAR
 from specq.verifier.sources import NONE, Rounds, Session, promised
 
 log = structlog.get_logger(__name__)
@@ -78,20 +79,30 @@ class ChainSessions:
         return found
 
 
-def without_leads(sessions: Sequence[Session], enough: float) -> Sequence[Session]:
+def without_leads(sessions: Sequence[Session], enough: float, *, has_forced: bool) -> Sequence[Session]:
     """Return the sessions that need chains.
 
-    They are synchronous sessions, and sessions whose other drafters' trees promise fewer than `enough` tokens.
+    They are synchronous sessions, and sessions whose other drafts promise fewer than `enough` tokens.
+
+    has_forced  whether forced tokens are drafted, too. These are certain, and cost no pass of a draft model.
     """
-    if not sessions or not np.count_nonzero(sessions[0].trees.num_live[_places(sessions)]):
+    if not sessions:
         return sessions
-    return [one for one in sessions if one.waits or (_promised(one) if one.num_live else 0.0) < enough]
+    trees, places = sessions[0].trees, _places(sessions)
+    has_forced &= bool(np.count_nonzero(trees.traits[places] & WITH_GRAMMAR))
+    if not has_forced and not np.count_nonzero(trees.num_live[places]):
+        return sessions
+    leads = [0.0 if one.waits else _lead(one, has_forced=has_forced) for one in sessions]
+    return [one for one, lead in zip(sessions, leads, strict=True) if not lead or lead < enough]
 
 
-def _promised(session: Session) -> float:
-    """Return how many tokens a session's tree promises; 0 if that raises (the verifier's plan reports it)."""
+def _lead(session: Session, *, has_forced: bool) -> float:
+    """Return how many tokens a session's other drafts promise; 0 if that raises (the verifier's plan reports it)."""
     with Faults().of(session, "drafted for"):
-        return float(promised([session])[0])
+        lead = float(promised([session])[0]) if session.num_live else 0.0
+        if not has_forced or session.grammar is None or session.speculation.has_fixed_shape:
+            return lead
+        return max(lead, float(len(session.grammar.forced())))
     return 0.0
 
 

@@ -163,7 +163,7 @@ class ColocatedSource(DraftSource):
     def _begin_chains(self, sessions: Sequence[Session], budget: Budget) -> bool:
         self._offered = NO_CHAINS
         rooms = rooms_for_chains(sessions)
-        left = without_leads(chosen(sessions, rooms > 0), LEAD * budget.promised)
+        left = without_leads(chosen(sessions, rooms > 0), LEAD * budget.promised, has_forced=budget.has_forced)
         if left != self._all_known:
             left = self._all_known = [session for session in left if self._knows(session)]
         if left:

@@ -91,11 +91,6 @@ class Flight:
             return self.judging.tokens is not None or not len(self.judging.judged)
         return says_own(self.plan.batch)
 
-    def begin_masks(self) -> None:
-        """See `specq.engines.OverlappingEngine`."""
-        if self.judging is None and self.plan.batch.masks is not None:
-            self.plan.batch.masks.begin(self.plan.batch.judged())
-
     def judge(self) -> None:
         """See `specq.engines.OverlappingEngine`."""
         if self.judging is None:

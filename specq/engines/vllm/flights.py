@@ -45,11 +45,6 @@ class SessionFlight:
         """See `specq.engines.Launched`."""
         return self.gives_tokens and self.judge_late is None
 
-    def begin_masks(self) -> None:
-        """See `specq.engines.OverlappingEngine`."""
-        if self.judge_late is not None and self.batch.masks is not None:
-            self.batch.masks.begin(self.batch.judged())
-
     def judge(self) -> None:
         """See `specq.engines.OverlappingEngine`."""
         if self.judge_late is not None and self.batch.masks is not None:

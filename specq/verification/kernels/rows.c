@@ -2,6 +2,7 @@
  * `specq.verification.sampling` defines them. The values are those of its formulas to the last bit, except for the order of float64 sums.
  *
  * Rule: the result for a row does not depend on the other rows. */
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 #include "noise.h"
@@ -219,7 +220,12 @@ static float limit_scores(Keys keys, Work *work, float bound) {
     const float LOG2 = 0.693147181f, MARGIN = 1e-3f;
     v8u token_ids = {0, 1, 2, 3, 4, 5, 6, 7};
     v8 best = (v8){0} - INFINITY;
+    bound = fmaxf(bound, -FLT_MAX);
     for (int i = 0; i < work->width; i += LANES, token_ids += LANES) {
+        if (!any8(*(v8 *)(work->scaled + i) >= bound)) { /* masked, or cut off: saves the noise */
+            *(v8 *)(work->limits + i) = (v8){0} - INFINITY;
+            continue;
+        }
         v8u half = (hash8(token_ids, keys) ^ 0x80000000u) >> 1; /* half of the hash, rounded down: fits int32 */
         v8 log2 = __builtin_convertvector((v8i)__builtin_convertvector((v8i)half, v8), v8) * 0x1p-23f - 127;
         v8 scaled = *(v8 *)(work->scaled + i), limit = scaled + (LOG2 * (31 - log2) + MARGIN);

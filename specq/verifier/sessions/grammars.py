@@ -5,16 +5,24 @@ A session whose grammar is not built yet takes part in no step. Nothing else wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from specq.grammar import GrammarTokenizer, SessionGrammar
+import structlog
+
+from specq.grammar import GrammarTokenizer, SessionGrammar, begin_masks
 from specq.protocol import Fault, SpecqError
+from specq.runtime import traced
+from specq.verification import WITH_GRAMMAR
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+log = structlog.get_logger(__name__)
+
+FEW = 4  # masks
 
 
 class Builder(Protocol):
@@ -85,6 +93,27 @@ class SessionGrammars:
             except SpecqError as error:
                 yield session, Fault(str(error))
         self._sessions.changed()
+
+    def begin_masks(self, committed: Sequence[Session], *, is_behind: bool) -> None:
+        """Let other threads compute the masks behind committed texts, while this one reports and handles messages.
+
+        is_behind  whether a step is in flight behind the one that was committed. It may have rows of texts that have
+                   ended.
+
+        Few masks are computed when they are needed, unless a device computes meanwhile: to wake a thread takes as long.
+        The same where this raises.
+        """
+        if not committed:
+            return
+        traits = committed[0].trees.traits[[session.place for session in committed]]
+        some = [committed[i] for i in (traits & WITH_GRAMMAR).nonzero()[0].tolist()]
+        grammars = [own.grammar for own in some if own.grammar is not None and (is_behind or not own.finish)]
+        if not is_behind and len(grammars) < FEW:
+            return
+        try:
+            begin_masks(grammars)
+        except Exception as error:  # noqa: BLE001 - see above
+            log.warning("masks_not_begun", num_sessions=len(grammars), **traced(error))
 
     def close(self) -> None:
         """Stop what builds grammars."""

@@ -41,6 +41,7 @@ class Budget(NamedTuple):
     depth            levels to draft, for a source whose levels can be chosen (`DraftSource.levels_s`).
     promised         drafted tokens of all sources expected to be accepted in a session's round.
     is_unread        whether to graft drafts unread, for a source that has the choice (`DraftSource.may_be_unread`).
+    has_forced       whether the forced tokens of grammars are drafted.
     """
 
     curve: StepCurve
@@ -50,6 +51,7 @@ class Budget(NamedTuple):
     depth: int = NUM_LEVELS
     promised: float = 0.0
     is_unread: bool = False
+    has_forced: bool = False
 
 
 class Setup(NamedTuple):

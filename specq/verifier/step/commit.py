@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
+from specq.grammar import commit_each
 from specq.protocol import (
     CORRECTED,
     NO_TOKENS,
@@ -339,17 +340,12 @@ def _follow_grammars(
     """Let grammars follow the kept tokens; return the places of texts that end with these. The rest is not kept."""
     ended, tokens = list[int](), judgements.token_ids.tolist()
     firsts, counts = starts_of(judgements.num_tokens).tolist(), kept.tolist()
-    for i in which:
-        grammar, first = sessions[i].grammar, firsts[i]
-        assert grammar is not None
-        try:
-            count = grammar.commit(tokens[first : first + counts[i]])
-        except EngineLostError:
-            raise
-        except Exception as error:  # noqa: BLE001 - see `Faults.of`
-            faults.note(sessions[i], "committed", error)
-            continue
-        if grammar.has_ended:
+    grammars = [grammar for i in which if (grammar := sessions[i].grammar) is not None]
+    texts = [tokens[firsts[i] : firsts[i] + counts[i]] for i in which]
+    for i, grammar, count in zip(which, grammars, commit_each(grammars, texts), strict=True):
+        if not isinstance(count, int):
+            faults.note(sessions[i], "committed", count)
+        elif grammar.has_ended:
             kept[i] = count
             ended.append(i)
     return ended

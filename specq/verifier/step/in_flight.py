@@ -186,23 +186,15 @@ class StepsInFlight:
             shares.sessions[0].trees.kv_len[shares.places] = shares.batch.base_lens
         return launched
 
-    def begin_masks(self) -> None:
-        """Begin to compute the masks that follow from a step that has been committed now."""
-        self._of_oldest("begin_masks")
-
     def judge(self) -> None:
-        """Let the step be judged whose masks have begun."""
-        self._of_oldest("judge")
+        """Let the step be judged whose earlier steps have all been committed.
 
-    def _of_oldest(self, method: str) -> None:
-        """Call a method of the step whose earlier steps have all been committed.
-
-        Where it raises, the step is judged when it is collected. That raises too, and finds the sessions at fault.
+        Where that raises, the step is judged when it is collected. That raises too, and finds the sessions at fault.
         """
         for shares, launched in self._steps[0].parts if self._steps else ():
             try:
-                if callable(call := getattr(launched, method, None)):
-                    call()
+                if callable(judge := getattr(launched, "judge", None)):
+                    judge()
             except EngineLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - see `Faults.of`
