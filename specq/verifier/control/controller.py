@@ -189,7 +189,7 @@ class Controller:
     def learn(self) -> None:
         """Learn from the last ended step, unless that is done, it had faults, or it did not follow another one at once.
 
-        The verifier calls this while the device computes the next step. So the device does not wait for it.
+        The verifier calls this while the device computes, so that the device does not wait for it.
         """
         if self._ended is None:
             return
