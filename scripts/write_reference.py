@@ -22,7 +22,7 @@ import numpy as np
 from specq.broker import diagram
 from specq.cli import main as specq
 from specq.config import BrokerConfig, ClientConfig, DraftConfig, Section, ServeConfig, TargetConfig, UpConfig
-from specq.config.sections import kinds, section_name
+from specq.config.options import kinds, section_name
 from specq.drafting import DRAFTERS
 from specq.engines import ENGINES
 from specq.protocol import ModelInfo

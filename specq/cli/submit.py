@@ -27,7 +27,7 @@ from specq.client import (
     result_line,
     run_lines,
 )
-from specq.config import ClientConfig, load, override
+from specq.config import ClientConfig, kinds, load, override
 from specq.runtime import writing
 
 _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
@@ -85,9 +85,6 @@ def submit(
     prompts: BinaryIO,
     out: str,
     config_file: str | None,
-    broker: str | None,
-    keys: str | None,
-    timeout_s: float | None,
     concurrency: int,
     wait_seconds: float,
     *,
@@ -96,7 +93,7 @@ def submit(
     verbose: bool,
     wait: bool,
     detach: bool,
-    **parameters: Any,
+    **values: Any,
 ) -> None:
     """Send the prompts of a JSONL file (- is standard input) and write one result line per completion, in order.
 
@@ -111,36 +108,48 @@ def submit(
       specq submit examples/prompts.jsonl --out results.jsonl
       echo '{"prompt": "What is 3 times 4?"}' | specq submit - --chat --temperature 0
     """
-    config = override(load(config_file).client, broker=broker, keys=keys, timeout_s=timeout_s)
-    defaults = given(parameters)
+    config = override(load(config_file).client, **{name: values.pop(name) for name in kinds(ClientConfig)})
+    defaults = given(values)
     check_values(defaults)
     if detach and (out != "-" or stream):
         raise click.UsageError(
             "--detach excludes --out and --stream; fetch the results with `specq results` (--out, --wait)"
         )
     with _connected(config, wait_seconds if wait else 0.0) as client:
-        lines = read_lines(prompts)
         if detach:
-            ctx.exit(_detach(client, config, lines, defaults, as_chat=chat))
-        with (
-            _saying_how_to_go_on(out),
-            _results(out, prompts, defaults | {"chat": chat, "verbose": verbose}) as file,
-            _progress(prompts, stream=stream) as bar,
-        ):
-            write = _Writer(file.write, bar, verbose=verbose)
-            write.skip(num_before := file.num_done)
-            show = _shower(to_stderr=out == "-") if stream else None
-            todo = file.remaining(lines)
-            num_failed = run_lines(
-                client, todo, defaults, write, concurrency=concurrency, as_chat=chat, show=show, key=file.key
-            )
+            status = _detach(client, config, read_lines(prompts), defaults, as_chat=chat)
+        else:
+            options = {"concurrency": concurrency, "as_chat": chat, "is_verbose": verbose, "streams": stream}
+            status = _run(client, prompts, out, defaults, **options)
+    ctx.exit(status)
+
+
+def _run(
+    client: Client,
+    prompts: BinaryIO,
+    out: str,
+    defaults: dict[str, Any],
+    *,
+    concurrency: int,
+    as_chat: bool,
+    is_verbose: bool,
+    streams: bool,
+) -> int:
+    """Answer the prompts, print a summary, and return the exit status."""
+    with (
+        _saying_how_to_go_on(out),
+        _results(out, prompts, defaults | {"chat": as_chat, "verbose": is_verbose}) as file,
+        _progress(prompts, stream=streams) as bar,
+    ):
+        write = _Writer(file.write, bar, verbose=is_verbose)
+        write.skip(num_before := file.num_done)
+        show = _shower(to_stderr=out == "-") if streams else None
+        todo = file.remaining(read_lines(prompts))
+        num_failed = run_lines(
+            client, todo, defaults, write, concurrency=concurrency, as_chat=as_chat, show=show, key=file.key
+        )
     if not write.num_written and not file.num_done:
         click.echo(f"specq: {prompts.name} contains no prompts", err=True)
-    ctx.exit(_conclude(write, num_before, num_failed, out))
-
-
-def _conclude(write: _Writer, num_before: int, num_failed: int, out: str) -> int:
-    """Print a summary of the lines, and return the exit status."""
     if num_failed:
         click.echo(f"specq: {num_failed} of {write.num_written} lines failed: {write.first_error}", err=True)
     elif out != "-" and write.num_written:

@@ -1,7 +1,7 @@
 """Configuration: merges defaults, a TOML file, the environment and the command line into frozen sections.
 
     sections         one dataclass for each role; each key is also a command-line option
-    options          a field of a section: its default, help text and allowed values
+    options          a section, and its fields: their defaults, help texts and allowed values
     loading          reads the file and the environment (no other module does); engine and proposer options;
                      renamed keys
     engine_options   options as name=value, values in JSON
@@ -30,7 +30,7 @@ from specq.config.loading import (
     with_new_names,
     with_own,
 )
-from specq.config.options import Cores, Texts, hidden, option
+from specq.config.options import Cores, Section, Texts, hidden, kinds, option, section_name
 from specq.config.sections import (
     AUTO_DRAFTERS,
     DEFAULT_BROKER,
@@ -40,12 +40,9 @@ from specq.config.sections import (
     ClientConfig,
     Config,
     DraftConfig,
-    Section,
     ServeConfig,
     TargetConfig,
     UpConfig,
-    kinds,
-    section_name,
 )
 from specq.config.values import check_bind, check_connect, connect_address, free_address, read_tree
 

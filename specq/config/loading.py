@@ -34,16 +34,13 @@ from typing import Any, TypeVar
 
 from specq.config import engine_options
 from specq.config.engine_options import Options, from_table
-from specq.config.options import Tables, Texts
+from specq.config.options import Section, Tables, Texts, kinds, section_name
 from specq.config.sections import (
     SECTIONS,
     BrokerConfig,
     Config,
     DraftConfig,
-    Section,
     TargetConfig,
-    kinds,
-    section_name,
 )
 from specq.config.values import check_connect
 from specq.protocol import ConfigError, did_you_mean, known_names

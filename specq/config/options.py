@@ -1,9 +1,11 @@
-"""Options: the fields of a section, each with a default, help text and allowed values."""
+"""Sections, and their fields, the options: each has a default, help text and allowed values."""
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, NewType, TypeVar
 
 from specq.config import engine_options
@@ -73,3 +75,31 @@ def check_limits(key: str, value: object, metadata: Mapping[str, Any]) -> None:
         raise ConfigError(f"{key} is {value!r}, but must be one of {', '.join(choices)}")
     if check:
         check(key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Base of the sections. Checks each value's type, range and the further rules of its option."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            key, value = f"{section_name(type(self))}.{f.name}", getattr(self, f.name)
+            check_type(key, value, kinds(type(self))[f.name])
+            check_limits(key, value, f.metadata)
+
+
+def section_name(section: type[Section]) -> str:
+    """Return the section's name in a TOML file: `target` for TargetConfig, or the class's LABEL."""
+    label: str = getattr(section, "LABEL", section.__name__.removesuffix("Config").lower())
+    return label
+
+
+def kinds(section: type[Section]) -> dict[str, Any]:
+    """Return the type of each key of a section."""
+    hashable: Any = section  # a type always is, whatever mypy thinks of those whose values are not
+    return _hints(hashable)
+
+
+@cache  # it is asked for each key of a section, and takes as long as all of them
+def _hints(section: Any) -> dict[str, Any]:
+    return typing.get_type_hints(section)

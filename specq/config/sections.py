@@ -9,13 +9,10 @@ its special values. `--help` appends the default, unless it is empty.
 
 from __future__ import annotations
 
-import typing
-from dataclasses import dataclass, field, fields
-from functools import cache
-from typing import Any
+from dataclasses import dataclass, field
 
 from specq.config.engine_options import Options
-from specq.config.options import Cores, Tables, Texts, check_limits, check_type, hidden, option
+from specq.config.options import Cores, Section, Tables, Texts, hidden, kinds, option, section_name
 from specq.config.values import check_bind, check_connect, check_origins, read_address
 from specq.protocol import ConfigError
 
@@ -102,17 +99,6 @@ def _check_slowdown(key: str, value: float) -> None:
 
 
 # --- the sections ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Base of the sections. Checks each value's type, range and the further rules of its option."""
-
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            key, value = f"{section_name(type(self))}.{f.name}", getattr(self, f.name)
-            check_type(key, value, kinds(type(self))[f.name])
-            check_limits(key, value, f.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,24 +384,7 @@ class Config:
     serve: ServeConfig = field(default_factory=ServeConfig)
 
 
-_ALL = (BrokerConfig, TargetConfig, DraftConfig, UpConfig, ClientConfig, ServeConfig)
-SECTIONS: dict[str, type[Section]] = dict(zip(Config.__dataclass_fields__, _ALL, strict=True))
-
-
-def section_name(section: type[Section]) -> str:
-    """Return the section's name in a TOML file."""
-    return next((name for name, cls in SECTIONS.items() if cls is section), getattr(section, "LABEL", section.__name__))
-
-
-def kinds(section: type[Section]) -> dict[str, Any]:
-    """Return the type of each key of a section."""
-    hashable: Any = section  # a type always is, whatever mypy thinks of those whose values are not
-    return _hints(hashable)
-
-
-@cache  # it is asked for each key of a section, and takes as long as all of them
-def _hints(section: Any) -> dict[str, Any]:
-    return typing.get_type_hints(section)
+SECTIONS: dict[str, type[Section]] = kinds(Config)
 
 
 def _check_bind(section: BrokerConfig | TargetConfig) -> None:

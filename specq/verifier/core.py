@@ -39,7 +39,7 @@ from specq.verifier.sessions.grammars import Builder, SessionGrammars
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftSource, SourceSet
-from specq.verifier.step.commit import Rounds, commit, in_one
+from specq.verifier.step.commit import commit
 from specq.verifier.step.in_flight import CollectedStep, InFlightStep, StepsInFlight
 from specq.verifier.step.meter import (
     Moments,
@@ -51,6 +51,7 @@ from specq.verifier.step.meter import (
 )
 from specq.verifier.step.node_choice import Shares
 from specq.verifier.step.plan import StepPlanner
+from specq.verifier.step.rounds import Rounds, in_one
 from specq.verifier.step.verdicts import NO_REPORTS, Reports, failure, verdicts_of
 from specq.verifier.trees import DraftTrees
 
@@ -68,7 +69,15 @@ class CommittedStep(NamedTuple):
 
 
 class Verifier:
-    """The sessions, the engine, the draft sources, and the body of the loop that connects them."""
+    """The sessions, the engine, the draft sources, and the body of the loop that connects them.
+
+    sources               draft sources in this process. The source of remote drafts is always added.
+    curve                 step times with the engine as it is now.
+    unhelped_curve        step times without threads on other cores. Default: `curve`.
+    max_prefill_slowdown  see `PrefillLimit`.
+    grammar_builder       builds the grammars of jobs. None: jobs with a grammar are refused.
+    max_prefill_rows      most rows of a step that computes prompts, if more than `max_step_rows`.
+    """
 
     def __init__(
         self,
@@ -88,15 +97,6 @@ class Verifier:
         tokenizer_files: dict[str, str] | None = None,
         grammar_builder: Builder | None = None,
     ) -> None:
-        """Build a verifier around an engine.
-
-        sources               draft sources in this process. The source of remote drafts is always added.
-        curve                 step times with the engine as it is now.
-        unhelped_curve        step times without threads on other cores. Default: `curve`.
-        max_prefill_slowdown  see `PrefillLimit`.
-        grammar_builder       builds the grammars of jobs. None: jobs with a grammar are refused.
-        max_prefill_rows      most rows of a step that computes prompts, if more than `max_step_rows`.
-        """
         self.engine, self.incarnation = engine, incarnation
         self.trees = DraftTrees()  # of all sessions
         self.sessions = OpenSessions(self.trees, max_uncommitted)
@@ -123,14 +123,12 @@ class Verifier:
             scores_prompts=scores_rows(engine),
         )
         self.in_flight = StepsInFlight(engine, self.sources.tap, self.control.awaits)
-        self.state = "ready"
-        self.num_steps = 0
+        self.state, self.num_steps = "ready", 0
         self._step_s = 0.0  # seconds of the last step, with the drafting for it
         self._faults = Faults()  # of the next step
         self._has_begun = False  # to draft for the next step
         self._drafting = self.control.drafting  # how the next step drafts
-        # Many sessions began in the last step. The load is known only after the next messages.
-        self._is_filling = False
+        self._is_filling = False  # many sessions began in the last step: the load is known after the next messages
 
     @property
     def capabilities(self) -> tuple[str, ...]:

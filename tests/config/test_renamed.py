@@ -7,7 +7,8 @@ import pytest
 from specq.cli.up import up
 from specq.cli.worker import worker
 from specq.config.loading import RENAMED, load, options_of, override, to_arguments, with_own
-from specq.config.sections import SECTIONS, Config, DraftConfig, TargetConfig, kinds
+from specq.config.options import kinds
+from specq.config.sections import SECTIONS, Config, DraftConfig, TargetConfig
 from specq.engines import ENGINES
 from specq.protocol.errors import ConfigError
 from tests.each import each

@@ -20,8 +20,8 @@ from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.models.step_time import StepTime
 from specq.verifier.sources.source_clock import LANES_OF
-from specq.verifier.step.commit import NO_ROUNDS
 from specq.verifier.step.meter import KEPT_STEPS, Histogram, Moments, StepMeter, by_depth
+from specq.verifier.step.rounds import NO_ROUNDS
 
 JUDGED_S = 0.25
 

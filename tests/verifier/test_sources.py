@@ -38,8 +38,8 @@ from specq.verifier import Budget, ComputedDrafts, DraftBatch, DraftSource, Step
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.mailbox import BATCH_NODES, LEAST_S, MAX_NODES, Mailbox
 from specq.verifier.sources.source_set import SourceSet
-from specq.verifier.step.commit import NO_ROUNDS, Round
 from specq.verifier.step.node_choice import Shares
+from specq.verifier.step.rounds import NO_ROUNDS, Round
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import live_nodes, make_draft, make_session, observe
 

@@ -35,9 +35,9 @@ from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
 from specq.verifier.sources.source_clock import judged_of
-from specq.verifier.step.commit import Rounds
 from specq.verifier.step.in_flight import CollectedStep, InFlightStep
 from specq.verifier.step.node_choice import Shares
+from specq.verifier.step.rounds import Rounds
 
 TOLD = {"async"}, {"async", "plain"}  # modes of the sessions of a step that can show whether drafts pay
 

@@ -44,18 +44,12 @@ def admit(
     faults: Faults,
     prefilling: Collection[Prefill] | None = None,
 ) -> Sequence[Session]:
-    """Open the running sessions whose turn it is and whose contexts fit.
-
-    Returns at most `most` open sessions.
+    """Open the running sessions whose turn it is and whose contexts fit. Return at most `most` open sessions.
 
     prefilling  the prefills of the step in flight, or None without such a step. With a step in flight no session is
                 evicted, because that step would be lost for it. If room is short then, the result is empty. The
                 decision follows when the step has ended.
     faults      gets the sessions that cannot be opened.
-
-    The open sessions may lack room for one row each. Then parked sessions are evicted first. A parked session is open
-    but not running. It is ahead of the journal, or between rounds. After these, the sessions with the highest ids are
-    evicted, in any turn. So the oldest open session always reaches its end.
 
     When a session's turn comes first, it is noted whether more sessions decoded than waited.
     """
@@ -118,7 +112,12 @@ def _turn(running: Sequence[Session], most: int, engine: Engine) -> Sequence[Ses
 
 
 def _make_room(running: Iterable[Session], turn: Sequence[Session], parked: list[Session], engine: Engine) -> None:
-    """Evict sessions until the other sessions of this turn have room for a row each."""
+    """Evict sessions until the other sessions of this turn have room for a row each.
+
+    Parked sessions are evicted first. A parked session is open but not running. It is ahead of the journal, or between
+    rounds. After these, the sessions with the highest ids are evicted, in any turn. So the oldest open session always
+    reaches its end.
+    """
     opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
     while engine.free_slots < _num_open(turn) and (parked or len(opened) > 1):
         _evict(parked.pop() if parked else opened.pop(), engine)

@@ -28,8 +28,8 @@ from specq.verifier.sources.interface import (
 )
 from specq.verifier.sources.source_set import SourceSet
 from specq.verifier.sources.unread import UnreadLayout, hung_unread, may_be_unread, put_tokens
-from specq.verifier.step.commit import Round, Rounds
 from specq.verifier.step.node_choice import FLOOR, promised
+from specq.verifier.step.rounds import Round, Rounds
 from specq.verifier.step.verdicts import verdict_of
 from specq.verifier.trees import NEXT_IDS, NONE, DraftTrees
 

@@ -34,7 +34,7 @@ from specq.protocol import (
 from specq.runtime import traced
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import ComputedDrafts, Followed, accepted_paths, followed_rows
-from specq.verifier.step.commit import Rounds
+from specq.verifier.step.rounds import Rounds
 
 log = structlog.get_logger(__name__)
 

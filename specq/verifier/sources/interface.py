@@ -25,8 +25,8 @@ from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.models.token_yield import NUM_LEVELS
 from specq.verifier.sessions.grafting import DraftBatch
 from specq.verifier.sessions.session import Session
-from specq.verifier.step.commit import Rounds
 from specq.verifier.step.node_choice import Shares
+from specq.verifier.step.rounds import Rounds
 
 UNBOUNDED = 1 << 30
 

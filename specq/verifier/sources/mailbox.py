@@ -20,7 +20,7 @@ from specq.verifier.sessions.grafting import DraftBatch, batch_of
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.activations import ActivationFeeds
 from specq.verifier.sources.interface import Budget, ComputedDrafts, DraftSource
-from specq.verifier.step.commit import Rounds
+from specq.verifier.step.rounds import Rounds
 
 MAX_NODES = 65_536  # most nodes in the mailbox; further drafts are dropped
 BATCH_NODES = 512  # nodes after which a batch ends

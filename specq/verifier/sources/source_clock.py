@@ -13,7 +13,7 @@ import numpy as np
 from specq.protocol import LANES, LEAST_OWN_LANE, REMOTE, Int64Array, UInt8Array
 from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.models.token_yield import NO_NODES, NUM_LEVELS, Judged
-from specq.verifier.step.commit import Rounds, bit_of
+from specq.verifier.step.rounds import Rounds, bit_of
 
 LANES_OF = {REMOTE: slice(LEAST_OWN_LANE)} | {name: slice(lane, lane + 1) for name, lane in LANES.items()}
 

@@ -29,8 +29,8 @@ from specq.verifier.sessions.session import Session
 from specq.verifier.sources.interface import Budget, ComputedDrafts, DraftSource
 from specq.verifier.sources.mailbox import Mailbox, MailTime
 from specq.verifier.sources.source_clock import SourceClock
-from specq.verifier.step.commit import Rounds
 from specq.verifier.step.node_choice import Shares
+from specq.verifier.step.rounds import Rounds
 
 log = structlog.get_logger(__name__)
 

@@ -32,8 +32,8 @@ from specq.verifier.control.policy import Policy
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
 from specq.verifier.sources.source_clock import LANES_OF, by_lane
-from specq.verifier.step.commit import Round, Rounds
 from specq.verifier.step.node_choice import Shares
+from specq.verifier.step.rounds import Round, Rounds
 from specq.verifier.trees import DraftTrees
 
 

@@ -22,7 +22,7 @@ from specq.protocol import (
 from specq.runtime import Faults
 from specq.verification import WITH_LOGPROBS
 from specq.verifier.sessions.session import Session
-from specq.verifier.step.commit import NO_FLAGS, Round, Rounds
+from specq.verifier.step.rounds import NO_FLAGS, Round, Rounds
 from specq.verifier.trees import MAX_LANES
 
 MANY = 4  # number of verdicts from which one message of arrays is cheaper than separate messages
