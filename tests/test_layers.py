@@ -157,15 +157,21 @@ class _Found(NamedTuple):
     of_os: frozenset[str]
 
 
-@cache  # each file is asked about several times, and to parse it is most of what that takes
+@cache  # several tests read each file, and to parse it is most of what that takes
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@cache
 def _found(path: Path) -> _Found:
-    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    nodes = list(ast.walk(_tree(path)))
     froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     assert all(node.level == 0 for node in froms), f"{path}: relative import; name the package"
     imports = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     both = [(node.module, f"{node.module}.{alias.name}") for node in froms for alias in node.names]
     imports |= {module if module in NAMES else package for package, module in both}
-    of_os = {n.attr for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "os"}
+    attributes = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name))
+    of_os = {n.attr for n in attributes if n.value.id == "os"}
     return _Found(frozenset(imports), frozenset(node.module for node in froms), frozenset(of_os))
 
 
@@ -235,7 +241,7 @@ def test_no_public_class_has_the_name_of_another():
     """The former package's aliases aside, a name that is read anywhere means one thing."""
     places = defaultdict(list)
     for path in MODULES:
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in _tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(path.relative_to(ROOT).as_posix())
     assert {name: found for name, found in places.items() if len(found) > 1} == {}

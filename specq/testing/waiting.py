@@ -13,7 +13,8 @@ def wait_until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
 
     Raises AssertionError after `limit_s` seconds.
     """
-    end = time.monotonic() + limit_s
+    end, pause_s = time.monotonic() + limit_s, LOOK_S / 16
     while not condition():
         assert time.monotonic() < end, "it never came about"
-        time.sleep(LOOK_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LOOK_S)

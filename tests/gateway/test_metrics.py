@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specq.gateway.metrics import TABLE, Metrics
+from specq.gateway.routes import service
 from specq.protocol import GetStatus, Status
 from specq.testing import World
 from specq.testing.fake_broker import answer
@@ -204,7 +205,8 @@ def test_the_broker_is_asked_at_each_scrape(broker, own_cache, monkeypatch):
     assert len(set(seen)) == 4
 
 
-def test_without_a_broker_the_rest_is_shown(own_cache, free_address):
+def test_without_a_broker_the_rest_is_shown(own_cache, free_address, monkeypatch):
+    monkeypatch.setattr(service, "READY_S", 0.1)
     with running(free_address) as gateway, connected(gateway) as http:
         http.get("/health")
         found = samples(http.get("/metrics").text)

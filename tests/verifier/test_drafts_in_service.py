@@ -56,9 +56,8 @@ def test_drafts_that_lose_to_overlapped_steps_fall_silent(num_sessions: int) -> 
     assert service.serve(4.5, num_sessions).rate > 0.97 * plain
 
 
-@pytest.mark.parametrize(
-    ("prompt_len", "num_tokens"), [pytest.param(100, 128, marks=pytest.mark.slow), (400, 128), (100, 16)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("prompt_len", "num_tokens"), [(100, 128), (400, 128), (100, 16)])
 def test_drafts_that_lose_fall_silent_where_sessions_come_all_the_time(prompt_len: int, num_tokens: int) -> None:
     """With 128 sessions that have not begun together nearly each round of drafts computes prompts, too; where texts are
     short, most of the sessions wait for rows of theirs."""
@@ -78,6 +77,7 @@ def test_a_burst_of_prompts_does_not_rate_drafts() -> None:
     assert service.serve(5.0, 1).share(COLOCATED) > 0.7
 
 
+@pytest.mark.slow
 def test_the_last_session_of_a_batch_is_soon_drafted_for() -> None:
     """A batch of 127 short jobs and a long one, again and again: drafts pay for the long one alone."""
     rates = {}
@@ -88,10 +88,8 @@ def test_the_last_session_of_a_batch_is_soon_drafted_for() -> None:
     assert rates["async"] > 1.1 * rates["plain"], rates
 
 
-@pytest.mark.parametrize(
-    ("chance", "num_sessions"),
-    [(0.3, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((0.5, 32), (0.6, 32)))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("chance", "num_sessions"), [(0.3, 1), (0.5, 32), (0.6, 32)])
 def test_drafts_that_are_right_less_often_soon_fall_silent(chance: float, num_sessions: int) -> None:
     """As where sampled jobs follow greedy ones, for which ten seconds of trials have said that drafts pay."""
     service = gpu(chance=0.9, suffix=0)

@@ -96,7 +96,7 @@ def test_an_unknown_source_drafts_for_one_session_first() -> None:
     assert service.verifier.policy.allowed == {REMOTE}
 
 
-@pytest.mark.parametrize("num_sessions", [1, 4])
+@pytest.mark.parametrize("num_sessions", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_slow_source_without_drafts_is_tried_rarely(num_sessions: int) -> None:
     """Its gain cannot be known. The loss of its trials sets the time of the next one."""
 

@@ -26,7 +26,10 @@ def rate_of(served: TimedService, mode: str, num_sessions: int, seconds: float =
 
 @pytest.mark.parametrize(
     ("round_trip_ms", "num_sessions"),
-    [*[(20, 1), (20, 16), (50, 1), (50, 16)], *(pytest.param(ms, 64, marks=pytest.mark.slow) for ms in (1, 20, 50))],
+    [
+        *[(20, 1), (20, 16), (50, 1)],
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((50, 16), (1, 64), (20, 64), (50, 64))),
+    ],
 )
 def test_drafts_that_come_too_late_cost_hardly_anything(round_trip_ms: int, num_sessions: int) -> None:
     """However far away they are drafted, and although all of them are used."""
@@ -36,7 +39,7 @@ def test_drafts_that_come_too_late_cost_hardly_anything(round_trip_ms: int, num_
     assert rate_of(found, "async", num_sessions) > 0.97 * plain
 
 
-@pytest.mark.parametrize("round_trip_ms", [1, 20])
+@pytest.mark.parametrize("round_trip_ms", [pytest.param(1, marks=pytest.mark.slow), 20])
 def test_drafts_that_come_in_thousands_are_handled_while_the_device_computes(round_trip_ms: int) -> None:
     """A draft for each of 64 sessions and each step would take the host twice as long as the device takes for the step.
     What there is no time for is dropped."""
@@ -53,7 +56,7 @@ def test_drafts_that_come_in_time_are_waited_for() -> None:
     assert rate_of(found, "async", 1) > 1.3 * plain
 
 
-@pytest.mark.parametrize("is_measured", [True, False])
+@pytest.mark.parametrize("is_measured", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_drafters_that_become_distant_soon_have_no_cost(is_measured: bool) -> None:
     """What was learned of them when they were near holds no more."""
     far = FarDrafters(0.001, 0.8)
@@ -65,7 +68,8 @@ def test_drafters_that_become_distant_soon_have_no_cost(is_measured: bool) -> No
     assert rate_of(found, "async", 1, 3.0) > 0.97 * plain
 
 
-@pytest.mark.parametrize("is_measured", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_measured", [True, False])
 def test_drafters_that_come_near_are_waited_for_again(is_measured: bool) -> None:
     """Within some seconds, since steps wait for a trial now and then."""
     far = FarDrafters(0.05, 0.8)
