@@ -25,7 +25,6 @@ Some suites compare specq with other ways to serve the same prompts, in one run.
 The other modules serve one suite each:
 
     lossless      drafts change speed and never text
-    numerics      how often text depends on how a step was batched
     engine_steps  verify steps of any engine
     device        the time of a device's kernels
     end_to_end    specq's deployments and vLLM on one GPU

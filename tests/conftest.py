@@ -17,7 +17,7 @@ from hypothesis import settings
 from specq.broker import Broker
 from specq.config import cache_dir
 from specq.config.values import free_address
-from specq.runtime.usage import reap
+from specq.runtime.usage import available_cores, reap
 from specq.testing.fake_broker import FakeBroker
 
 # The models of tests are tiny: torch's second thread would only wait, and on a busy machine spin. Torch reads it once.
@@ -44,6 +44,12 @@ _FAILED = pytest.StashKey[bool]()
 _PATIENCE_S = 10
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.hookimpl(optionalhook=True)  # there is no xdist in the environment of `make test-vllm`
+def pytest_xdist_auto_num_workers() -> int:
+    """Three workers for two cores: tests of processes, gateways and clients wait for most of their time."""
+    return max(1, 3 * len(available_cores()) // 2)
 
 
 def pytest_collection_finish() -> None:

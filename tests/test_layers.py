@@ -122,7 +122,7 @@ HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/training/", "specq/models/inflate"),
     *(f"specq/drafting/{method}/" for method in METHODS),
     "specq/drafting/head_files",
-    *("bench/rivals", "bench/drafts", "bench/lossless", "bench/numerics"),
+    *("bench/rivals", "bench/drafts", "bench/lossless"),
     *("bench/end_to_end/vllm", "bench/device", "bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
 )
@@ -282,7 +282,6 @@ def test_only_config_reads_the_environment():
     writers = {
         "specq.runtime.usage",
         "specq.engines.vllm.options",
-        "bench.numerics",
         "bench.end_to_end.vllm",
         "bench.rivals.vllm",
     }

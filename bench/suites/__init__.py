@@ -16,12 +16,10 @@ SUITES = {
     "gateway": "bench.suites.gateway:command",
     "lossless": "bench.suites.lossless:command",
     "grammars": "bench.suites.grammars:command",
-    "numerics": "bench.suites.numerics:command",
     "steps": "bench.suites.steps:command",
     "host-time": "bench.suites.host_time:command",
     "gpu": "bench.suites.gpu:command",
     "rivals": "bench.suites.rivals:command",
-    "journal": "bench.suites.journal:command",
     "calibrate": "bench.suites.calibrate:command",
 }
 SUMMARIES = {
@@ -36,12 +34,10 @@ SUMMARIES = {
     "gateway": "The cost of the HTTP gateway beside the Python client, and many streams at a time.",
     "lossless": "Whether drafts leave the text unchanged, in many ways to serve; status 1 if not.",
     "grammars": "Whether texts that follow a JSON schema are valid, for hundreds of schemas; status 1 if not.",
-    "numerics": "How often text depends on how a step was batched, by number format.",
     "steps": "The time of a verify step with an engine, by sessions and drafts.",
     "host-time": "The cost of a step on the host, by sessions and drafts, with a free forward pass.",
     "gpu": "specq end to end beside its rivals, one after the other, because each fills the GPU.",
     "rivals": "specq beside transformers and llama.cpp on the processors of this machine.",
-    "journal": "The cost of the journal: the time of groups of rows, by durability and size.",
     "calibrate": "This machine and a pair of models, beside the simulator's prediction for them.",
 }
 DEFAULT = "pair"

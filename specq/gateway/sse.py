@@ -6,7 +6,6 @@ Rule: an event's id is the reader's position after this event. The reader can re
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,8 +81,3 @@ def read_position(event_id: str, num_choices: int) -> Position:
 
 def _progress(part: str) -> ChoiceProgress:
     return ChoiceProgress() if part == "-" else ChoiceProgress(True, int(part.rstrip("e")), part.endswith("e"))
-
-
-def all_ended(choices: Sequence[ChoiceProgress]) -> bool:
-    """Return whether the ends of all completions have been sent."""
-    return all(choice.ended for choice in choices)

@@ -48,11 +48,6 @@ class ScheduledSession:
     def session_id(self) -> int:
         return self.session.session_id
 
-    @property
-    def is_decoding(self) -> bool:
-        """Whether all of the session's text except the last token has its KV already."""
-        return self.step.judged and len(self.step.token_ids) == 1
-
 
 class Shares(Sequence[ScheduledSession]):
     """The parts of n sessions in a step.
