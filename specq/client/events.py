@@ -33,7 +33,7 @@ class ReceivedTranscript:
     token_ids: list[int] = field(default_factory=list)
     origins: bytearray = field(default_factory=bytearray)
     logprobs: LogprobRecord = field(default_factory=lambda: LogprobRecord(-1))
-    prompt_rows: bytes = b""  # see `specq.protocol.prompt_logprobs`
+    prompt_rows: bytes = b""  # see `specq.protocol.logprobs`
     finish: str = ""
     stats: dict[str, Any] = field(default_factory=dict)
     first_token: float | None = None

@@ -74,7 +74,6 @@ from specq.protocol.errors import (
     known_names,
 )
 from specq.protocol.explanation import Explanation, RejectedDraft, RoundTime, read_rejected
-from specq.protocol.field_checks import MOST_LEVELS, is_too_deep
 from specq.protocol.grammars import (
     GRAMMAR_KINDS,
     MAX_CHOICES,
@@ -86,8 +85,14 @@ from specq.protocol.grammars import (
     has_grammar_kind,
     is_about_grammar,
 )
-from specq.protocol.layout import MAX_ARRAY
-from specq.protocol.logprob_record import LogprobRecord
+from specq.protocol.layout import MAX_ARRAY, MOST_LEVELS, is_too_deep
+from specq.protocol.logprobs import (
+    LogprobRecord,
+    num_prompt_bytes,
+    prompt_rows,
+    read_prompt_rows,
+    reason_against_prompt_rows,
+)
 from specq.protocol.messages import (
     Accepted,
     Ack,
@@ -157,7 +162,6 @@ from specq.protocol.origins import (
     origin_names,
 )
 from specq.protocol.params import MAX_SEED, SamplingParams, Speculation, Values
-from specq.protocol.prompt_logprobs import num_prompt_bytes, prompt_rows, read_prompt_rows, reason_against_prompt_rows
 from specq.protocol.stats import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US, RenamedCounts, SessionStats
 from specq.protocol.status_report import report_of, status_of
 from specq.protocol.step_output import FINAL, NO_TAP, SessionRows, StepOutput, Tap

@@ -230,7 +230,7 @@ NODE_TOKENS = Elements("token ids of the vocabulary", most=MAX_NODES)
 NODE_PARENTS = Elements("ids of nodes before the child's, or -1", most=MAX_NODES)
 NODE_SCORES = Elements("log-probabilities: 0 or less, and no NaN", most=MAX_NODES)
 
-# Log-probabilities of a prompt (`specq.protocol.prompt_logprobs`), with room for the other bytes of a journal's row.
+# Log-probabilities of a prompt (`specq.protocol.logprobs`), with room for the other bytes of a journal's row.
 MAX_PROMPT_ROWS = 8 * 1024 * 1024
 PROMPT_ROWS = replace(BYTES, most=MAX_PROMPT_ROWS)
 

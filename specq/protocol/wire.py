@@ -20,8 +20,7 @@ import orjson
 
 from specq.protocol.bounds import MAX_INT64, NAME
 from specq.protocol.errors import JobError, ProtocolError
-from specq.protocol.field_checks import OutOfBoundsError
-from specq.protocol.layout import ArrayLayout, Layout, layout_of
+from specq.protocol.layout import ArrayLayout, Layout, OutOfBoundsError, layout_of
 from specq.protocol.messages import MESSAGES, Assign, JobInfo, Message, Open, Submit
 from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION, refusal_of
 

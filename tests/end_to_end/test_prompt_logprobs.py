@@ -11,9 +11,9 @@ from specq.broker.state.job import BrokerJob, JobRequest
 from specq.broker.state.ledger import added_record, ended_record, restored, taken_record
 from specq.broker.state.transcript import Commit
 from specq.client.result import prompt_logprobs
+from specq.protocol.logprobs import MAX_PROMPT_ROWS, prompt_rows, reason_against_prompt_rows
 from specq.protocol.messages import Open, Submit
 from specq.protocol.params import SamplingParams, Speculation
-from specq.protocol.prompt_logprobs import MAX_PROMPT_ROWS, prompt_rows, reason_against_prompt_rows
 from specq.protocol.types import Logprobs, ScoredRows
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.late import LateEngine

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specq.protocol import Submit, Tokens
-from specq.protocol.prompt_logprobs import prompt_rows
+from specq.protocol.logprobs import prompt_rows
 from specq.protocol.types import ScoredRows
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, answer
 from specq.testing.tokenizer import tokenizer_files

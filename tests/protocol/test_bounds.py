@@ -18,8 +18,7 @@ from specq.client.parameters import read_parameters
 from specq.protocol import bounds
 from specq.protocol.bounds import Bound, Elements, Items, Json, OneOf, PairBound, Range, Text
 from specq.protocol.errors import JobError, ProtocolError
-from specq.protocol.field_checks import check_of
-from specq.protocol.layout import is_array
+from specq.protocol.layout import check_of, is_array
 from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Draft, Failed, Heartbeat, Message, Verdict
 from specq.protocol.origins import ORIGINS
 from specq.protocol.params import SamplingParams, Speculation, Values

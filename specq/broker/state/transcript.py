@@ -41,7 +41,7 @@ class Transcript:
 
     - `origins`: the code of each token's origin (`specq.protocol.origins`).
     - `finish`: "" until the job ends.
-    - `prompt_rows`: log-probabilities of the prompt (`specq.protocol.prompt_logprobs`), from the first verdict.
+    - `prompt_rows`: log-probabilities of the prompt (`specq.protocol.logprobs`), from the first verdict.
     - `failure`: the message that the client receives for a failed job.
     - `ended_at`: by the journal's time. 0.0: it has not ended.
     """

@@ -14,8 +14,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from specq.drafting import Children, draws_children
-from specq.drafting.worker.acceptance_stats import AcceptanceStats, judged
-from specq.drafting.worker.draft_nodes import DraftNode, draft_fields
+from specq.drafting.worker.draft_nodes import AcceptanceStats, DraftNode, draft_fields, judged
 from specq.drafting.worker.shapes import DEFAULT_DEPTH, Path, budget_of, shape_of
 from specq.protocol import Assign, Draft, SamplingParams, Speculation, Verdict
 

@@ -21,8 +21,7 @@ import numpy as np
 import structlog
 
 from specq.drafting import CONTEXT, Children, Drafter, Expansion, as_drafter, level_ids
-from specq.drafting.worker.acceptance_stats import AcceptanceStats
-from specq.drafting.worker.draft_nodes import DraftNode
+from specq.drafting.worker.draft_nodes import AcceptanceStats, DraftNode
 from specq.drafting.worker.session import DraftSession
 from specq.protocol import (
     CAPABILITIES,

@@ -98,7 +98,7 @@ class Verdict(Message):
     - node_tokens i32[k]: if the job asks for an explanation, the token of each verified node.
     - node_parents i32[k]: likewise, the index of its parent among the verified nodes. -1: the text.
     - node_probs f32[k]: likewise, its acceptance probability given its parent.
-    - prompt_rows: with the first tokens, if `params.prompt_logprobs`: see `specq.protocol.prompt_logprobs`.
+    - prompt_rows: with the first tokens, if `params.prompt_logprobs`: see `specq.protocol.logprobs`.
     """
 
     TYPE: ClassVar[str] = "verdict"
