@@ -18,11 +18,10 @@ Imports go one way: core, gate and jobs, workers, state.
 from specq.broker.core import Broker
 from specq.broker.front import Front
 from specq.broker.journal_link import JournalLink
-from specq.broker.state.lifecycle import TRANSITIONS, diagram
+from specq.broker.state.lifecycle import diagram
 from specq.broker.state.memory import Connect, Disconnect, Effect, Find, FindFinished, Send, Write
 
 __all__ = [
-    "TRANSITIONS",
     "Broker",
     "Connect",
     "Disconnect",

@@ -45,7 +45,6 @@ from specq.protocol.arrays import (
 )
 from specq.protocol.bounds import (
     CACHE_SALT,
-    COUNT,
     DEADLINE_MS,
     ID,
     LABEL,
@@ -157,7 +156,6 @@ from specq.protocol.origins import (
     SHOWN_OF_LANE,
     SUFFIX,
     SUFFIX_LANE,
-    TARGETS_OWN,
     num_drafted,
     origin_names,
 )
@@ -218,7 +216,6 @@ __all__ = [
     "COLOCATED",
     "COLOCATED_LANE",
     "CORRECTED",
-    "COUNT",
     "COUNTED_DEPTHS",
     "DEADLINE_MS",
     "DRAFTED",
@@ -276,7 +273,6 @@ __all__ = [
     "STRICT_ADVICE",
     "SUFFIX",
     "SUFFIX_LANE",
-    "TARGETS_OWN",
     "TENANT",
     "TOKEN_IDS",
     "Accepted",

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from specq.drafting.suffix.compiled import CompiledMatcher, kernels
-from specq.drafting.suffix.reference import DEPTH, MOST_NODES, MOST_TREES, DraftedSuffix, ReferenceMatcher
+from specq.drafting.suffix.reference import DEPTH, MOST_NODES, ReferenceMatcher
 from specq.drafting.suffix.texts import (
     NO_TEXT,
     TOO_OLD,
@@ -86,10 +86,8 @@ def draft(
 __all__ = [
     "DEPTH",
     "MOST_NODES",
-    "MOST_TREES",
     "NO_TEXT",
     "TOO_OLD",
-    "DraftedSuffix",
     "NotReady",
     "Requests",
     "SuffixTexts",

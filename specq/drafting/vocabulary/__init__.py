@@ -32,7 +32,7 @@ VOCABULARIES = {
     "text": "specq.drafting.vocabulary.text:TextVocabulary",
 }
 
-__all__ = ["SAME", "VOCABULARIES", "RetellingDrafter", "bridge", "in_vocabulary"]
+__all__ = ["SAME", "RetellingDrafter", "bridge", "in_vocabulary"]
 
 
 def bridge(

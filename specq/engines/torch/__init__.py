@@ -17,14 +17,13 @@
 draft-model proposer use any forward in the same way.
 """
 
-from specq.engines.torch.cuda.replays import BATCH_SIZES, Inbox, Replays, fetch, padded_batch
+from specq.engines.torch.cuda.replays import BATCH_SIZES, Replays, fetch, padded_batch
 from specq.engines.torch.loading import load, load_network, pick_device
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.engines.torch.top import rank_rows
 
 __all__ = [
     "BATCH_SIZES",
-    "Inbox",
     "Replays",
     "RowNoise",
     "Sampling",

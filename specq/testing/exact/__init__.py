@@ -10,11 +10,10 @@ the first tokens must then be the target's. `error` returns the largest differen
 numbers from the given `draws`.
 """
 
-from specq.testing.exact.drawing import DrawnChild, DrawnDraft, ExactWorld, drafts, point, sampled
+from specq.testing.exact.drawing import DrawnDraft, ExactWorld, drafts, point, sampled
 from specq.testing.exact.judging import emitted, error, joint_distribution
 
 __all__ = [
-    "DrawnChild",
     "DrawnDraft",
     "ExactWorld",
     "drafts",
