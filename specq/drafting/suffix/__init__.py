@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from specq.drafting.suffix.compiled import CompiledMatcher, kernels
-from specq.drafting.suffix.reference import DEPTH, MOST_NODES, ReferenceMatcher
+from specq.drafting.suffix.reference import DEPTH, MOST_NODES, DraftedSuffix, ReferenceMatcher
 from specq.drafting.suffix.texts import (
     NO_TEXT,
     TOO_OLD,
