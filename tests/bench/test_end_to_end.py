@@ -1,7 +1,6 @@
 """`specq bench gpu`: contestants, tables, failures, and the suite on the CPU at its smallest."""
 
 import json
-import queue
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -12,13 +11,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.end_to_end import contest, method_serving, serving, table, vllm, workload
+from bench.end_to_end import contest, method_serving, serving, vllm, workload
 from bench.end_to_end.contest import ContestPart
-from bench.end_to_end.listening import ListeningClient
-from bench.end_to_end.streams import Repetitions, Stream, StreamLoad, busy_rate, latencies
+from bench.end_to_end.streams import Stream, StreamLoad
 from bench.end_to_end.workload import Workload, check_engine
 from bench.report import Report
-from bench.step_split import StepSplit, split
 from bench.suites import gpu
 from specq.cli import main
 from specq.models import resolve_model
@@ -176,66 +173,6 @@ def test_who_drafts_beside_the_verifier_has_no_gpu_of_its(tensor_parallel_size: 
     }
 
 
-def test_a_run_has_a_fixed_number_of_jobs_per_session_and_at_least_eight():
-    work = Workload("pair", "cpu", [4], 8, 1, [[5], [6]], jobs_each=6)
-    assert [len(work.prompts_for(sessions)) for sessions in (1, 2, 4)] == [8, 12, 24]
-    assert len(Workload("pair", "cpu", [4], 8, 1, [[5], [6]]).prompts_for(4)) == 12
-
-
-def test_lengths_are_spread_evenly_and_are_the_same_in_each_run():
-    """And the KV memory holds them all."""
-    even, spread = (Workload("pair", "cpu", [64], 100, 1, [[1]] * 65, length_spread=share) for share in (0.0, 0.3))
-    assert even.lengths(5, 100) == [100] * 5
-    lengths = spread.lengths(192, 100)
-    assert lengths == spread.lengths(192, 100)
-    assert lengths[:64] == spread.lengths(64, 100)
-    assert (min(lengths), max(lengths)) == (70, 130)
-    for first in range(0, 192, 64):
-        assert abs(sum(lengths[first : first + 64]) / 64 - 100) < 2
-    assert spread.lengths(3, 1) == [1, 1, 1]
-    assert spread.kv_slots - even.kv_slots == sum(lengths) - 192 * 100
-
-    asked = []
-    client = SimpleNamespace(complete=lambda requests, *_: asked.extend(one["max_tokens"] for one in requests) or [])
-    serving.Completer(client, StreamLoad(64), spread, "plain").complete([[1]] * 192, 100)
-    assert asked == lengths
-
-
-class _Scripted(ListeningClient):
-    """A client whose jobs end when their ends are asked for, the last one first, and among them one that was asked for
-    earlier."""
-
-    def __init__(self):
-        self.ended, self.running, self.most = self, [], 0
-
-    def submit(self, *, seed):
-        self.running.append(job := _ended_job(seed))
-        self.most = max(self.most, len(self.running))
-        if seed == 2:
-            self.running.append(_ended_job(-1))
-        return job
-
-    def get(self, timeout):
-        if not self.running:
-            raise queue.Empty
-        return self.running.pop()
-
-
-def _ended_job(seed):
-    return SimpleNamespace(id=seed, started=0.0, arrivals=[], result=lambda: SimpleNamespace(token_ids=[seed]))
-
-
-def test_jobs_run_with_limited_concurrency_and_answers_keep_order():
-    client = _Scripted()
-    requests = [{"seed": seed} for seed in range(10)]
-    assert [result.token_ids for _, result in client.complete(requests, 3, 1.0)] == [[seed] for seed in range(10)]
-    assert client.most == 3
-    assert not client.running
-    client.submit = _ended_job  # none of them ends
-    with pytest.raises(TimeoutError, match="none of 3 jobs ended in 1 s"):
-        client.complete(requests, 3, 1.0)
-
-
 @pytest.mark.parametrize("kind", method_serving.METHODS)
 def test_a_draft_method_runs_in_a_verifier_without_other_sources(pair, kind):
     """It says which files it misses."""
@@ -352,40 +289,6 @@ def test_the_first_temperature_has_all_sessions_and_the_others_those_for_samplin
     assert sampled.kv_slots > work.kv_slots
 
 
-def test_the_busy_rate_ends_when_the_last_job_is_asked_for():
-    """Of three jobs, two at a time: six tokens of the first, two of the other by 3.0, when the third began, which does
-    not count."""
-    first, second = Stream([1] * 6, 1.0, [1.5, 2.0, 3.0]), Stream([1] * 4, 1.0, [2.0, 3.5])
-    last = Stream([1] * 4, 3.0, [3.5, 4.0])
-    assert busy_rate([first, second, last]) == [4.0]
-    assert busy_rate([Stream([1, 2], 1.0, [2.0]), Stream([1, 2], 1.0, [2.0])]) == []
-    assert busy_rate([Stream([1]), Stream([2])]) == []
-
-
-def test_latencies_are_of_arrivals_not_of_tokens():
-    """Three tokens that come together are one arrival; a token's time is all after the first arrival over all after the
-    first token."""
-    streams = [Stream([1, 2, 3, 4], 1.0, [1.5, 1.75]), Stream([1, 2], 2.0, [2.25, 2.75]), Stream([7])]
-    expected = {"first_token_ms": 375.0, "itl_ms": 375.0, "itl_p99_ms": 500.0, "tpot_ms": pytest.approx(291.67)}
-    assert latencies(streams) == expected
-    assert latencies([Stream([7])]) == {}
-
-
-def test_the_99th_percentile_leaves_out_one_of_a_hundred_gaps():
-    arrivals = [float(i) for i in range(100)]
-    late = Stream([1] * 101, 0.0, [*arrivals, 150.0])
-    assert latencies([late])["itl_p99_ms"] == 1000.0
-
-
-def test_a_repetitions_rate_is_all_tokens_over_all_seconds():
-    found = Repetitions(StreamLoad(2, 0.8))
-    found.add(lambda: [Stream([1, 2]), Stream([3])])
-    figures, (rate,) = found.figures(), found.rates
-    assert rate == pytest.approx(3 / found.seconds)
-    assert (figures["sessions"], figures["temperature"]) == (2, 0.8)
-    assert figures["per_user"] == pytest.approx(rate / 2, abs=0.1)
-
-
 def test_both_models_have_room_for_all_that_the_largest_run_computes():
     """With 128 sessions, too: prompts that are computed again in each repetition would be a handicap that rivals do not
     have."""
@@ -419,164 +322,6 @@ def test_deployments_take_further_engine_options_and_the_modes_that_are_asked_fo
     assert serving.modes("own", work) == ["plain", "async"]
     assert serving.modes("two-own", work) == ["async"]
     assert serving.modes("own", WORK) == ["plain", "sync", "async"]
-
-
-# --- where the time of steps went -----------------------------------------------------------------------------------
-
-BEFORE = {"step_us": {"forward": [9000, 1, 2], "host": [500, 1]}}
-AFTER = {"step_us": {"wait": [2000, 0, 4], "plan": [400, 4], "forward": [49_000, 1, 5, 1], "host": [3300, 2]}}
-
-
-def test_phases_are_means_of_the_steps_between_two_reports():
-    """Four more steps; what a report leaves out is 0."""
-    phases = {"wait": 0.5, "plan": 0.1, "forward": 10.0, "judge": 0.0, "host": 0.7}
-    assert split(BEFORE, AFTER) == {"num_steps": 4, "phases_ms": phases, "host_ms": 1.3, "wait_ms": 0.5}
-    assert split(AFTER, AFTER)["host_ms"] == 0.0
-
-
-class Reports:
-    """A client whose broker knows the steps of one verifier; the last report is given again and again."""
-
-    def __init__(self, *workers):
-        self._workers = list(workers)
-
-    def status(self):
-        worker = self._workers.pop(0) if len(self._workers) > 1 else self._workers[0]
-        return {"workers": [{"role": "draft", "steps": 0}, {"role": "target", "name": "t", **worker}]}
-
-
-def test_a_report_counts_when_the_verifier_has_beaten_since_its_last_step():
-    """What the broker knows right after the last job is older than the job's last steps."""
-    idle = {"steps": 3, "metrics": BEFORE}
-    late, done = {"steps": 5, "metrics": BEFORE}, {"steps": 7, "metrics": AFTER | {"choices": {"suffix": [1, 5]}}}
-    found = StepSplit(Reports(idle, idle, late, done), heartbeat_ms=0)
-    found.begin()
-    figures = found.figures()
-    assert (figures["num_steps"], figures["choices"]) == (4, {"suffix": [1, 5]})
-
-
-def test_a_verifier_that_goes_on_by_itself_is_an_error():
-    busy = ({"steps": i, "metrics": {}} for i in range(100))
-    with pytest.raises(EngineError, match="t does not come to rest"):
-        StepSplit(Reports(*busy), heartbeat_ms=0).begin()
-
-
-# --- contestants --------------------------------------------------------------------------------------------------
-
-
-RATES = {"tokens_per_second": 8.0, "rates": [7.0, 9.0], "sessions": 1, "temperature": 0.0}
-
-
-def fail(_work):
-    raise EngineError("out of memory")
-
-
-def test_one_that_fails_is_reported_and_the_others_go_on(tmp_path, capsys):
-    """Its error stands in the report, and it has no row."""
-    report = Report("gpu", tmp_path / "gpu.json")
-    good = {"plain": {"1": RATES}}
-    assert contest.run(report, WORK, [ContestPart("own", fail), ContestPart("one", lambda _: good)]) == ["own"]
-    found = json.loads((tmp_path / "gpu.json").read_text())
-    assert found["results"] == {"own": {"error": "EngineError: out of memory"}, "one": good}
-    assert found["figures"] == {"one plain S=1": {"unit": "tokens/s", "median": 8.0, "repeats": [7.0, 9.0]}}
-    printed = capsys.readouterr()
-    assert "out of memory" in printed.err
-    assert len(printed.out.splitlines()) == 2
-
-
-def test_a_delay_that_fails_is_named(tmp_path):
-    found = {"plain 1 ms": {"1": RATES}, "error 20 ms": "EngineError: out of memory"}
-    assert contest.run(Report("gpu", tmp_path / "gpu.json"), WORK, [ContestPart("far", lambda _: found)]) == [
-        "far 20 ms"
-    ]
-
-
-def test_variants_of_one_contestant_are_put_together_and_what_is_there_is_not_measured_again(tmp_path):
-    """A variant that failed before is; so is a contestant that failed."""
-    out, measured = tmp_path / "gpu.json", []
-    report = Report("gpu", out)
-
-    def part(name, variant=""):
-        def measure(_work):
-            measured.append(name + variant)
-            return {variant or "plain": {"1": RATES}}
-
-        return ContestPart(name, measure, variant)
-
-    parts = [ContestPart("own", fail), part("vllm-spec", "K=2"), ContestPart("vllm-spec", fail, "K=3")]
-    assert contest.run(report, WORK, parts) == ["own", "vllm-spec K=3"]
-    again = Report("gpu", out)
-    again.resume()
-    assert contest.run(again, WORK, [part("own"), part("vllm-spec", "K=2"), part("vllm-spec", "K=3")]) == []
-    assert measured == ["vllm-specK=2", "own", "vllm-specK=3"]
-    results = json.loads(out.read_text())["results"]
-    assert {"K=2", "K=3"} <= set(results["vllm-spec"])
-    assert set(results["own"]) == {"plain"}
-
-
-def test_rates_have_rows_and_figures():
-    """Failures and entries without a rate have no row. Columns without information are left out."""
-    found = {"K=3": {"1": {"error": "no room"}}, "engine plain": {"max_num_seqs": 128}}
-    assert table.table("vllm", found) == []
-    assert table.figures("vllm", found) == {}
-    rates = {"plain": {"1": RATES}, "sync": {"1": RATES | {"tokens_per_second": 12.0, "step_ms": 9.0}}}
-    assert table.notes("vllm", found) == ["vllm, engine plain: max_num_seqs 128"]
-    header, plain, sync = table.table("own", rates)
-    assert header == ("CONTESTANT", "T", "SESSIONS", "TOKENS/S", "STEP MS", "TO PLAIN")
-    assert plain == ("own plain", 0.0, 1, 8.0, "", "")
-    assert sync == ("own sync", 0.0, 1, 12.0, 9.0, 1.5)
-
-
-def rated(value):
-    return {"tokens_per_second": value, "rates": [value]}
-
-
-def test_others_are_compared_with_vllm_plain_and_with_the_best_of_vllms():
-    """At each load another depth may be best; a load that failed or that vLLM was not measured with is left out."""
-    results = {
-        "vllm": {"plain": {"1": rated(100.0), "8": rated(800.0)}, "engine plain": {"max_num_seqs": 128}},
-        "vllm-spec": {"K=2": {"1": rated(150.0), "8": rated(700.0)}, "K=5": {"1": rated(200.0), "8": {"error": "..."}}},
-        "vllm-ngram": {"K=3": {"1": rated(160.0), "8": rated(750.0)}},
-        "own": {"plain": {"1": rated(110.0), "8": rated(840.0)}, "async": {"1": rated(300.0), "64": rated(9.0)}},
-    }
-    header, one, eight = table.summary(results)
-    assert header == ("SESSIONS", "VLLM", "ITS DRAFTS", "BEST", "own plain TO BOTH", "own async TO BOTH")
-    assert one == ("1", 100.0, 200.0, "draft model K=5", "1.10 0.55", "3.00 1.50")
-    assert eight == ("8", 800.0, 750.0, "n-grams K=3", "1.05 1.05", "")
-    assert table.summary({"own": results["own"]}) == []
-
-
-def test_a_pair_that_is_not_there_is_made(tmp_path, monkeypatch):
-    """In the shapes asked for; one that is there is left alone."""
-    commands = []
-    status = [0]
-    run = lambda command, check: commands.append(command) or SimpleNamespace(returncode=status[0])  # noqa: E731
-    monkeypatch.setattr(contest, "subprocess", SimpleNamespace(run=run))
-    shapes = {"target": "big", "draft": "small", "draft_shape": "vocab=9"}
-    contest._build(tmp_path / "pair", "cpu", shapes)
-    (command,) = commands
-    assert command[2:5] == ["specq", "models", "inflate"]
-    assert command[-6:] == ["--target", "big", "--draft", "small", "--draft-shape", "vocab=9"]
-    contest._build(tmp_path / "other", "cpu", {"model": "smollm2", "parallel": "", "heads": ("a", "b")})
-    assert commands.pop()[-6:] == ["--model", "smollm2", "--heads", "a", "--heads", "b"]
-    (tmp_path / "pair" / "draft").mkdir(parents=True)
-    (tmp_path / "pair" / "draft" / "config.json").touch()
-    contest._build(tmp_path / "pair", "cpu", shapes)
-    assert len(commands) == 1
-    status[0] = 2
-    with pytest.raises(ConfigError, match="unfit could not be made"):
-        contest._build(tmp_path / "unfit", "cpu", shapes)
-
-
-def test_a_child_that_fails_is_an_error_with_what_it_said():
-    with pytest.raises(EngineError, match=r"(?s)vllm ended with status 1.*TypeError"):
-        vllm.measure_in_child(WORK, colour="red")
-
-
-def test_a_child_that_takes_too_long_is_given_up(monkeypatch):
-    monkeypatch.setattr(vllm, "PATIENCE_S", 0.01)
-    with pytest.raises(EngineError, match=r"no result within 0\.01 s"):
-        vllm.measure_in_child(WORK)
 
 
 # --- the suites on the CPU ----------------------------------------------------------------------------------------
