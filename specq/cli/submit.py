@@ -119,8 +119,8 @@ def submit(
         if detach:
             status = _detach(client, config, read_lines(prompts), defaults, as_chat=chat)
         else:
-            options = {"concurrency": concurrency, "as_chat": chat, "is_verbose": verbose, "streams": stream}
-            status = _run(client, prompts, out, defaults, **options)
+            options: dict[str, Any] = {"as_chat": chat, "is_verbose": verbose, "streams": stream}
+            status = _run(client, prompts, out, defaults, concurrency, **options)
     ctx.exit(status)
 
 
@@ -129,8 +129,8 @@ def _run(
     prompts: BinaryIO,
     out: str,
     defaults: dict[str, Any],
-    *,
     concurrency: int,
+    *,
     as_chat: bool,
     is_verbose: bool,
     streams: bool,

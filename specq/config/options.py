@@ -94,8 +94,8 @@ def section_name(section: type[Section]) -> str:
     return label
 
 
-def kinds(section: type[Section]) -> dict[str, Any]:
-    """Return the type of each key of a section."""
+def kinds(section: type) -> dict[str, Any]:
+    """Return the type of each key of a section, or of each section of a configuration."""
     hashable: Any = section  # a type always is, whatever mypy thinks of those whose values are not
     return _hints(hashable)
 
