@@ -166,7 +166,7 @@ def test_running_ahead_beats_waiting_over_a_slow_network(run):
 
 
 @pytest.mark.parametrize("rtt_ms", [1, 200])
-@pytest.mark.parametrize("sessions", [1, 16])
+@pytest.mark.parametrize("sessions", [1, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_useless_drafter_has_almost_no_cost(run, rtt_ms, sessions):
     """It claims 0.8 and is never right; hosts take their usual time."""
     network, traffic = NetworkSettings(rtt_ms=rtt_ms), TrafficSettings(sessions=sessions, warm_s=2, seconds=6)
@@ -183,6 +183,7 @@ def test_acceptance_pays(run):
     assert 1.02 / T_S < rates[0] < rates[1] < rates[2]
 
 
+@pytest.mark.slow
 def test_a_narrow_line_costs(run):
     """5 kbit/s carry a few drafts a second; the session goes on without them."""
     plain, narrow, wide = (

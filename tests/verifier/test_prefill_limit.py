@@ -49,6 +49,7 @@ class Load:
 
 
 LOADS = {"gpu": Load(on_gpu, 64, 32_768), "cpu": Load(on_cpu, 8, 1500)}
+EITHER = [pytest.param(LOADS["gpu"], id="gpu", marks=pytest.mark.slow), pytest.param(LOADS["cpu"], id="cpu")]
 
 
 @dataclass
@@ -134,7 +135,7 @@ def alone(load: Load) -> float:
     return long.first_s
 
 
-@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+@pytest.mark.parametrize("load", EITHER)
 def test_a_long_prompt_is_gentle_on_its_neighbours(load: Load) -> None:
     """Also against the plain steps before it came, and from its first rows on; without the limit they wait for it."""
     _, long, shorts, plain_s = beside(load)
@@ -194,7 +195,7 @@ def test_a_burst_that_comes_in_parts_is_as_quick_as_without_a_limit(make: Callab
     assert first_s[0] == first_s[1]
 
 
-@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+@pytest.mark.parametrize("load", EITHER)
 def test_prompts_that_come_beside_others_are_limited_however_short(load: Load) -> None:
     """What prompts take was learned from a long one before."""
     service, _, shorts, plain_s = beside(load)
