@@ -27,7 +27,7 @@ from specq.verification.host_kernels import ROW, Rows, make_rows
 from specq.verification.host_logits import Logits, on_host
 from specq.verification.interface import Strategy
 from specq.verification.judgements import CORRECTION, Judgements, ends_of, places_in_runs, starts_of
-from specq.verification.seeds import derived_seed
+from specq.verification.noise import derived_seed
 from specq.verification.step_batch import (
     NO_EXTRA,
     NO_SCORES,

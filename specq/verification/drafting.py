@@ -24,8 +24,8 @@ from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array, S
 from specq.verification import host_kernels, noise
 from specq.verification.host_logits import Logits, on_host
 from specq.verification.logprobs import likeliest
+from specq.verification.noise import Domain
 from specq.verification.sampling import target_probs
-from specq.verification.seeds import Domain
 
 
 class HashedDraws:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from specq.protocol import Int32Array, Int64Array, SamplingParams
 from specq.runtime import library
-from specq.verification import seeds
+from specq.verification import noise
 
 SOURCE = Path(__file__).parent / "kernels" / "rows.c"
 
@@ -86,7 +86,7 @@ def make_rows(
 
 def noise_keys(rows: Rows) -> Int32Array:
     """Return i32[rows, 2]: the keys of the rows' own noise."""
-    return seeds.row_keys(rows["seed"], rows["position"], seeds.Domain.GUMBEL)
+    return noise.row_keys(rows["seed"], rows["position"], noise.Domain.GUMBEL)
 
 
 def by_kind(rows: Rows) -> Iterator[tuple[int, Int64Array, Rows]]:

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.protocol import Bans, EngineError, Float32Array, Int32Array, Int64Array, IntpArray, SamplingParams, Tree
-from specq.verification.host_edits import HostEdits, Places
-from specq.verification.host_logits import Logits
+from specq.verification.host_logits import HostEdits, Logits, Places
 from specq.verification.packing import JudgedStep, Placed
 from specq.verification.step_batch import SHAPED
 

@@ -9,8 +9,7 @@ import numpy.typing as npt
 import torch
 
 from specq.protocol import IntpArray
-from specq.verification.host_edits import Places
-from specq.verification.host_logits import Logits
+from specq.verification.host_logits import Logits, Places
 from specq.verification.transfers import to_device
 
 

@@ -12,7 +12,7 @@ from specq.client.parameters import NAMES
 from specq.client.prompt_files import show_pieces
 from specq.protocol import Failed, SamplingParams, Speculation, Submit
 from specq.testing.fake_broker import ANSWER_IDS, CODEC, FakeBroker, answer
-from specq.verification.seeds import derived_seed
+from specq.verification.noise import derived_seed
 from tests.each import each
 from tests.submitting import GOOD, run
 

@@ -8,7 +8,7 @@ from specq.client import Client
 from specq.client.completions import is_batch, split_batch
 from specq.protocol import Accepted, Cancel, Failed, JobError, Submit
 from specq.testing.fake_broker import CODEC, FakeBroker, answer, tokens
-from specq.verification.seeds import derived_seed
+from specq.verification.noise import derived_seed
 from tests.each import each
 
 CHATS = [[{"role": "user", "content": text}] for text in ("Hi", "Why?")]

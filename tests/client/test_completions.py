@@ -11,7 +11,7 @@ import specq
 from specq.protocol import Accepted, Cancel, Failed, JobError, Message, Submit
 from specq.testing.fake_broker import CODEC, FakeBroker, answer, tokens
 from specq.testing.waiting import wait_until
-from specq.verification.seeds import derived_seed
+from specq.verification.noise import derived_seed
 from tests.client.asking import run_async
 from tests.each import each
 

@@ -16,7 +16,7 @@ from specq.protocol import JobError, decode, encode
 from specq.testing.fake_broker import CODEC, INFO
 from specq.testing.tokenizer import tokenizer_json
 from specq.text.codec import TextCodec
-from specq.verification.seeds import derived_seed
+from specq.verification.noise import derived_seed
 from tests.each import each
 
 SERVED = ServedModel(INFO, CODEC)

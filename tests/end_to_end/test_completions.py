@@ -14,7 +14,7 @@ import pytest
 
 from specq import Client
 from specq.processes.up import Group
-from specq.verification.seeds import derived_seed
+from specq.verification.noise import derived_seed
 from tests.deploying import QUESTION, group_of, ready
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -18,9 +18,9 @@ from specq.verification.begun import begin
 from specq.verification.cuda_rows import CudaRows, is_available
 from specq.verification.host_kernels import make_rows
 from specq.verification.judge import judge
+from specq.verification.noise import Domain, row_keys
 from specq.verification.packing import place
 from specq.verification.processors import shaped
-from specq.verification.seeds import Domain, row_keys
 from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
 from specq.verifier.sessions.history import Past

@@ -17,7 +17,7 @@ from specq.verification import host_kernels, host_rows
 from specq.verification.host_kernels import kernels, make_rows
 from specq.verification.host_logits import on_host
 from specq.verification.host_rows import HostRows
-from specq.verification.seeds import Domain
+from specq.verification.noise import Domain
 from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
 from tests.each import each

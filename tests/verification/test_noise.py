@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specq.testing import oracle
 from specq.verification import noise, torch_noise
-from specq.verification.seeds import Domain, derived_seed
+from specq.verification.noise import Domain, derived_seed
 from tests.each import each
 
 SEEDS = st.integers(0, 2**63 - 1)

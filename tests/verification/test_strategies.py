@@ -14,7 +14,7 @@ from specq.testing.random_steps import check_against_naive, packed_logits
 from specq.verification import STRATEGIES, step_batch, strategy
 from specq.verification import drafting as draws
 from specq.verification.judge import judge
-from specq.verification.seeds import Domain
+from specq.verification.noise import Domain
 from tests.each import each
 from tests.verification.steps import said, tree_of
 

@@ -35,7 +35,7 @@ def _splitmix(x):
 
 @triton.jit
 def _keys(words, row):
-    """Return the two keys i32 of a row's noise: `specq.verification.seeds` with domain 1."""
+    """Return the two keys i32 of a row's noise: `specq.verification.noise` with domain 1."""
     seed = tl.load(words + row * 6 + 2).to(tl.uint64)
     position = tl.load(words + row * 6 + 1).to(tl.uint64)
     mixed = _splitmix(_splitmix(seed ^ GOLDEN) + position)
