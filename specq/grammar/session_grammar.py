@@ -75,7 +75,7 @@ class SessionGrammar:
 
     - `has_ended`: the grammar is complete and allows no further token.
     - `ends`: the tokens that end the text.
-    - `ahead`, `row`: masks of which one row is llguidance's mask behind the transcript, if that has begun.
+    - `ahead`, `row`: masks that other threads compute, and the row among them that comes behind the transcript.
     - `failure`: why nothing is allowed any more, or "".
     - `is_watched`, `num_slow`: whether its masks are timed, and how many were slow.
     """
