@@ -132,7 +132,7 @@ class StubDevice:
         """See `Engine.shutdown`."""
 
 
-class StubSide:
+class StubService:
     """A verifier on a stub, with sessions that decode plainly."""
 
     def __init__(self, files: dict[str, str], vocab_size: int, step_s: float, num_sessions: int, *, has: bool) -> None:
@@ -172,7 +172,7 @@ class StubSide:
         self.builder.close()
 
 
-def measure(sides: Sequence[StubSide], num_sessions: int, num_steps: int) -> dict[str, Any]:
+def measure(sides: Sequence[StubService], num_sessions: int, num_steps: int) -> dict[str, Any]:
     """Return the figures of one number of sessions, in milliseconds."""
     calm_collector()  # as in a verifier's process
     found: list[list[tuple[float, float, float]]] = [[], []]
@@ -200,7 +200,7 @@ def main(model: str, sessions: tuple[int, ...], steps: int, device_ms: float, ou
     vocab_size = 49_152 if model == "smollm2" else len(json.loads(files["tokenizer.json"])["model"]["vocab"])
     rows = []
     for number in sessions:
-        sides = [StubSide(files, vocab_size, device_ms / 1e3, number, has=has) for has in (False, True)]
+        sides = [StubService(files, vocab_size, device_ms / 1e3, number, has=has) for has in (False, True)]
         rows.append(measure(sides, number, steps))
         for side in sides:
             side.close()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Plain = tuple[LLMatcher, int]  # and the row
     Chain = tuple[LLMatcher, int, list[int]]  # and the first row, and the tokens
 
-SLOW_CALL_S = 0.02  # wall time of all masks of a step
+SLOW_CALL_S = 0.02  # of all masks of a step
 MOST_THREADS = 8
 MOST_BUFFERS = 4  # kept: one for each step in flight, and more
 
@@ -30,6 +30,17 @@ MOST_BUFFERS = 4  # kept: one for each step in flight, and more
 def num_threads() -> int:
     """Return how many threads compute masks. One core is left to what goes on meanwhile."""
     return min(max(len(available_cores()) - 1, 1), MOST_THREADS)
+
+
+class Watch:
+    """Seconds since its making: the process must have worked as long, else other processes were the cause."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter(), time.process_time()
+
+    def seconds(self) -> float:
+        """Return the lesser of the wall time and the process's processor time."""
+        return min(time.perf_counter() - self._began[0], time.process_time() - self._began[1])
 
 
 @cache
@@ -64,7 +75,7 @@ BUFFERS = Buffers()
 
 
 class _Call:
-    """A call that another thread makes. `error`: what it raised. `seconds`: wall time."""
+    """A call that another thread makes. `error`: what it raised. `seconds`: as of `Watch`."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call: Callable[[], None] | None = call
@@ -86,12 +97,12 @@ class _Call:
         """Make the call."""
         assert self._call is not None
         self._has_begun.release()
-        began = time.perf_counter()
+        watch = Watch()
         try:
             self._call()
         except BaseException as error:  # noqa: BLE001 - a panic of Rust code is not an Exception
             self.error = error
-        self._call, self.seconds = None, time.perf_counter() - began
+        self._call, self.seconds = None, watch.seconds()
         self._has_ended.release()
 
     @property
@@ -136,9 +147,9 @@ class MaskRows:
 
     def compute(self, plain: list[Plain], chains: list[Chain]) -> None:
         """Compute the masks of rows, and of chains from their first row on."""
-        began = time.perf_counter()
+        watch = Watch()
         _compute(self.words, plain, chains)
-        self.is_slow |= time.perf_counter() - began > SLOW_CALL_S
+        self.is_slow |= watch.seconds() > SLOW_CALL_S
 
     def begin(self, plain: list[Plain]) -> None:
         """Let other threads compute the masks of rows, until `wait`."""

@@ -75,7 +75,8 @@ class SessionGrammar:
 
     - `has_ended`: the grammar is complete and allows no further token.
     - `ends`: the tokens that end the text.
-    - `ahead`, `row`: masks, one row of them is llguidance's mask behind the transcript, if that has begun.
+    - `ahead`, `row`: masks that other threads compute, and the row among them that comes behind the transcript.
+    - `failure`: why nothing is allowed any more, or "".
     - `is_watched`, `num_slow`: whether its masks are timed, and how many were slow.
     """
 
@@ -91,7 +92,7 @@ class SessionGrammar:
         self.ends = Ends.of(tokenizer, sorted(self._ends))
         self.has_ended = self.is_watched = False
         self.num_slow = 0
-        self._failure = ""
+        self.failure = ""
 
     @property
     def matcher(self) -> LLMatcher:
@@ -135,20 +136,15 @@ class SessionGrammar:
             raise EngineError(f"the grammar does not allow token {token}, which was committed: {reason}")
         self.has_ended = self._matcher.is_stopped() and not self._matcher.is_error()
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the grammar cannot be followed further."""
-        return bool(self._failure) or self.matcher.is_error()
-
     def reason(self) -> str:
         """Return why the grammar cannot be followed further, or ""."""
         if not self.matcher.is_error():
-            return self._failure
+            return self.failure
         return f"the grammar is too complex here: {str(self.matcher.get_error()).splitlines()[0][:300]}"
 
     def fail(self, reason: str) -> None:
         """Allow nothing from now on."""
-        self._failure = f"the grammar is too complex here: {reason}"
+        self.failure = f"the grammar is too complex here: {reason}"
 
     def chain(self, token_ids: list[int]) -> list[int]:
         """Return the part of a chain's tokens before the first that ends a text."""

@@ -64,9 +64,10 @@ class StepMasks(TokenMasks):
         grammars, places = [known[ids[i]] for i in where], np.array(where, np.intp)
         counts = judged.num_nodes[places] + 1
         num_rows = int(counts.sum())
+        matchers = [grammar.matcher for grammar in grammars]  # which are no longer lent
         rows = _ahead_of(grammars) if num_rows == len(places) else None
         if rows is not None:
-            are_complete: Complete = [grammar.is_complete for grammar in grammars]
+            are_complete: Complete = [matcher.is_accepting() for matcher in matchers]
         else:
             rows = MaskRows(num_rows, grammars[0].num_words if grammars else 0)
             are_complete = _fill(judged, places, grammars, counts, rows)
@@ -76,7 +77,7 @@ class StepMasks(TokenMasks):
                 grammar.is_watched = True
         close(grammars, counts, are_complete, rows.words)
         found = MaskedSteps(places, counts, rows.words)
-        if any(grammar.has_failed for grammar in grammars):
+        if any(matcher.is_error() for matcher in matchers) or any(grammar.failure for grammar in grammars):
             for grammar, (place, words) in zip(grammars, found.each(), strict=True):
                 if reason := grammar.reason():
                     self._reasons[judged.session_ids[place]] = reason
@@ -91,7 +92,7 @@ def _ahead_of(grammars: Sequence[SessionGrammar]) -> MaskRows | None:
         return None
     if not all(grammar.ahead is rows and grammar.row == row for row, grammar in enumerate(grammars)):
         return None
-    return rows if rows.wait() else None
+    return rows
 
 
 def _fill(

@@ -97,8 +97,7 @@ class SessionGrammars:
     def begin_masks(self, committed: Sequence[Session], *, is_behind: bool) -> None:
         """Let other threads compute the masks behind committed texts, while this one reports and handles messages.
 
-        is_behind  whether a step is in flight behind the committed step. It may have rows of texts that have
-                   ended.
+        is_behind  whether a later step is in flight. It may have rows of texts that have ended.
 
         Few masks are computed when they are needed, unless a device computes meanwhile: to wake a thread takes as long.
         The same where this raises.
