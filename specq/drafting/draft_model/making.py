@@ -1,4 +1,4 @@
-"""Make a colocated drafter from a verifier's configuration: load its draft model, and time a level of chains."""
+"""Make a colocated drafter from a verifier's configuration: load its draft model, and expect or time its levels."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from specq.verifier.sources import Setup, StepCurve
 
 if TYPE_CHECKING:
     from specq.drafting.draft_model.contexts import Contexts
+    from specq.engines.native import Threads
 
 log = structlog.get_logger(__name__)
 
@@ -29,7 +30,7 @@ RECORDED_SESSIONS = (96, 128, 160, 192, 224, 256)
 
 
 def make(setup: Setup) -> ColocatedSource | None:
-    """Load and time the draft model that the configuration names for this process; None if it names none."""
+    """Load the draft model that the configuration names for this process; None if it names none."""
     config, tell = setup.config, setup.tell
     if not setup.model:
         return None
@@ -42,11 +43,7 @@ def make(setup: Setup) -> ColocatedSource | None:
     drafter = _for_target(contexts, setup)
     chains, num_masks = drafter.in_chains(), contexts.num_masks
     chain = min(config.chain, num_masks + 1) if num_masks else config.chain  # the most that one pass predicts
-    most = min(config.max_sessions, RECORDED_SESSIONS[-1])
-    profiled = {*PROFILED_SESSIONS, *RECORDED_SESSIONS, most} if contexts.recorded_sizes else PROFILED_SESSIONS
-    sizes = sorted(sessions for sessions in profiled if sessions <= most)
-    tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
-    levels = StepCurve(sizes, level_times(chains, sizes, chain, {1, config.fan_out}))
+    levels = _levels(contexts, chains, setup, chain, threads)
     contexts.warm_up(config.max_sessions)
     log.info(
         "draft_model_loaded", model=contexts.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)}
@@ -57,6 +54,25 @@ def make(setup: Setup) -> ColocatedSource | None:
     )  # drafts in another vocabulary may need several passes
     shaped = ShapedTrees(worker)
     return ColocatedSource(chains, levels, fan_out=config.fan_out, chain=chain, is_one_pass=is_one_pass, shaped=shaped)
+
+
+def _levels(contexts: Contexts, chains: ChainDrafter, setup: Setup, chain: int, threads: Threads) -> StepCurve:
+    """Return the expected seconds of a level by sessions: estimated on a CPU, measured where sizes are prepared."""
+    config, widths = setup.config, {1, setup.config.fan_out}
+    if contexts.is_on_cpu:
+        sizes = profiled_sessions(config.max_sessions)
+        level_times(chains, sizes[:1], 1, widths)  # loads what drafting needs
+        return StepCurve(sizes, contexts.work.seconds(sizes, threads.count))
+    sizes = profiled_sessions(config.max_sessions, is_recorded=bool(contexts.recorded_sizes))
+    setup.tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
+    return StepCurve(sizes, level_times(chains, sizes, chain, widths))
+
+
+def profiled_sessions(max_sessions: int, *, is_recorded: bool = False) -> list[int]:
+    """Return the numbers of sessions of which levels are timed. `is_recorded`: the first run of a size is recorded."""
+    most = min(max_sessions, RECORDED_SESSIONS[-1])
+    profiled = {*PROFILED_SESSIONS, *RECORDED_SESSIONS, most} if is_recorded else PROFILED_SESSIONS
+    return sorted(sessions for sessions in profiled if sessions <= most)
 
 
 def _for_target(contexts: Contexts, setup: Setup) -> Drafter:

@@ -10,6 +10,7 @@
 - sharing: whether a pass is shared with helper threads.
 - rows: the packed rows of one forward pass, as plain integer arrays.
 - kv_pool: which slot holds which token: sessions, prefix sharing, eviction.
+- pass_times: the expected seconds of a pass, before any has run.
 - slot_tables: the tables of the pool's sessions.
 - top: the best tokens of each row, for drafters.
 - compiler: builds kernels/ at first use.
@@ -22,6 +23,7 @@ from specq.engines.native.gguf import integer_weights
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.loaded import ForwardOutput, HostForward, LoadedModel
 from specq.engines.native.loading import threads_of
+from specq.engines.native.pass_times import PassWork
 from specq.engines.native.rotary import rope_tables
 from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, RowTap, pack_nodes, pack_tokens
 from specq.engines.native.weights import BlockWeight, DecoderLayer, Linear, NativeWeights
@@ -43,6 +45,7 @@ __all__ = [
     "NativeOutput",
     "NativeWeights",
     "PackedRows",
+    "PassWork",
     "RowPacker",
     "RowTap",
     "Threads",

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from specq.engines.native.forward import ALONE, NativeForward, Threads
+from specq.engines.native.pass_times import PassWork
 from specq.engines.native.rows import PackedRows, RowTap
 from specq.engines.native.weights import NativeWeights
 from specq.protocol import Float32Array, Int32Array, ModelInfo
@@ -56,12 +57,14 @@ class Forward(Protocol):
 
     - num_tap_layers, is_helped, jumps: as in `specq.engines.Engine`.
     - ARITHMETIC: name of its kernels. Forwards with other kernels round differently.
+    - work: what a pass does, from which its time is estimated on a CPU.
     """
 
     ARITHMETIC: ClassVar[str]
     num_tap_layers: int
     is_helped: bool
     jumps: tuple[int, ...]
+    work: PassWork
 
     @property
     def kv(self) -> Kv: ...
@@ -128,6 +131,7 @@ class HostForward:
         self.kv = HostKv.of(len(weights.layers), weights.num_kv_heads, num_slots, weights.head_dim)
         self.native = NativeForward(weights, self.kv.keys, self.kv.values, library, threads)
         self.num_tap_layers, self.jumps = self.native.num_tap_layers, self.native.jumps
+        self.work = self.native.work
 
     @property
     def is_helped(self) -> bool:
