@@ -341,13 +341,11 @@ def _make_engine(
 
 
 def prepare_steps(engine: Engine, sources: Sequence[DraftSource], most_rows: int, most_sessions: int) -> None:
-    """Run steps, so that nothing is loaded in the first step of a session.
+    """Run steps of all sizes up to `most_rows`, without and with the hidden states that the sources read.
 
-    An engine may capture CUDA graphs on first use. There steps of all sizes up to `most_rows` are run, without and with
-    the hidden states that the sources read.
+    Otherwise an engine that captures CUDA graphs on first use would delay the first sessions.
     """
     if not (engine.overlaps and engine.jumps):
-        warm_up_steps(engine, [1], (), most_sessions)
         return
     started, most = time.monotonic(), min(most_rows, engine.free_slots // 2)
     read = tuple(sorted({layer for source in sources for layer in source.layers}))

@@ -122,7 +122,7 @@ def steps_of(rng: np.random.Generator) -> list[SessionStep]:
 
 def test_it_says_what_the_torch_engine_says(model: str) -> None:
     """Bit for bit, as the same model: a job may move from one to the other."""
-    engines = NativeEngine(model, kv_slots=512), TorchEngine(model, device="cpu", kv_slots=512)
+    engines = NativeEngine(model, kv_slots=512, arithmetic="exact"), TorchEngine(model, device="cpu", kv_slots=512)
     outputs = []
     for engine in engines:
         for step in steps_of(np.random.default_rng(1)):

@@ -57,12 +57,12 @@ def make(setup: Setup) -> ColocatedSource | None:
 
 
 def _levels(contexts: Contexts, chains: ChainDrafter, setup: Setup, chain: int, threads: Threads) -> StepCurve:
-    """Return the expected seconds of a level by sessions: estimated on a CPU, measured where sizes are prepared."""
+    """Return the expected seconds of a level by sessions: on a CPU from one level, else from levels of all sizes."""
     config, widths = setup.config, {1, setup.config.fan_out}
     if contexts.is_on_cpu:
         sizes = profiled_sessions(config.max_sessions)
-        level_times(chains, sizes[:1], 1, widths)  # loads what drafting needs
-        return StepCurve(sizes, contexts.work.seconds(sizes, threads.count))
+        (level_s,) = level_times(chains, sizes[:1], 1, widths)  # also loads what drafting needs
+        return StepCurve(sizes, contexts.work.seconds(sizes, threads.count, level_s))
     sizes = profiled_sessions(config.max_sessions, is_recorded=bool(contexts.recorded_sizes))
     setup.tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
     return StepCurve(sizes, level_times(chains, sizes, chain, widths))

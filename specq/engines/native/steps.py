@@ -29,7 +29,7 @@ from specq.engines.native.forward import Threads
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.loaded import ForwardOutput, LoadedModel
 from specq.engines.native.rows import RowTap, pack_steps
-from specq.engines.profiling import keep, recall, step_times_file
+from specq.engines.profiling import keep, one_row_step_s, recall, step_times_file
 from specq.protocol import (
     FINAL,
     NO_TAP,
@@ -225,10 +225,11 @@ class PooledEngine:
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Return the times that an earlier process learned in service, else estimates; see `Engine.step_times`."""
+        one_row_s = one_row_step_s(self)
         sizes, recalled = [size for size in sizes if size <= MOST_EXPECTED], recall(self._times_file())
         if recalled.keys() >= {*sizes}:
             return [recalled[size] for size in sizes]
-        return self._forward.work.seconds(sizes, self._threads_now.count)
+        return self._forward.work.seconds(sizes, self._threads_now.count, one_row_s)
 
     def keep_times(self, times: Mapping[int, float]) -> None:
         """Keep times for a later process; see `specq.engines.keep_times`."""
