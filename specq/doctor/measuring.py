@@ -1,9 +1,9 @@
 """The pair in this process, without sockets. It is a verifier with one source of drafts at a time.
 
 Steps are timed by their rows, with help from other cores and without, in turn (`hardware`). Levels of drafts are timed
-by their sessions. Then a few bundled prompts are completed greedily: plainly, plainly
-all at a time, and with each source of drafts. Each method has its own verifier over the one engine. All methods
-complete a prompt before the next one, because a machine's speed drifts.
+by their sessions. Then a few bundled prompts are completed greedily: plainly, plainly all at a time, and with each
+source of drafts. Each method has its own verifier over the one engine. All methods complete a prompt before the next
+one, because a machine's speed drifts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from specq.config import Config, options_of
 from specq.doctor.hardware import MOST_ROWS, curves_in_turn, foresight_times, load_proposer, pass_times, pinned, typical
 from specq.doctor.prediction import PLAIN, Costs, PredictedMethod, significant
 from specq.doctor.watching import Prompt, StepWatch, Watched, WatchedRun, opened
-from specq.drafting.draft_model.making import level_times, profiled_sessions
 from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.lookahead.source import LookaheadDecoder
 from specq.engines import ENGINES
@@ -112,12 +111,10 @@ class _Pair:
         self.unhelped, self.curve = verifier.control.curves if self.engine.overlaps else curves_in_turn(self.engine)
         others = verifier.sources.mailbox.name, GRAMMAR  # what depends on draft workers, or on what jobs ask for
         self.sources = [source for source in verifier.sources.sources if source.name not in others]
+        self.max_sessions = verifier.max_sessions
         for source in self.sources:
             if isinstance(source, ColocatedSource):
-                sizes = profiled_sessions(verifier.max_sessions)
-                times = level_times(source.chains, sizes, source.most_levels, {1, source.fan_out})
-                source.levels = StepCurve(sizes, times)
-        self.max_sessions = verifier.max_sessions
+                source.measure_levels(self.max_sessions)
         self.watch = None if self.engine.overlaps else StepWatch(self.engine)
         self._ids = count()
 

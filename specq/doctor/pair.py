@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 from specq.checkpoints import draft_form, is_gguf, read_config, read_gguf, weight_bytes
+from specq.config import cache_dir
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
 from specq.engines import ends_told, local_checkpoint, read_info
+from specq.engines.models import default_arithmetic
+from specq.engines.native import INTEGER, has_block_cache
 from specq.models import HEADS, resolve_model
 from specq.models.draft_choice import SMALLER
 from specq.protocol import ConfigError, ModelInfo, fits, mismatch
@@ -35,6 +39,7 @@ class PairModel:
     num_params   numbers in them; 0 if the files do not have it.
     slot_bytes   of a token's KV in float32.
     num_places   tokens that a pass of a draft model predicts; more than one for a parallel draft model.
+    arithmetic   on a CPU by default; "": that of torch.
     """
 
     name: str
@@ -45,6 +50,7 @@ class PairModel:
     num_params: int
     slot_bytes: int
     num_places: int = 1
+    arithmetic: str = ""
 
     @property
     def kv_bytes(self) -> int:
@@ -55,8 +61,11 @@ class PairModel:
     def peak_bytes(self) -> int:
         """The memory for loading it on a CPU.
 
-        It has all numbers as float32, and the files' own if they are kept.
+        It has all numbers as float32, and the files' own if they are kept. In integer arithmetic it has only a file's
+        own blocks, in the cache file that is mapped.
         """
+        if self.arithmetic == INTEGER:
+            return self.num_bytes + self.kv_bytes
         return FLOAT_BYTES * self.num_params + self.num_bytes + self.kv_bytes
 
     @property
@@ -84,7 +93,8 @@ def find(name: str, role: str) -> PairModel:
     info = read_info(path, name)
     params = num_params or num_bytes // item_bytes
     places = draft_form.num_places(path) if role == "draft" else 1
-    return PairModel(name, path, info, _kind(said), num_bytes, params, slot_bytes(said), places)
+    arithmetic = default_arithmetic(path)
+    return PairModel(name, path, info, _kind(said), num_bytes, params, slot_bytes(said), places, arithmetic)
 
 
 def _cached(name: str) -> Path:
@@ -141,6 +151,8 @@ def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, he
         checks.append(Check("draft model", NOTE, f"none for {target}", advice))
     if found:
         checks.append(ends(found))
+        if found.arithmetic == INTEGER and not gpu_bytes:
+            checks += integers(found)
     if found and drafter:
         checks += fitting(found, drafter)
     if found and heads:
@@ -169,6 +181,16 @@ def ends(target: PairModel) -> Check:
         return Check("ends", OK, ", ".join(told))
     advice = "set eos_token_id in generation_config.json, or give jobs max_tokens, stop or stop_token_ids"
     return Check("ends", NOTE, "no file names an end-of-text token", advice)
+
+
+def integers(target: PairModel) -> Iterator[Check]:
+    """Report the arithmetic of a quantised file on a CPU, and check the room for its cache file."""
+    advice = "for the text of versions before 0.3: --arithmetic exact for files of Q4_1 and Q8_0, else rounded"
+    yield Check("arithmetic", NOTE, "products are those of integers, by default since 0.3", advice)
+    free_bytes = disk_usage(cache_dir()).free
+    if free_bytes < target.num_bytes and not has_block_cache(target.path):
+        found = f"the repacked model takes {megabytes(target.num_bytes)} in {cache_dir()}"
+        yield Check("cache", WRONG, f"{found}; {megabytes(free_bytes)} are free", "name another folder: SPECQ_CACHE")
 
 
 def fitting(target: PairModel, draft: PairModel) -> Iterator[Check]:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specq.config import Cores, OwnOptions, option
+from specq.engines.arithmetic import ARITHMETICS, AUTO
 from specq.engines.interface import Engine, EngineSpec
-
-ARITHMETICS = ("auto", "exact", "rounded", "integer")  # see specq/engines/native/compiler.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class NativeOptions(HostOptions):
     LABEL = "native"
 
     arithmetic: str = option(
-        "auto",
+        AUTO,
         "Arithmetic of a GGUF file on a CPU. `integer`: products of the file's blocks, with activations of 8 bits. "
         "`exact`: products of floats. `rounded`: the same with values rounded to bfloat16. `auto`: integer for a "
         "quantised file, else rounded.",

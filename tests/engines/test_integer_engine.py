@@ -7,8 +7,7 @@ import pytest
 
 from bench.random_gguf import TINY, Q, write_random
 from specq.drafting.draft_model.chain_model import ChainModel
-from specq.engines.native import EXACT, INTEGER, kernels
-from specq.engines.native.compiler import ROUNDED
+from specq.engines.native import EXACT, INTEGER, ROUNDED, kernels
 from specq.engines.native.engine import NativeEngine
 from specq.engines.native.loading import load
 from specq.engines.torch.loading import load as load_with_torch

@@ -16,8 +16,10 @@
 - compiler: builds kernels/ at first use.
 """
 
+from specq.engines.arithmetic import EXACT, INTEGER, ROUNDED
+from specq.engines.native.block_cache import has_block_cache
 from specq.engines.native.chains import NativeChainDrafter
-from specq.engines.native.compiler import EXACT, INTEGER, kernels
+from specq.engines.native.compiler import kernels
 from specq.engines.native.forward import ALONE, NativeForward, NativeOutput, Threads
 from specq.engines.native.gguf import integer_weights
 from specq.engines.native.kv_pool import KvPool
@@ -32,6 +34,7 @@ __all__ = [
     "ALONE",
     "EXACT",
     "INTEGER",
+    "ROUNDED",
     "BlockWeight",
     "ChainStarts",
     "DecoderLayer",
@@ -49,6 +52,7 @@ __all__ = [
     "RowPacker",
     "RowTap",
     "Threads",
+    "has_block_cache",
     "integer_weights",
     "kernels",
     "pack_nodes",

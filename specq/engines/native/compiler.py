@@ -1,12 +1,6 @@
 """The C kernels of the engine's fast CPU path, built at first use; see `specq.runtime.compiler`.
 
-Each arithmetic names what becomes of a GGUF file's values, and its library of the same functions.
-
-- exact: products of floats, of exactly the file's values.
-- rounded: the same of values rounded to bfloat16, half the bytes of float32. Jobs of versions before 0.3 may need it.
-- integer: products of the file's own blocks with activations in 8 bits.
-
-To add one, add its C file to SOURCES.
+An arithmetic (`specq.engines.arithmetic`) is a library of the same functions. To add one, add its C file to SOURCES.
 """
 
 from __future__ import annotations
@@ -14,11 +8,10 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from specq.engines.native_spec import ARITHMETICS
+from specq.engines.arithmetic import EXACT, INTEGER, ROUNDED
 from specq.runtime import library
 
 SOURCE = Path(__file__).parent / "kernels" / "forward.c"
-AUTO, EXACT, ROUNDED, INTEGER = ARITHMETICS
 SOURCES = {EXACT: SOURCE, ROUNDED: SOURCE, INTEGER: SOURCE.with_name("integer.c")}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from specq.checkpoints import GgufFile, gguf_config, gguf_tensors, read_gguf
-from specq.engines.native.block_cache import open_blocks
+from specq.engines.native.block_cache import BlockFile, open_blocks
 from specq.engines.native.decoder import HEAD, NamedWeights, decoder
 from specq.engines.native.rotary import rope_tables
 from specq.engines.native.weights import BLOCK_TYPES, BlockWeight, NativeWeights
@@ -51,8 +51,8 @@ def gguf_weights(path: Path, values: str, num_slots: int) -> NativeWeights:
     return _decoder(file, config, NamedWeights(found, values_of, blocks), num_slots)
 
 
-def integer_weights(path: Path, library: ctypes.CDLL, num_slots: int) -> tuple[NativeWeights, str]:
-    """Return a file's weights for integer arithmetic, and the hash of its tensors.
+def integer_weights(path: Path, library: ctypes.CDLL, num_slots: int) -> tuple[NativeWeights, BlockFile]:
+    """Return a file's weights for integer arithmetic, and the cache file that has them.
 
     `library`: the kernels of that arithmetic. Raises ConfigError if something is missing or not supported.
     """
@@ -62,7 +62,7 @@ def integer_weights(path: Path, library: ctypes.CDLL, num_slots: int) -> tuple[N
     shapes = {name: one.shape for name, one in (blocks.matrices | blocks.vectors).items()}
     check_shapes(path, needed_shapes(config), shapes)
     named = NamedWeights(shapes, blocks.vectors.__getitem__, panels=blocks.matrices)
-    return _decoder(file, config, named, num_slots), blocks.tensors_hash
+    return _decoder(file, config, named, num_slots), blocks
 
 
 def _decoder(file: GgufFile, config: dict[str, Any], named: NamedWeights, num_slots: int) -> NativeWeights:

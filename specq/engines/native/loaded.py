@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -147,6 +148,23 @@ class HostForward:
 
 
 class IntegerForward(HostForward):
-    """The same with the kernels of integer arithmetic."""
+    """The same with the kernels of integer arithmetic. `check` raises EngineLostError if the weights are lost."""
 
     ARITHMETIC: ClassVar[str] = "integer"
+
+    def __init__(
+        self,
+        weights: NativeWeights,
+        num_slots: int,
+        library: ctypes.CDLL,
+        threads: Threads = ALONE,
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(weights, num_slots, library, threads)
+        self._check = check
+
+    def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
+        """Run packed rows; see `NativeForward`."""
+        self._check()
+        return super().__call__(rows, tap)

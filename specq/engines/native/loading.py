@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from specq.checkpoints import draft_form, gguf_config, gguf_tensors, is_gguf, read_gguf
+from specq.engines.arithmetic import AUTO, EXACT, INTEGER, ROUNDED
 from specq.engines.checkpoint import describe, resolve_checkpoint
-from specq.engines.native.compiler import AUTO, EXACT, INTEGER, ROUNDED, SOURCES, kernels
+from specq.engines.native.compiler import SOURCES, kernels
 from specq.engines.native.decoder import NamedWeights, decoder, reason_against
 from specq.engines.native.draft_weights import draft_blocks, draft_values, read_draft
 from specq.engines.native.forward import ALONE, Threads
@@ -92,14 +93,15 @@ def load(
     checkpoint = resolve_checkpoint(model)
     if reason := reason_against_native(checkpoint, dtype):
         raise ConfigError(f"the native engine cannot run {model}: {reason}; use the torch engine")
-    arithmetic = default_of(checkpoint, dtype) if arithmetic == AUTO else arithmetic
-    library = kernels(arithmetic)
-    assert library is not None
-    if arithmetic == INTEGER and not _is_quantised(checkpoint):
+    if arithmetic == AUTO:
+        arithmetic = default_of(checkpoint, dtype)
+    elif arithmetic == INTEGER and not _is_quantised(checkpoint):
         raise ConfigError(
             f"integer arithmetic needs a GGUF file with quantised types ({', '.join(BLOCK_FORMATS)}), and {model} "
             f"is none; use arithmetic = exact"
         )
+    library = kernels(arithmetic)
+    assert library is not None
     if shape := draft_form.draft_shape(checkpoint):
         loaded = _load_draft(checkpoint, shape, library, kv_slots, name, threads, engine)
     else:
@@ -126,8 +128,8 @@ def _load_gguf(
     slots = kv_slots or default_slots(config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"])
     forward: HostForward
     if arithmetic == INTEGER:
-        values, (weights, tensors) = FLOAT32, integer_weights(path, library, slots)
-        forward = IntegerForward(weights, slots, library, threads)
+        values, (weights, blocks) = FLOAT32, integer_weights(path, library, slots)
+        forward, tensors = IntegerForward(weights, slots, library, threads, check=blocks.check), blocks.tensors_hash
     else:
         values, tensors = BFLOAT16 if arithmetic == ROUNDED else FLOAT32, ""
         forward = HostForward(gguf_weights(path, values, slots), slots, library, threads)

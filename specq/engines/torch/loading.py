@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from specq.checkpoints import draft_form, is_gguf, read_config
+from specq.engines.arithmetic import EXACT, ROUNDED
 from specq.engines.checkpoint import describe, resolve_checkpoint
 from specq.engines.native import ALONE, LoadedModel, Threads, kernels
-from specq.engines.native.compiler import EXACT, ROUNDED
 from specq.engines.native.gguf import BFLOAT16, values_format
 from specq.engines.native.loaded import Forward
 from specq.engines.native.loading import default_slots, reason_against_native
