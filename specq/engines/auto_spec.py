@@ -18,7 +18,9 @@ class AutoOptions(NativeOptions):
     LABEL = "auto"
 
 
-def _make(model: str, *, device: str = "auto", dtype: str = "auto", arithmetic: str = "auto", **arguments: Any) -> Engine:
+def _make(
+    model: str, *, device: str = "auto", dtype: str = "auto", arithmetic: str = "auto", **arguments: Any
+) -> Engine:
     from specq.engines.models import runs_natively
 
     if runs_natively(model, device, dtype):
