@@ -16,6 +16,8 @@ from typing import Any
 from specq.checkpoints import draft_form, is_gguf, read_config, read_gguf, weight_bytes
 from specq.config import cache_dir
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
+from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.medusa.arrays import load_arrays
 from specq.engines import ends_told, local_checkpoint, read_info
 from specq.engines.models import default_arithmetic
 from specq.engines.native import INTEGER, has_block_cache
@@ -215,16 +217,15 @@ def heads_fit(heads: str, target: PairModel) -> Check:
 
     The check covers hidden size, vocabulary, tokenizer, number formats and layers.
     """
-    from specq.drafting.eagle3.loading import is_eagle, load_eagle  # imports torch
-    from specq.drafting.medusa.network import load_heads  # imports torch
-
     try:
         directory = resolve_model(heads, HEADS)
-        if is_eagle(directory):
+        if eagle_form.is_eagle(Path(directory)):
+            from specq.drafting.eagle3.loading import load_eagle  # imports torch
+
             layers = load_eagle(directory, str(target.path), target.info, "cpu").layers
             kind = f"an EAGLE-3 head on layers {', '.join(map(str, layers))}"
         else:
-            kind = f"{load_heads(directory, str(target.path), target.info, 'cpu').num_heads} Medusa heads"
+            kind = f"{len(load_arrays(directory, str(target.path), target.info).blocks[0][0])} Medusa heads"
     except ConfigError as error:
         return Check("heads", WRONG, str(error), "choose heads for this target, or train some (docs/heads.md)")
     return Check("heads", OK, f"{kind}, {megabytes(weight_bytes(Path(directory)))} at {directory}")

@@ -21,7 +21,7 @@ from specq.engines.native.block_cache import has_block_cache
 from specq.engines.native.chains import NativeChainDrafter
 from specq.engines.native.compiler import kernels
 from specq.engines.native.forward import ALONE, NativeForward, NativeOutput, Threads
-from specq.engines.native.gguf import integer_weights
+from specq.engines.native.gguf import integer_weights, rounded
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.loaded import ForwardOutput, HostForward, LoadedModel
 from specq.engines.native.loading import threads_of
@@ -58,5 +58,6 @@ __all__ = [
     "pack_nodes",
     "pack_tokens",
     "rope_tables",
+    "rounded",
     "threads_of",
 ]
