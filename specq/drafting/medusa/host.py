@@ -43,5 +43,7 @@ class HostMedusa:
             inner = x @ weights.swapaxes(1, 2) + biases
             x = x + inner / (1.0 + np.exp(-inner))
         output = self._heads.output
-        found: Float32Array = (x @ (output.swapaxes(1, 2) if output.ndim == 3 else output.T)).swapaxes(0, 1)
-        return found
+        if output.ndim == 3:
+            return np.asarray((x @ output.swapaxes(1, 2)).swapaxes(0, 1))
+        rows = x.swapaxes(0, 1).reshape(-1, x.shape[-1])  # one product reads the matrix once
+        return np.asarray((rows @ output.T).reshape(len(states), self.num_heads, -1))
