@@ -61,7 +61,7 @@ def _read(path: Path) -> tuple[Forms, Arrays]:
         forms = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
         return forms, {name: (t.float() if t.is_floating_point() else t).numpy() for name, t in tensors.items()}
     try:
-        stored = dict(deserialize(path.read_bytes()))
+        stored = dict(deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
         forms = {name: (TYPES[one["dtype"]][0], tuple(one["shape"])) for name, one in stored.items()}
         return forms, {name: _array(one) for name, one in stored.items()}
     except Exception as error:  # a damaged file can raise any exception
