@@ -7,7 +7,7 @@ and only their tensors show their target. So they are loaded as a verifier loads
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from shutil import disk_usage
@@ -20,7 +20,7 @@ from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.medusa.arrays import load_arrays
 from specq.engines import ends_told, local_checkpoint, read_info
 from specq.engines.models import default_arithmetic
-from specq.engines.native import INTEGER, has_block_cache
+from specq.engines.native import AUTO, INTEGER, has_block_cache
 from specq.models import HEADS, resolve_model
 from specq.models.draft_choice import SMALLER
 from specq.protocol import ConfigError, ModelInfo, fits, mismatch
@@ -139,14 +139,19 @@ class ModelPair:
     checks: tuple[Check, ...]
 
 
-def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, heads: str = "") -> ModelPair:
+def look(
+    target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, heads: str = "", arithmetic: str = AUTO
+) -> ModelPair:
     """Check a target, a draft model and heads; "" means none.
 
     free_bytes  free memory; None if unknown.
     gpu_bytes   free memory of the GPU that computes; 0 if the CPU computes.
+    arithmetic  of the target, as asked for.
     """
     checks: list[Check] = []
     found = _looked_up(lambda: find(target, "target"), "target", checks)
+    if found and arithmetic != AUTO:
+        found = replace(found, arithmetic=arithmetic)
     drafter = _looked_up(lambda: find(draft, "draft"), "draft model", checks) if draft else None
     if not draft:
         advice = "a smaller model with the same tokenizer could draft: --draft-model, or specq train draft"

@@ -16,7 +16,7 @@
 - compiler: builds kernels/ at first use.
 """
 
-from specq.engines.arithmetic import EXACT, INTEGER, ROUNDED
+from specq.engines.arithmetic import AUTO, EXACT, INTEGER, ROUNDED
 from specq.engines.native.block_cache import has_block_cache
 from specq.engines.native.chains import NativeChainDrafter
 from specq.engines.native.compiler import kernels
@@ -32,6 +32,7 @@ from specq.engines.native.weights import BlockWeight, DecoderLayer, Linear, Nati
 
 __all__ = [
     "ALONE",
+    "AUTO",
     "EXACT",
     "INTEGER",
     "ROUNDED",
