@@ -4,6 +4,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/.ready
+DEV := .venv/.ready-dev
 VLLM := .venv-vllm
 DOCS := .venv-docs
 ARGS ?=
@@ -14,22 +15,26 @@ ARGS ?=
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(READY) ## Make .venv with the locked versions (uv where present, else pip)
+setup: $(DEV) ## Make .venv with the locked versions, torch included (uv where present, else pip)
 
 $(READY): requirements.lock requirements-models.lock pyproject.toml scripts/setup.sh
 	@scripts/setup.sh
 	@touch $@
 
-demo: $(READY) ## Answer three prompts live, then show a table of plain, lookup and specq
+$(DEV): $(READY) requirements-dev.lock
+	@scripts/setup.sh .venv requirements-dev.lock
+	@touch $@
+
+demo: $(READY) ## Answer three prompts live, then show a table of plain, lookup and specq; needs no torch
 	@$(BIN)/specq demo $(ARGS)
 
-test: $(READY) ## Run the fast tests
+test: $(DEV) ## Run the fast tests
 	@$(BIN)/pytest -m "not slow and not system" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 check: lint test ## Lint, types and all tests: what CI runs
 	@$(BIN)/pytest -m "slow and not system" $(ARGS)
 
-test-system: $(READY) ## Test what needs system packages, which it installs (Debian, as root): the page in real Chromium
+test-system: $(DEV) ## Test what needs system packages, which it installs (Debian, as root): the page in real Chromium
 	@scripts/system.sh
 	@$(BIN)/pytest -m system tests/system $(ARGS)
 
@@ -55,7 +60,7 @@ test-gpu: ## Run the tests that need a GPU, and vLLM's if it is there, with PYTH
 GPU_PYTEST = $(or $(PYTHON),python3) -m pytest -m "cuda or vllm" -W default::DeprecationWarning -W default::FutureWarning \
 	-W "default:TensorFloat32 tensor cores:UserWarning"
 
-chaos: $(READY) ## Kill, freeze and cut off everything, hundreds of times (an hour), and forge values; writes chaos.json, values.json
+chaos: $(DEV) ## Kill, freeze and cut off everything, hundreds of times (an hour), and forge values; writes chaos.json, values.json
 	@$(BIN)/python -m tests.chaos.values --out values.json
 	@$(BIN)/python -m tests.chaos.run --out chaos.json $(ARGS)
 
@@ -67,7 +72,7 @@ $(DOCS)/.ready: requirements-docs.lock
 	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
 	@touch $@
 
-lint: $(READY) ## Lint, format, types and prose only
+lint: $(DEV) ## Lint, format, types and prose only
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -76,7 +81,7 @@ lint: $(READY) ## Lint, format, types and prose only
 broker: $(READY) ## Start a broker on tcp://127.0.0.1:5750
 	@$(BIN)/specq broker $(ARGS)
 
-bench: $(READY) ## Measure specq and its rivals on the default pair; writes bench.json
+bench: $(DEV) ## Measure specq and its rivals on the default pair; writes bench.json
 	@$(BIN)/specq bench pair --out bench.json $(ARGS)
 
 clean: ## Remove .venv and whatever else was made here

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from specq.engines import Engine
-from specq.engines.native import ForwardOutput, LoadedModel
+from specq.engines.native import ForwardOutput, LoadedModel, PassWork
 from specq.engines.native.rows import PackedRows, RowTap
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.forward import KvStore
@@ -41,6 +41,7 @@ class Lookup:
     ARITHMETIC: ClassVar[str] = "table"
     num_tap_layers = 0
     is_helped = False
+    work = PassWork(0, 0)
     jumps: tuple[int, ...] = ()
 
     def __init__(self) -> None:

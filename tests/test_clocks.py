@@ -31,7 +31,7 @@ USERS = {
     "specq/checkpoints/gguf_file.py": "has the file changed?",
     "specq/models/draft_choice.py": "has a file changed?",
     "specq/models/packed.py": "has a file changed?",
-    "specq/engines/native/block_cache.py": "has a file changed?",
+    "specq/engines/native/block_cache.py": "has a file changed? which has not been used for weeks?",
     "specq/engines/profiling.py": "the order of files, which their writer sets",
 }
 

@@ -98,7 +98,7 @@ DOORS = {
     *(f"specq.drafting.{method}.interface" for method in ("medusa", "eagle3")),
     *("specq.drafting.interface", "specq.drafting.rank_trees"),
     *(f"specq.drafting.{method}.source" for method in ("draft_model", "suffix", "lookahead")),
-    *("specq.drafting.medusa", "specq.drafting.medusa.network"),  # the former: form
+    *("specq.drafting.medusa", "specq.drafting.medusa.arrays", "specq.drafting.medusa.network"),  # the former: form
     *("specq.drafting.eagle3", "specq.drafting.eagle3.network", "specq.drafting.eagle3.loading"),
     "specq.models.draft_choice",
     "specq.models.inflate",
@@ -121,7 +121,7 @@ RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/training/", "specq/models/inflate"),
     *(f"specq/drafting/{method}/" for method in METHODS),
-    "specq/drafting/head_files",
+    "specq/drafting/head_",
     *("bench/rivals", "bench/drafts", "bench/lossless"),
     *("bench/end_to_end/vllm", "bench/device", "bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),

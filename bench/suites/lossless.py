@@ -20,7 +20,7 @@ TEMPERATURE = 0.8  # of the sampled texts
 @suite("lossless")
 @option("--limit", COUNT, 140, "Maximum number of prompts.")
 @option("--max-tokens", COUNT, 128, "Maximum tokens of each text.")
-@option("--against", click.Choice(["generate", "transformers", "vllm"]), "generate", "Reference: see above.")
+@option("--against", click.Choice(["generate", "transformers", "plain", "vllm"]), "generate", "Reference: see above.")
 @option("--model", str, default_pair, "The pair, by name. Not used with generate.", show_default=SHOWN_PAIR)
 @option(
     "--dtype",
@@ -43,6 +43,9 @@ def command(
 
     transformers: on --model, each token of each text, greedy and sampled, must follow the rule for tokens. The rule
     uses the logits that transformers computes in float32. For greedy text this is the output of its `generate`.
+    GGUF files are served in exact arithmetic.
+
+    plain: on --model, in its default arithmetic, each text must be that of plain decoding, one at a time.
 
     generate: the same on `tiny`, in more ways to serve.
 
@@ -58,6 +61,7 @@ def command(
     ways = {
         "generate": lambda: _read(limit, max_tokens, "tiny", is_tiny=True),
         "transformers": lambda: _read(limit, max_tokens, model),
+        "plain": lambda: _compare_plain(limit, max_tokens, model),
         "vllm": lambda: _compare(limit, max_tokens, model, dtype, engine_options),
     }
     found: dict[str, Any] = {}
@@ -81,11 +85,25 @@ def _read(limit: int, max_tokens: int, model: str, *, is_tiny: bool = False) -> 
     for temperature in (0.0, TEMPERATURE):
         own = lossless.SAMPLED if temperature else lossless.GREEDY
         for variant in own if is_tiny else lossless.VARIANTS:
-            results = lossless.serve(variant, prompts, {"max_tokens": max_tokens, "temperature": temperature}, model)
+            params = {"max_tokens": max_tokens, "temperature": temperature}
+            results = lossless.serve(lossless.exact(variant, model), prompts, params, model)
             found = lossless.check(reader, prompts, results, temperature, max_tokens)
             is_passed = lossless.passed(variant, found) if is_tiny else found["passed"]
             kind = "" if is_tiny else f"T={temperature:g}, " if temperature else "greedy, "
             yield kind + variant.name, found | {"passed": is_passed}
+
+
+def _compare_plain(limit: int, max_tokens: int, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each way to serve, greedy and sampled, with a comparison of its texts with those of plain decoding."""
+    from bench import lossless
+
+    prompts, (plain, *others) = shipped_token_ids(limit, model)[:limit], lossless.WAYS
+    for temperature in (0.0, TEMPERATURE):
+        params = {"max_tokens": max_tokens, "temperature": temperature}
+        wanted = lossless.serve(plain, prompts, params, model)
+        for variant in others:
+            results = lossless.serve(variant, prompts, params, model)
+            yield f"T={temperature:g}, {variant.name}", lossless.check_plain(wanted, results)
 
 
 def _compare(

@@ -82,8 +82,10 @@ class Section:
     """Base of the sections. Checks each value's type, range and the further rules of its option."""
 
     def __post_init__(self) -> None:
+        is_own = hasattr(self, "LABEL")  # of an engine or proposer, whose section may have another's name
         for f in fields(self):
-            key, value = f"{section_name(type(self))}.{f.name}", getattr(self, f.name)
+            key = f"--{f.name.replace('_', '-')}" if is_own else f"{section_name(type(self))}.{f.name}"
+            value = getattr(self, f.name)
             check_type(key, value, kinds(type(self))[f.name])
             check_limits(key, value, f.metadata)
 

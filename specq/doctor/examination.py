@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from specq.config import NO_MODEL, Config, TargetConfig
+from specq.config import NO_MODEL, Config, TargetConfig, options_of
 from specq.doctor import engines, installation, pair
 from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.neighbours import load_average, running, usage, used_by_others
 from specq.doctor.prediction import Prediction, predict, significant
 from specq.engines import ENGINES
+from specq.engines.native import AUTO
 from specq.engines.vllm.versions import installed_version
 from specq.models import HEADS, find_model
 from specq.processes.deployment import drafted_by, placed
@@ -97,7 +98,8 @@ def examine(question: Question, tell: Tell) -> Examination:
     checks = list(installation.look(config))
     memory = installation.available_memory()
     gpu_bytes = _gpu_bytes() * engines.num_devices(config)
-    found = pair.look(config.target.model, config.draft.model, memory, gpu_bytes, config.target.heads)
+    arithmetic = str(options_of(config.target).get("arithmetic", AUTO))
+    found = pair.look(config.target.model, config.draft.model, memory, gpu_bytes, config.target.heads, arithmetic)
     target = found.target.path if found.target else None
     if not question.config.draft.model and (reason := drafted_by(question.config).reason):
         checks.append(Check("draft choice", OK, reason))

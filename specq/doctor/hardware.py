@@ -3,7 +3,7 @@
 The module also measures steps by their rows, with helper cores and without, in turn.
 
 Rule: the two curves are compared with each other. So they are measured in the same minute, step by step. The curves at
-a verifier's start are different. They may come from earlier starts, in a quiet and a busy hour.
+a verifier's start are different. They are estimates, or come from earlier processes, in a quiet and a busy hour.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import count, islice
 import numpy as np
 
 from specq.drafting import DRAFTERS, Drafter, Expansion
-from specq.engines import ENGINES, Engine, prefill
+from specq.engines import ENGINES, Engine, helped, prefill
 from specq.models import resolve_model
 from specq.protocol import SamplingParams, SessionStep, Tree
 from specq.verifier import StepCurve
@@ -31,14 +31,15 @@ Times = Mapping[int, Sequence[float]]  # rows -> seconds
 
 
 def curves_in_turn(engine: Engine) -> tuple[StepCurve, StepCurve]:
-    """Return the step curves without and with helper cores, of an engine that has them."""
-    times: dict[bool, dict[int, list[float]]] = {mode: {rows: [] for rows in TIMED_ROWS} for mode in (False, True)}
+    """Return the step curves without and with helper cores. They are equal if the engine has none."""
+    modes = (False, True) if engine.is_helped else (False,)
+    times: dict[bool, dict[int, list[float]]] = {mode: {rows: [] for rows in TIMED_ROWS} for mode in modes}
     for _ in range(TURNS):
         for rows in TIMED_ROWS:
             for mode, found in times.items():
-                with helped(engine, mode):
+                with helped(engine, is_helped=mode):
                     found[rows] += [ms / 1e3 for ms in step_times(engine, 1, rows, 1)]
-    return comparable(times[False], times[True])
+    return comparable(times[False], times[modes[-1]])
 
 
 def comparable(unhelped: Times, with_help: Times) -> tuple[StepCurve, StepCurve]:
@@ -131,7 +132,7 @@ class Models:
         """Time every size `repeats` times, in turns."""
         with pinned(self._target_cores):
             for is_helped, steps in [*self._steps.items()] * repeats:
-                with helped(self._engine, is_helped):
+                with helped(self._engine, is_helped=is_helped):
                     for shape, times in steps.items():
                         times.extend(step_times(self._engine, *shape, 1))
         with pinned(self._draft_cores):
@@ -162,7 +163,7 @@ class Models:
 
     def some_steps(self, *, is_helped: bool = False) -> list[float]:
         """Return the milliseconds of some equal steps."""
-        with helped(self._engine, is_helped):
+        with helped(self._engine, is_helped=is_helped):
             return step_times(self._engine, 1, SOME_ROWS, SOME)
 
     @property
@@ -188,16 +189,6 @@ def shape_of(rows: int, num_sessions: int) -> tuple[int, int]:
     """Return (sessions, rows of each): as many sessions as there are rows."""
     sessions = min(rows, num_sessions)
     return sessions, rows // sessions
-
-
-@contextmanager
-def helped(engine: Engine, is_helped: bool) -> Iterator[None]:
-    """Let threads on other cores take part in steps meanwhile, or not."""
-    before, engine.is_helped = engine.is_helped, is_helped
-    try:
-        yield
-    finally:
-        engine.is_helped = before
 
 
 # --- the target ---------------------------------------------------------------------------------------------------

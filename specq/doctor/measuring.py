@@ -1,9 +1,9 @@
 """The pair in this process, without sockets. It is a verifier with one source of drafts at a time.
 
 Steps are timed by their rows, with help from other cores and without, in turn (`hardware`). Levels of drafts are timed
-by their sessions, as at each start of a verifier. Then a few bundled prompts are completed greedily: plainly, plainly
-all at a time, and with each source of drafts. Each method has its own verifier over the one engine. All methods
-complete a prompt before the next one, because a machine's speed drifts.
+by their sessions. Then a few bundled prompts are completed greedily: plainly, plainly all at a time, and with each
+source of drafts. Each method has its own verifier over the one engine. All methods complete a prompt before the next
+one, because a machine's speed drifts.
 """
 
 from __future__ import annotations
@@ -108,10 +108,13 @@ class _Pair:
 
     def __init__(self, verifier: Verifier, prompts: Sequence[Prompt]) -> None:
         self.engine, self.prompts = verifier.engine, prompts
-        self.unhelped, self.curve = curves_in_turn(self.engine) if self.engine.is_helped else verifier.control.curves
+        self.unhelped, self.curve = verifier.control.curves if self.engine.overlaps else curves_in_turn(self.engine)
         others = verifier.sources.mailbox.name, GRAMMAR  # what depends on draft workers, or on what jobs ask for
         self.sources = [source for source in verifier.sources.sources if source.name not in others]
         self.max_sessions = verifier.max_sessions
+        for source in self.sources:
+            if isinstance(source, ColocatedSource):
+                source.measure_levels(self.max_sessions)
         self.watch = None if self.engine.overlaps else StepWatch(self.engine)
         self._ids = count()
 

@@ -7,14 +7,20 @@ and only their tensors show their target. So they are loaded as a verifier loads
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 from specq.checkpoints import draft_form, is_gguf, read_config, read_gguf, weight_bytes
+from specq.config import cache_dir
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
+from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.medusa.arrays import load_arrays
 from specq.engines import ends_told, local_checkpoint, read_info
+from specq.engines.models import default_arithmetic
+from specq.engines.native import AUTO, INTEGER, has_block_cache
 from specq.models import HEADS, resolve_model
 from specq.models.draft_choice import SMALLER
 from specq.protocol import ConfigError, ModelInfo, fits, mismatch
@@ -35,6 +41,7 @@ class PairModel:
     num_params   numbers in them; 0 if the files do not have it.
     slot_bytes   of a token's KV in float32.
     num_places   tokens that a pass of a draft model predicts; more than one for a parallel draft model.
+    arithmetic   on a CPU by default; "": that of torch.
     """
 
     name: str
@@ -45,6 +52,7 @@ class PairModel:
     num_params: int
     slot_bytes: int
     num_places: int = 1
+    arithmetic: str = ""
 
     @property
     def kv_bytes(self) -> int:
@@ -55,8 +63,11 @@ class PairModel:
     def peak_bytes(self) -> int:
         """The memory for loading it on a CPU.
 
-        It has all numbers as float32, and the files' own if they are kept.
+        It has all numbers as float32, and the files' own if they are kept. In integer arithmetic it has only a file's
+        own blocks, in the cache file that is mapped.
         """
+        if self.arithmetic == INTEGER:
+            return self.num_bytes + self.kv_bytes
         return FLOAT_BYTES * self.num_params + self.num_bytes + self.kv_bytes
 
     @property
@@ -84,7 +95,8 @@ def find(name: str, role: str) -> PairModel:
     info = read_info(path, name)
     params = num_params or num_bytes // item_bytes
     places = draft_form.num_places(path) if role == "draft" else 1
-    return PairModel(name, path, info, _kind(said), num_bytes, params, slot_bytes(said), places)
+    arithmetic = default_arithmetic(path)
+    return PairModel(name, path, info, _kind(said), num_bytes, params, slot_bytes(said), places, arithmetic)
 
 
 def _cached(name: str) -> Path:
@@ -127,20 +139,27 @@ class ModelPair:
     checks: tuple[Check, ...]
 
 
-def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, heads: str = "") -> ModelPair:
+def look(
+    target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, heads: str = "", arithmetic: str = AUTO
+) -> ModelPair:
     """Check a target, a draft model and heads; "" means none.
 
     free_bytes  free memory; None if unknown.
     gpu_bytes   free memory of the GPU that computes; 0 if the CPU computes.
+    arithmetic  of the target, as asked for.
     """
     checks: list[Check] = []
     found = _looked_up(lambda: find(target, "target"), "target", checks)
+    if found and arithmetic != AUTO:
+        found = replace(found, arithmetic=arithmetic)
     drafter = _looked_up(lambda: find(draft, "draft"), "draft model", checks) if draft else None
     if not draft:
         advice = "a smaller model with the same tokenizer could draft: --draft-model, or specq train draft"
         checks.append(Check("draft model", NOTE, f"none for {target}", advice))
     if found:
         checks.append(ends(found))
+        if found.arithmetic == INTEGER and not gpu_bytes:
+            checks += integers(found)
     if found and drafter:
         checks += fitting(found, drafter)
     if found and heads:
@@ -171,6 +190,16 @@ def ends(target: PairModel) -> Check:
     return Check("ends", NOTE, "no file names an end-of-text token", advice)
 
 
+def integers(target: PairModel) -> Iterator[Check]:
+    """Report the arithmetic of a quantised file on a CPU, and check the room for its cache file."""
+    advice = "for the text of versions before 0.3: --arithmetic exact for files of Q4_1 and Q8_0, else rounded"
+    yield Check("arithmetic", NOTE, "products are those of integers, by default since 0.3", advice)
+    free_bytes = disk_usage(cache_dir()).free
+    if free_bytes < target.num_bytes and not has_block_cache(target.path):
+        found = f"the repacked model takes {megabytes(target.num_bytes)} in {cache_dir()}"
+        yield Check("cache", WRONG, f"{found}; {megabytes(free_bytes)} are free", "name another folder: SPECQ_CACHE")
+
+
 def fitting(target: PairModel, draft: PairModel) -> Iterator[Check]:
     """Yield whether drafts can be hints for the target, and whether the draft model is small enough."""
     if not fits(draft.info, target.info):
@@ -193,16 +222,15 @@ def heads_fit(heads: str, target: PairModel) -> Check:
 
     The check covers hidden size, vocabulary, tokenizer, number formats and layers.
     """
-    from specq.drafting.eagle3.loading import is_eagle, load_eagle  # imports torch
-    from specq.drafting.medusa.network import load_heads  # imports torch
-
     try:
         directory = resolve_model(heads, HEADS)
-        if is_eagle(directory):
+        if eagle_form.is_eagle(Path(directory)):
+            from specq.drafting.eagle3.loading import load_eagle  # imports torch
+
             layers = load_eagle(directory, str(target.path), target.info, "cpu").layers
             kind = f"an EAGLE-3 head on layers {', '.join(map(str, layers))}"
         else:
-            kind = f"{load_heads(directory, str(target.path), target.info, 'cpu').num_heads} Medusa heads"
+            kind = f"{len(load_arrays(directory, str(target.path), target.info).blocks[0][0])} Medusa heads"
     except ConfigError as error:
         return Check("heads", WRONG, str(error), "choose heads for this target, or train some (docs/heads.md)")
     return Check("heads", OK, f"{kind}, {megabytes(weight_bytes(Path(directory)))} at {directory}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +34,28 @@ def read_tensors(directory: Path, names: Sequence[str], reason_against: Callable
     path = next((directory / name for name in names if (directory / name).is_file()), None)
     if path is None:
         raise ConfigError(f"{directory} has neither {' nor '.join(names)}, which hold {kind}")
-    try:
-        is_safe = path.suffix == ".safetensors"
-        tensors: Tensors = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise any exception
-        raise ConfigError(f"{path} cannot be read; it may be truncated: {error}") from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise ConfigError(f"{path} contains no named tensors")
+    tensors = load_pickle(path) if path.suffix != ".safetensors" else _load(path, load_file)
     forms = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
     if reason := reason_against(forms):
         raise ConfigError(f"{path} does not fit its config.json: {reason}")
     broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
         raise ConfigError(f"{path} has values that are not finite, in {broken[0]}")
+    return tensors
+
+
+def load_pickle(path: Path) -> Tensors:
+    """Return the named tensors of a pickle; ConfigError if it is damaged or has others."""
+    return _load(path, partial(torch.load, map_location="cpu", weights_only=True))
+
+
+def _load(path: Path, read: Callable[[Path], Tensors]) -> Tensors:
+    try:
+        tensors = read(path)
+    except Exception as error:  # a damaged pickle can raise any exception
+        raise ConfigError(f"{path} cannot be read; it may be truncated: {error}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise ConfigError(f"{path} contains no named tensors")
     return tensors
 
 

@@ -27,10 +27,8 @@ def _make(
         from specq.engines.native.engine import NativeEngine
 
         return NativeEngine(model, dtype=dtype, arithmetic=arithmetic, **arguments)
-    if arithmetic == "integer":
-        raise ConfigError(
-            f"{arithmetic} arithmetic needs a GGUF file on a CPU; {model} is computed by the torch engine"
-        )
+    if arithmetic != "auto":
+        raise ConfigError(f"--arithmetic {arithmetic} needs a GGUF file on a CPU; the torch engine computes {model}")
     from specq.engines.torch.engine import TorchEngine
 
     return TorchEngine(model, device=device, dtype=dtype, **arguments)

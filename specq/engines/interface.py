@@ -6,7 +6,8 @@ first half.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -74,10 +75,11 @@ class Engine(Protocol):
         ...
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
-        """Measure the seconds of a step for each number of rows, with several short sessions.
+        """Return the expected seconds of a step for each number of rows.
 
-        The verifier calls it to profile the engine at start-up. `sizes` ascend. An engine may leave out the last sizes.
-        The verifier then learns their times in service.
+        The verifier calls it at start-up, before its first session. `sizes` ascend. An engine measures steps of several
+        short sessions where it has to prepare each size in any case. Else it returns what it was given to keep
+        (`keep_times`), or an estimate. It may leave out the last sizes. The verifier corrects all times in service.
         """
         ...
 
@@ -234,6 +236,25 @@ def tidy(engine: Engine) -> None:
     """
     if callable(tidies := getattr(engine, "tidy", None)):
         tidies()
+
+
+def keep_times(engine: Engine, times: Mapping[int, float]) -> None:
+    """Let an engine keep the seconds of steps that were learned in service, for `Engine.step_times` of a later process.
+
+    times: by number of rows, ascending.
+    """
+    if callable(keeps := getattr(engine, "keep_times", None)):
+        keeps(times)
+
+
+@contextmanager
+def helped(engine: Engine, *, is_helped: bool) -> Iterator[None]:
+    """Let threads on other cores take part in steps meanwhile, or not."""
+    before, engine.is_helped = engine.is_helped, is_helped
+    try:
+        yield
+    finally:
+        engine.is_helped = before
 
 
 def launch(engine: Engine, steps: Sequence[SessionStep], tap: Tap, after: Launched | None = None) -> Launched:

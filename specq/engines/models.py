@@ -16,7 +16,7 @@ import numpy as np
 from specq.engines.checkpoint import local_checkpoint
 from specq.engines.native import ALONE, HostForward, LoadedModel, NativeChainDrafter, Threads
 from specq.engines.native.loaded import Forward
-from specq.engines.native.loading import load, reason_against_native
+from specq.engines.native.loading import default_of, load, reason_against_native
 from specq.engines.native.top import Top, top_tokens
 from specq.protocol import ConfigError, Int32Array, SamplingParams
 from specq.runtime import how_to_install
@@ -38,6 +38,11 @@ def runs_natively(model: str, device: str, dtype: str) -> bool:
     if reason and not has_torch:
         raise ConfigError(f"{model} needs torch: {reason}. {how_to_install('torch')}")
     return not reason
+
+
+def default_arithmetic(checkpoint: Path) -> str:
+    """Return the arithmetic of a checkpoint on a CPU, if none is asked for. "": the kernels cannot run it."""
+    return "" if reason_against_native(checkpoint) else default_of(checkpoint)
 
 
 def _has_accelerator() -> bool:

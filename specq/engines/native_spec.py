@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specq.config import Cores, OwnOptions, option
+from specq.engines.arithmetic import ARITHMETICS, AUTO
 from specq.engines.interface import Engine, EngineSpec
-
-ARITHMETICS = ("auto", "exact", "integer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +24,10 @@ class NativeOptions(HostOptions):
     LABEL = "native"
 
     arithmetic: str = option(
-        "auto",
-        "Arithmetic of a GGUF file on a CPU. `exact`: products of floats. `integer`: products of the file's blocks, "
-        "with activations of 8 bits. `auto`: integer for quantised types other than Q4_1 and Q8_0, else exact.",
+        AUTO,
+        "Arithmetic of a GGUF file on a CPU. `integer`: products of the file's blocks, with activations of 8 bits. "
+        "`exact`: products of floats. `rounded`: the same with values rounded to bfloat16. `auto`: integer for a "
+        "quantised file, else rounded.",
         choices=ARITHMETICS,
     )
 

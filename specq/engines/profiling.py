@@ -1,11 +1,11 @@
-"""Measure the step times of an engine at start-up, on a few short sessions.
+"""Measure the step times of an engine at start-up, on a few short sessions, and keep those learned in service.
 
-If kernels are not compiled per size, `quick_step_times` is used. It measures a few sizes briefly, and reuses the times
-of an earlier start. `specq.verifier.StepCurve` learns larger sizes in service, and corrects errors there.
+Engines that prepare each size measure each size. Others time one step of one row.
 
-The user's cache holds the times of earlier starts. There is one file per machine, model and number of threads.
+The user's cache holds the times that earlier processes have learned. There is one file per machine, model and number of
+threads.
 
-Rules: a missing or malformed file counts as empty, and the caller measures again. A written file becomes the newest
+Rules: a missing or malformed file counts as empty, and the caller estimates. A written file becomes the newest
 file, even if the wall clock was set back.
 """
 
@@ -79,12 +79,8 @@ SESSIONS = 8
 CONTEXT = 8  # tokens
 REPEATS, LEAST_REPEATS = 7, 2
 PATIENCE_S = 2.0  # after this, no further round begins beyond LEAST_REPEATS
-QUICK_ROUND_S, QUICK_S = 1.0, 2.0  # after these times, no further size begins, and no further round of sizes
-QUICK_ROWS = 64
-REFINED_ROWS = 16  # up to here recalled times are measured once more, and the smaller one counts
+QUICK_ROWS = 64  # of a session
 QUICK_CONTEXT = 2  # tokens: one row of each session, before the timed step
-CHECKED = (1, 8)  # row counts at which recalled times are checked
-SAME = 1.3  # largest accepted ratio between a recalled and a measured time
 
 
 def step_times(
@@ -133,34 +129,14 @@ def warm_up_steps(engine: Engine, sizes: Sequence[int], layers: tuple[int, ...],
             _time_step(engine, size, random, lambda: None, QUICK_CONTEXT, num_sessions, Tap(layers))
 
 
-def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int, float]) -> dict[int, float]:
-    """Return the minimum seconds of a step for the first of these ascending sizes.
+def one_row_step_s(engine: Engine) -> float:
+    """Return the seconds of a step of one row, after a first one, which may have extra work.
 
-    The result has at least two sizes if `sizes` has two.
-
-    - recalled: the result of an earlier start. It is returned again, with any times that are now smaller. It is ignored
-      if step times have changed, or if the sizes differ.
-
-    Raises ConfigError if the KV memory is too small for the largest size that may be measured.
+    Raises ConfigError if the KV memory is too small.
     """
-    _check_kv(engine, max(REFINED_ROWS, *sizes[:2], *(size for size in sizes if size <= QUICK_ROWS)), QUICK_CONTEXT)
+    _check_kv(engine, 1, QUICK_CONTEXT)
     random = np.random.default_rng(0)
-    _quick_step(engine, min(CHECKED), random)  # the first step has extra work
-    if all(size in recalled for size in sizes[:2]) and _holds(recalled, engine, random):
-        few = [size for size in recalled if size <= REFINED_ROWS]
-        return {**recalled, **{size: min(recalled[size], _quick_step(engine, size, random)) for size in few}}
-    started = time.perf_counter()
-    times: dict[int, float] = {}
-    for size in sizes:
-        late = time.perf_counter() - started > QUICK_ROUND_S
-        if len(times) >= 2 and (late or size > QUICK_ROWS):
-            break
-        times[size] = _quick_step(engine, size, random)
-    for _ in range(REPEATS - 1):
-        if time.perf_counter() - started > QUICK_S:
-            break
-        times = {size: min(seconds, _quick_step(engine, size, random)) for size, seconds in times.items()}
-    return times
+    return [_time_step(engine, 1, random, lambda: None, QUICK_CONTEXT) for _ in range(2)][-1]
 
 
 def least_kv_slots(num_rows: int, context: int, num_sessions: int, block_slots: int = 1) -> int:
@@ -184,23 +160,6 @@ def _check_kv(engine: Engine, num_rows: int, context: int, most_sessions: int = 
             f"memory allows: at start-up, steps of up to {num_rows} rows are timed beside the contexts of "
             f"{num_sessions} sessions, and a job takes as many as its prompt and completion have tokens"
         )
-
-
-def _holds(recalled: Mapping[int, float], engine: Engine, random: np.random.Generator) -> bool:
-    """Return whether steps take about the recalled time.
-
-    The smaller of two measurements counts at each checked size.
-    """
-    for size in CHECKED:
-        seconds = recalled.get(size, 0.0)
-        found = min(_quick_step(engine, size, random) for _ in range(2)) if seconds else 0.0
-        if not found or not seconds / SAME <= found <= seconds * SAME:
-            return False
-    return True
-
-
-def _quick_step(engine: Engine, num_rows: int, random: np.random.Generator) -> float:
-    return _time_step(engine, num_rows, random, lambda: None, QUICK_CONTEXT)
 
 
 def prefill(engine: Engine, contexts: Iterable[tuple[int, Int32Array, int]]) -> None:

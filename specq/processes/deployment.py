@@ -19,6 +19,7 @@ from pathlib import Path
 
 from specq.config import AUTO_DRAFTERS, NO_MODEL, Config, DraftConfig, TargetConfig, options_of, own_options
 from specq.drafting import DRAFTERS, DrafterSpec
+from specq.drafting.medusa import form as medusa_form
 from specq.engines import ENGINES, EngineSpec, check_no_gguf
 from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
 from specq.models.draft_choice import DraftChoice, choose_draft
@@ -48,7 +49,7 @@ def missing(chosen: Config) -> list[str]:
     found += _reasons(partial(own_options, chosen.target, engine.options, ENGINES.names()))
     if proposer:
         found += _reasons(partial(own_options, chosen.draft, proposer.options, DRAFTERS.names()))
-    packages = (engine.package, proposer.package if proposer else "", "torch" if chosen.target.heads else "")
+    packages = (engine.package, proposer.package if proposer else "", _needed_by_heads(chosen.target))
     found += (how_to_install(one) for one in packages if one and find_spec(one) is None)
     return list(dict.fromkeys(found))
 
@@ -82,6 +83,13 @@ def _wrong_sources(chosen: Config, engine: EngineSpec) -> Iterator[str]:
         yield f"the {target.engine} engine does not support heads: leave --heads out, or use the torch engine"
     if target.lookahead and not engine.takes_scratch:
         yield f"the {target.engine} engine does not support lookahead: leave --lookahead out, or use the torch engine"
+
+
+def _needed_by_heads(target: TargetConfig) -> str:
+    """Return the package that heads need: none for Medusa heads in safetensors with an engine on a CPU."""
+    if not target.heads or _reasons(partial(find_model, target.heads, HEADS)):
+        return ""
+    return "torch" if medusa_form.need_torch(Path(find_model(target.heads, HEADS))) else ""
 
 
 def _reasons(attempt: Callable[[], object]) -> list[str]:

@@ -227,6 +227,7 @@ class VerifierLoop:
         self._send(self._unsent)
         if self.verifier.state != "failed":
             self.verifier.state = "leaving"
+            self.verifier.control.keep_curves()
         self.link.beat(self.verifier.heartbeat())
         self.context.destroy()
         self.verifier.grammars.close()
@@ -258,7 +259,7 @@ def colocated_device(config: TargetConfig) -> str:
 
 
 def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifier:
-    """Load the model, measure the step curve, and return the verifier."""
+    """Load the model, prepare its steps, and return the verifier."""
     started = time.monotonic()
     named = config.model or default_model()
     spec: EngineSpec = ENGINES.resolve(config.engine)
@@ -270,7 +271,7 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     heads = resolve_model(config.heads, HEADS) if config.heads else ""
     prefill_rows = max(config.max_prefill_rows or spec.prefill_rows, config.max_step_rows)
     engine = _make_engine(spec, config, model, named, prefill_rows, own)
-    tell("measuring steps")
+    tell("preparing steps")
     unhelped, curve = step_curves(engine, profiled_rows(engine.jumps, config.max_step_rows))
     log.info(
         "engine_loaded",

@@ -12,10 +12,13 @@ from bench.lossless import (
     GREEDY,
     SAMPLED,
     STEPS,
+    WAYS,
     Reader,
     Variant,
     check,
+    check_plain,
     check_vllm,
+    exact,
     first_difference,
     passed,
     step_of,
@@ -42,6 +45,23 @@ def test_drafters_must_be_right_and_wrong(accepted, wanted):
     found = {"differing": [], "draft_tokens": 8, "accepted_tokens": accepted}
     assert passed(Variant("drafters", 1, 1), found) == wanted
     assert passed(Variant("random", 1, 1, random_draft=True), found)
+
+
+def test_texts_of_plain_decoding_have_no_near_ties():
+    """They are those of the same arithmetic."""
+    stats = {"draft_tokens": 0, "accepted_tokens": 0}
+    plain, other, shorter = (Result("1", "", token_ids=ids, stats=stats) for ids in ([1, 2, 3], [1, 5, 3], [1, 2]))
+    found = check_plain([plain] * 3, [plain, other, shorter])
+    assert (found["equal"], found["passed"]) == (1, False)
+    assert [(one["prompt"], one["token"]) for one in found["differing"]] == [(1, 1), (2, 2)]
+    assert check_plain([plain], [plain])["passed"]
+
+
+def test_texts_that_transformers_reads_are_of_exact_arithmetic(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"")
+    way = exact(WAYS[-1], str(tmp_path / "model.gguf"))
+    assert way.target == {"drafts": "always", "engine_options": ('arithmetic="exact"',)}
+    assert exact(WAYS[-1], "tiny") == WAYS[-1]
 
 
 @pytest.mark.slow

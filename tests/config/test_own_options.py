@@ -81,7 +81,7 @@ def test_a_key_at_both_places_is_refused(write):
         ((3,), r"target.engine_options is \[3\], but must be a table of options"),
         (("seed=3",), "torch has no option seed; known: helper_cores"),
         (("helper_core=3",), r"torch has no option helper_core; did you mean 'helper_cores'\? known: helper_cores"),
-        (('helper_cores="x"',), "torch.helper_cores is 'x', but must be a list of CPU ids"),
+        (('helper_cores="x"',), "--helper-cores is 'x', but must be a list of CPU ids"),
     ],
 )
 def test_wrong_options_of_an_engine_are_named(options, said):
@@ -109,11 +109,11 @@ def test_who_has_no_options_of_its_own_is_named_and_a_section_of_no_engine(write
 
 def test_values_of_an_engines_options_are_checked():
     for name, value, said in (
-        ("max_model_len", "x", "'x', but must be a whole number"),
-        ("gpu_memory_utilization", 1.5, "1.5, but must be from 0 to 1.0"),
+        ("max-model-len", "x", "'x', but must be a whole number"),
+        ("gpu-memory-utilization", 1.5, "1.5, but must be from 0 to 1.0"),
     ):
-        with pytest.raises(ConfigError, match=f"vllm.{name} is {said}"):
-            read_own(VllmOptions, {name: value})
+        with pytest.raises(ConfigError, match=f"--{name} is {said}"):
+            read_own(VllmOptions, {name.replace("-", "_"): value})
 
 
 def test_the_help_says_what_a_key_means_to_each_role():

@@ -35,7 +35,7 @@ def test_demo(arguments, what_drafts):
     assert done.returncode == 0, done.stderr
     assert f"\nspecq, drafts from {what_drafts}" in done.stdout
     starting = done.stdout.partition("\nspecq, ")[0].splitlines()
-    assert "target-1: measuring steps" in starting
+    assert "target-1: preparing steps" in starting
     assert sum(line.startswith("target-1: ready after ") for line in starting) >= 1
     assert "checked drafts accepted" in done.stdout
     assert "«corrected by the target»" in done.stdout

@@ -23,6 +23,7 @@ from specq.models import resolve_model
 from specq.protocol import ConfigError
 from specq.runtime import usage as measured_usage
 from specq.runtime.usage import Usage
+from specq.testing.checkpoints import save_random
 from specq.testing.checkpoints_draft import PARALLEL, make_draft
 from specq.testing.checkpoints_eagle import change_eagle, eagle_shape_of, make_eagle
 from specq.testing.checkpoints_gguf import MADE, write_gguf
@@ -310,3 +311,12 @@ def test_a_model_that_is_not_here_is_fetched_only_where_there_may_be_one():
     ):
         with pytest.raises(ConfigError, match=said):
             pair.find(name, "target")
+
+
+def test_the_arithmetic_of_a_quantised_file_is_noted_with_what_it_needs(tmp_path):
+    """The default changed the text. Exact arithmetic is not noted, and needs more memory."""
+    path = write_gguf(save_random(tmp_path / "m", {"model_type": "llama", **MADE}), tmp_path / "model.gguf")
+    found = {name: pair.look(str(path), "", None, arithmetic=name) for name in ("auto", "exact")}
+    assert statuses(found["auto"].checks)["arithmetic"] == NOTE
+    assert "arithmetic" not in statuses(found["exact"].checks)
+    assert found["auto"].target.peak_bytes < found["exact"].target.peak_bytes

@@ -270,7 +270,7 @@ def test_up_says_what_it_does(spawn, free_address):
     process = spawn("up", "--drafters", "1", "--broker", free_address, "--model", "tiny")
     said = said_by(process, "Ctrl-C stops all").splitlines()
 
-    for name, second in (("target-1", "measuring steps"), ("draft-1", "warming up: compiling kernels")):
+    for name, second in (("target-1", "preparing steps"), ("draft-1", "warming up: compiling kernels")):
         steps = [line for line in said if line.startswith(f"{name}:")]
         assert steps[:2] == [f"{name}: loading tiny", f"{name}: {second}"]
     ready = [line.partition(":")[0] for line in said if ": ready after" in line]

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ import pytest
 from bench.random_gguf import Q, write_random
 from specq.engines.native import INTEGER, kernels
 from specq.engines.native.block_cache import open_blocks
+from specq.engines.native.engine import NativeEngine
+from specq.protocol import EngineLostError, SamplingParams, SessionStep
+from specq.testing.checkpoints_gguf import tokenizer_keys
 from tests.each import each
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler")
@@ -44,7 +48,7 @@ def test_a_file_is_written_once_for_its_owner_in_the_blocks_size(own_blocks, tmp
     expected = up(path)
     before = only(own_blocks).stat()
     assert up(path) == expected
-    assert only(own_blocks).stat().st_mtime_ns == before.st_mtime_ns
+    assert only(own_blocks).stat().st_ino == before.st_ino
     assert stat.S_IMODE(before.st_mode) == 0o600
     assert stat.S_IMODE(own_blocks.stat().st_mode) == 0o700
 
@@ -124,3 +128,37 @@ def test_processes_may_write_at_once(own_blocks, tmp_path, monkeypatch):
     assert len(found) == 1
     assert [process.returncode for process in started] == [0, 0, 0]
     assert len(list(own_blocks.iterdir())) == 1
+
+
+def test_a_file_that_is_cut_while_it_is_mapped_ends_the_engine_and_the_next_one_goes_on(own_blocks, tmp_path):
+    """It says which file. A read beyond its end would kill the process without a word."""
+
+    def step(engine: NativeEngine) -> list[int]:
+        engine.open(0, text)
+        return engine.step([SessionStep(0, 0, text, SamplingParams())]).judgements[0].token_ids.tolist()
+
+    path, text = tmp_path / "model.gguf", np.array([5, 70, 9], np.int32)
+    write_random(path, lambda _: Q.Q4_0, metadata=tokenizer_keys(352))
+    engine = NativeEngine(str(path), kv_slots=64)
+    said = step(engine)
+    engine.close(0)
+    os.truncate(only(own_blocks), only(own_blocks).stat().st_size - 1)
+    with pytest.raises(EngineLostError, match=r"\.blocks was cut while it was in use; the next start writes it anew"):
+        step(engine)
+    assert step(NativeEngine(str(path), kv_slots=64)) == said
+
+
+def test_writing_deletes_the_files_that_nobody_needs(own_blocks, tmp_path):
+    """Those of models that are gone, and those that were not used for a month; not those that were used since."""
+
+    def named(path: Path) -> Path:
+        return open_blocks(path, kernels(INTEGER)).place
+
+    paths = [write(tmp_path, seed, f"{seed}.gguf") for seed in range(5)]
+    _, old, used, fresh = map(named, paths[:4])
+    paths[0].unlink()
+    for file in (old, used):
+        os.utime(file, (time.time(), time.time() - 31 * 86400))
+    named(paths[2])
+    newest = named(paths[4])
+    assert {*own_blocks.iterdir()} == {used, fresh, newest}

@@ -7,7 +7,7 @@ import pytest
 
 from bench.random_gguf import TINY, Q, write_random
 from specq.drafting.draft_model.chain_model import ChainModel
-from specq.engines.native import EXACT, INTEGER, kernels
+from specq.engines.native import EXACT, INTEGER, ROUNDED, kernels
 from specq.engines.native.engine import NativeEngine
 from specq.engines.native.loading import load
 from specq.engines.torch.loading import load as load_with_torch
@@ -54,18 +54,30 @@ def test_only_gguf_files_have_integers(tmp_path):
 
 def test_other_names_are_refused(tmp_path):
     path = write_random(tmp_path / "model.gguf", types, shape=SMALL, metadata=tokenizer_keys(320))
-    with pytest.raises(ConfigError, match="arithmetic is 'float'; known are auto, exact, integer"):
+    with pytest.raises(ConfigError, match="arithmetic is 'float'; known are auto, exact, rounded, integer"):
         load(str(path), arithmetic="float")
 
 
-def test_files_that_exact_arithmetic_would_expand_are_computed_in_integers(tmp_path):
-    for kind, expected in ((Q.Q4_0, "integer cpu"), (Q.Q4_1, "native cpu"), (Q.F16, "native cpu")):
+def test_quantised_files_are_computed_in_integers(tmp_path):
+    for kind, expected in ((Q.Q4_0, "integer cpu"), (Q.Q4_1, "integer cpu"), (Q.F16, "native cpu")):
         path = write_random(
             tmp_path / f"{kind.name}.gguf", lambda _, own=kind: own, shape=SMALL, metadata=tokenizer_keys(320)
         )
         assert load(str(path)).info.arithmetic == expected
-        assert load(str(path), arithmetic=EXACT).info.arithmetic == "native cpu"
-        assert load_with_torch(str(path), device="cpu").info.arithmetic == "native cpu"
+        assert load(str(path), dtype="float32").info.arithmetic == "native cpu"
+
+
+def test_exact_and_rounded_arithmetic_are_two_models_and_both_those_of_torch(tmp_path):
+    """A job of an earlier version, whose values were rounded, goes on in `rounded` arithmetic."""
+    for kind, usual in ((Q.Q4_0, ROUNDED), (Q.Q4_1, EXACT), (Q.F16, ROUNDED)):
+        path = write_random(
+            tmp_path / f"{kind.name}.gguf", lambda _, own=kind: own, shape=SMALL, metadata=tokenizer_keys(320)
+        )
+        infos = {name: load(str(path), arithmetic=name).info for name in (EXACT, ROUNDED)}
+        assert {info.arithmetic for info in infos.values()} == {"native cpu"}
+        assert infos[EXACT].fingerprint != infos[ROUNDED].fingerprint
+        before = load_with_torch(str(path), device="cpu").info
+        assert (before.fingerprint, before.arithmetic) == (infos[usual].fingerprint, infos[usual].arithmetic)
 
 
 def test_a_draft_model_of_such_a_file_drafts_what_the_engine_says(tmp_path):

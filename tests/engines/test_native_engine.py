@@ -24,6 +24,7 @@ from specq.protocol.step_output import FINAL
 from specq.protocol.types import SessionStep
 from specq.testing.checkpoints import make_checkpoint, random_tokens, random_tree, save_random
 from specq.testing.checkpoints_gguf import MADE, Q, keep_values, write_gguf
+from specq.testing.checkpoints_heads import make_published
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler")
 
@@ -42,9 +43,10 @@ from specq.processes.target import build_verifier
 from specq.protocol import SamplingParams
 from specq.protocol.messages import Ack, Close, Open, SessionFailed
 
-model, draft, jobs = json.loads(sys.argv[1])
+model, draft, heads, jobs = json.loads(sys.argv[1])
 config = TargetConfig(
-    model=model, draft_model=draft, engine="native", max_step_rows=16, max_sessions=8, verbose=True, lookahead=True
+    model=model, draft_model=draft, heads=heads, engine="native", max_step_rows=16, max_sessions=8, verbose=True,
+    lookahead=True,
 )
 verifier, texts = build_verifier(config, "t"), {}
 for i, values in enumerate(jobs):
@@ -75,9 +77,11 @@ JOBS = [
 ]
 
 
-def serve(model: str, draft: str, jobs: list[dict[str, object]]) -> tuple[dict[str, list[int]], list[str]]:
+def serve(
+    model: str, draft: str, jobs: list[dict[str, object]], heads: str = ""
+) -> tuple[dict[str, list[int]], list[str]]:
     """Return the texts of jobs and the names of the draft sources. No import of torch succeeded."""
-    command = [sys.executable, "-c", SERVE, json.dumps([model, draft, jobs])]
+    command = [sys.executable, "-c", SERVE, json.dumps([model, draft, heads, jobs])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     texts, methods, imported = json.loads(done.stdout.splitlines()[-1])
@@ -93,10 +97,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_gguf(source, source / "model.gguf"))
 
 
-def test_a_verifier_serves_without_torch(model: str) -> None:
-    """All strategies but one, and the options that shape logits, with a draft model, lookahead and explanations."""
-    texts, methods = serve(model, model, JOBS)
-    assert {"colocated", "lookahead", "suffix"} <= {*methods}
+def test_a_verifier_serves_without_torch(model: str, tmp_path: Path) -> None:
+    """All strategies but one, and the options that shape logits, with a draft model, Medusa heads, lookahead and
+    explanations."""
+    texts, methods = serve(model, model, JOBS, str(make_published(tmp_path, MADE["hidden_size"], MADE["vocab_size"])))
+    assert {"colocated", "lookahead", "medusa", "suffix"} <= {*methods}
     assert sorted(texts) == [*map(str, range(len(JOBS)))]
     assert all(len(text) == 12 for text in texts.values())
     assert set(texts["5"]) <= set(range(10, 90))
@@ -122,7 +127,7 @@ def steps_of(rng: np.random.Generator) -> list[SessionStep]:
 
 def test_it_says_what_the_torch_engine_says(model: str) -> None:
     """Bit for bit, as the same model: a job may move from one to the other."""
-    engines = NativeEngine(model, kv_slots=512), TorchEngine(model, device="cpu", kv_slots=512)
+    engines = NativeEngine(model, kv_slots=512, arithmetic="exact"), TorchEngine(model, device="cpu", kv_slots=512)
     outputs = []
     for engine in engines:
         for step in steps_of(np.random.default_rng(1)):

@@ -272,11 +272,20 @@ def test_a_profiled_step_begins_when_the_device_is_idle(llama, monkeypatch):
 
 @pytest.mark.usefixtures("own_cache")
 def test_step_timing_works_in_the_pool_size_of_a_refusal_and_leaves_no_state(llama):
-    with pytest.raises(ConfigError, match=r"has 1 KV slots \(--kv-slots\); give at least 72,"):
+    with pytest.raises(ConfigError, match=r"has 1 KV slots \(--kv-slots\); give at least 2,"):
         TorchEngine(str(llama), device="cpu", kv_slots=1).step_times([1, 8, 64])
     engine = TorchEngine(str(llama), device="cpu", kv_slots=72)
     assert all(seconds > 0 for seconds in engine.step_times([1, 8, 64]))
     assert engine.free_slots == 72
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_times_that_were_kept_are_expected_by_the_next_process(llama):
+    kept = {1: 0.5, 8: 1.0, 64: 2.0, 512: 9.0}
+    TorchEngine(str(llama), device="cpu", kv_slots=72).keep_times(kept)
+    engine = TorchEngine(str(llama), device="cpu", kv_slots=72)
+    assert engine.step_times([1, 8, 64, 512]) == [0.5, 1.0, 2.0]
+    assert max(engine.step_times([1, 9, 64])) < 0.5, "others are estimated"
 
 
 def test_steps_with_hidden_states_are_run_before_they_are_needed(llama, monkeypatch):

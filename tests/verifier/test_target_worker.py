@@ -14,6 +14,7 @@ import zmq
 from specq.config.loading import load
 from specq.config.sections import TargetConfig
 from specq.config.values import free_address
+from specq.engines.native.steps import PooledEngine
 from specq.models import resolve_model
 from specq.processes import target
 from specq.processes.target import VerifierLoop, build_verifier, colocated_device
@@ -26,6 +27,7 @@ from specq.testing.toy import ToyEngine
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve, step_curves
+from specq.verifier.models.step_time import StepKind, StepRows
 from specq.verifier.step.verdicts import NO_REPORTS
 from tests.verifier.sessions import make_draft
 
@@ -190,15 +192,52 @@ def test_heads_of_the_configuration_draft_in_this_process(tmp_path: Path, monkey
         build_verifier(replace(config, heads=str(tmp_path / "nowhere")), "target")
 
 
-def test_steps_are_measured_with_help_and_without() -> None:
-    """Afterwards the engine is as it was; one that has no helpers is measured once."""
+class Helped(ToyEngine):
+    """An engine whose steps take half as long with help from other cores."""
 
-    class Helped(ToyEngine):
-        is_helped = True
+    is_helped = True
 
-        def step_times(self, sizes: list[int]) -> list[float]:
-            return [size * (0.001 if self.is_helped else 0.002) for size in sizes]
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[bool, dict[int, float]] = {}
 
+    def step_times(self, sizes: list[int]) -> list[float]:
+        return [size * (0.001 if self.is_helped else 0.002) for size in sizes]
+
+    def keep_times(self, times: dict[int, float]) -> None:
+        self.kept[self.is_helped] = times
+
+
+def test_a_cpu_verifier_runs_steps_of_one_row_only_before_its_first_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is profiled: the first answer would wait for that."""
+    rows: list[int] = []
+    launch = PooledEngine.launch
+
+    def counted(self: PooledEngine, steps: Any, *rest: Any) -> Any:
+        rows.extend(step.num_rows for step in steps)
+        return launch(self, steps, *rest)
+
+    monkeypatch.setattr(PooledEngine, "launch", counted)
+    verifier = build_verifier(TargetConfig(model="tiny", draft_model="tiny", max_sessions=4), "target")
+    assert set(rows) == {1}
+    assert len(rows) <= 4
+    assert 0 < verifier.curve(1) < verifier.curve(64)
+
+
+def test_what_service_taught_is_kept_when_a_verifier_leaves() -> None:
+    engine = Helped()
+    verifier = Verifier(engine, StepCurve([1, 64], [0.001, 0.002]), incarnation=1)
+    for _ in range(100):
+        verifier.control.time.learn(StepKind(is_helped=False), StepRows(1), 0.0012)
+    loop = VerifierLoop(TargetConfig(broker=free_address(), bind="tcp://127.0.0.1:*"), verifier, "toy")
+    loop.close()
+    assert engine.is_helped
+    assert list(engine.kept) == [False]
+    assert engine.kept[False][1] == pytest.approx(0.0012, rel=0.02)
+
+
+def test_steps_are_expected_with_help_and_without() -> None:
+    """Afterwards the engine is as it was; one that has no helpers is asked once."""
     engine = Helped()
     unhelped, helped = step_curves(engine, [1, 8])
     assert (unhelped(8), helped(8)) == (0.016, 0.008)

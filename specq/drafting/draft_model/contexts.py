@@ -19,6 +19,7 @@ from specq.engines.native import (
     KvPool,
     LoadedModel,
     PackedRows,
+    PassWork,
     RowPacker,
     Threads,
     pack_tokens,
@@ -67,6 +68,15 @@ class Contexts:
         """
         self._chains = self._chains or chain_drafter(self._forward, self.token_ids)
         return self._chains
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self._device is None or self._device.type == "cpu"
+
+    @property
+    def work(self) -> PassWork:
+        """What a pass of the model does."""
+        return self._forward.work
 
     @property
     def recorded_sizes(self) -> tuple[int, ...]:

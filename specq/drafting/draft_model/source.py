@@ -22,6 +22,7 @@ import numpy as np
 import structlog
 
 from specq.drafting.draft_model.chain_sessions import ChainSessions, chosen, rooms_for_chains, without_leads
+from specq.drafting.draft_model.level_times import level_times, profiled_sessions
 from specq.drafting.draft_model.offered_chains import (
     OfferedChains,
     UsualScores,
@@ -135,8 +136,13 @@ class ColocatedSource(DraftSource):
         """Return seconds for sessions and levels, as in `DraftSource`."""
         return self.draft_s
 
+    def measure_levels(self, max_sessions: int) -> None:
+        """Measure the seconds of levels that were only expected."""
+        sizes = profiled_sessions(max_sessions)
+        self.levels = StepCurve(sizes, level_times(self.chains, sizes, self.most_levels, {1, self.fan_out}))
+
     def draft_s(self, num_sessions: int, depth: int) -> float:
-        """Return the seconds of a draft, from the measurement at start-up."""
+        """Return the seconds of a draft, as expected at start-up."""
         return (self.most_levels if self._is_one_pass else depth) * self.levels(num_sessions)
 
     @property

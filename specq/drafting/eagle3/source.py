@@ -19,11 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import structlog
 
+from specq.drafting.eagle3.form import is_eagle
 from specq.drafting.eagle3.grown_trees import (
     ShapeChoice,
     batch_of_grown,
@@ -316,13 +318,11 @@ def make(setup: Setup) -> EagleSource | None:
 
     Raises ConfigError if it does not fit the target.
     """
-    if not setup.heads:
+    if not setup.heads or not is_eagle(Path(setup.heads)):
         return None
     from specq.drafting.eagle3.drafter import Eagle
-    from specq.drafting.eagle3.loading import is_eagle, load_eagle  # imports torch, which not every engine needs
+    from specq.drafting.eagle3.loading import load_eagle  # imports torch, which not every engine needs
 
-    if not is_eagle(setup.heads):
-        return None
     config = setup.config
     setup.tell(f"loading an EAGLE-3 head from {config.heads}")
     head = load_eagle(setup.heads, setup.target, setup.info, setup.device)

@@ -2,9 +2,10 @@
 
     source         drafts inside a verifier
     interface      what `source` needs from heads
-    form, network  the files of heads -> matrices in memory
-    drafter        heads on the target's hidden states (`Medusa`)
+    form, arrays   the files of heads -> arrays in memory
+    network        the same as matrices of torch
+    host, drafter  heads on the target's hidden states: on a CPU (`HostMedusa`), and by torch (`Medusa`)
     draft_model    a small target with heads of its own, as a draft model (`MedusaModel`)
 
-Rule: `source`, `form` and `interface` do not import torch.
+Rule: only `network`, `drafter` and `draft_model` import torch.
 """

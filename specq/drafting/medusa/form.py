@@ -140,3 +140,8 @@ def _reason_against_one(name: str, needed: tuple[int, ...], found: Forms) -> str
         scale = found.get(name + SCALE)
         return None if scale == ("float32", needed[:1]) else f"{name + SCALE} is {scale or 'missing'}"
     return None if kind in ("float32", "float16", "bfloat16") else f"{name} is {kind}, and should be a float or int8"
+
+
+def need_torch(heads: Path) -> bool:
+    """Return whether heads need torch on a CPU: EAGLE-3 heads, and a pickle of Medusa heads."""
+    return not (heads / WEIGHTS[0]).is_file()

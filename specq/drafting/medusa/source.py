@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import structlog
 
+from specq.drafting.eagle3.form import is_eagle
 from specq.drafting.interface import Pending
 from specq.drafting.medusa.interface import HeadSource, HiddenRow, Ranked
 from specq.drafting.rank_trees import DraftingParams, RankTree, checked_tree, rooms_of, tree_for
@@ -188,16 +190,27 @@ def make(setup: Setup) -> MedusaSource | None:
     """
     if not setup.heads:
         return None
-    from specq.drafting.eagle3.loading import is_eagle  # imports torch, which not every engine needs
-    from specq.drafting.medusa.drafter import Medusa
-    from specq.drafting.medusa.network import load_heads  # imports torch, which not every engine needs
-
-    if is_eagle(setup.heads):
+    if is_eagle(Path(setup.heads)):
         return None
     setup.tell(f"loading Medusa heads from {setup.config.heads}")
+    medusa = _on_host(setup) if setup.device == "cpu" else _on_device(setup)
+    tree = checked_tree(setup.config.heads_tree, medusa.num_heads, f"there are {medusa.num_heads} heads")
+    log.info("medusa_heads_loaded", heads=setup.config.heads, num_heads=medusa.num_heads, num_paths=len(tree))
+    return MedusaSource(medusa, tree)
+
+
+def _on_host(setup: Setup) -> HeadSource:
+    from specq.drafting.medusa.arrays import load_arrays
+    from specq.drafting.medusa.host import HostMedusa
+
+    return HostMedusa(load_arrays(setup.heads, setup.target, setup.info), setup.info.num_tokens)
+
+
+def _on_device(setup: Setup) -> HeadSource:
+    from specq.drafting.medusa.drafter import Medusa  # imports torch
+    from specq.drafting.medusa.network import load_heads
+
     heads = load_heads(setup.heads, setup.target, setup.info, setup.device)
-    tree = checked_tree(setup.config.heads_tree, heads.num_heads, f"there are {heads.num_heads} heads")
-    log.info("medusa_heads_loaded", heads=setup.config.heads, num_heads=heads.num_heads, num_paths=len(tree))
     medusa = Medusa(heads, setup.info.num_tokens)
     medusa.warm_up(setup.config.max_sessions)
-    return MedusaSource(medusa, tree)
+    return medusa

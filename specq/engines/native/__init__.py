@@ -10,26 +10,32 @@
 - sharing: whether a pass is shared with helper threads.
 - rows: the packed rows of one forward pass, as plain integer arrays.
 - kv_pool: which slot holds which token: sessions, prefix sharing, eviction.
+- pass_times: the expected seconds of a pass, before any has run.
 - slot_tables: the tables of the pool's sessions.
 - top: the best tokens of each row, for drafters.
 - compiler: builds kernels/ at first use.
 """
 
+from specq.engines.arithmetic import AUTO, EXACT, INTEGER, ROUNDED
+from specq.engines.native.block_cache import has_block_cache
 from specq.engines.native.chains import NativeChainDrafter
-from specq.engines.native.compiler import EXACT, INTEGER, kernels
+from specq.engines.native.compiler import kernels
 from specq.engines.native.forward import ALONE, NativeForward, NativeOutput, Threads
-from specq.engines.native.gguf import integer_weights
+from specq.engines.native.gguf import integer_weights, rounded
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.loaded import ForwardOutput, HostForward, LoadedModel
 from specq.engines.native.loading import threads_of
+from specq.engines.native.pass_times import PassWork
 from specq.engines.native.rotary import rope_tables
 from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, RowTap, pack_nodes, pack_tokens
 from specq.engines.native.weights import BlockWeight, DecoderLayer, Linear, NativeWeights
 
 __all__ = [
     "ALONE",
+    "AUTO",
     "EXACT",
     "INTEGER",
+    "ROUNDED",
     "BlockWeight",
     "ChainStarts",
     "DecoderLayer",
@@ -43,13 +49,16 @@ __all__ = [
     "NativeOutput",
     "NativeWeights",
     "PackedRows",
+    "PassWork",
     "RowPacker",
     "RowTap",
     "Threads",
+    "has_block_cache",
     "integer_weights",
     "kernels",
     "pack_nodes",
     "pack_tokens",
     "rope_tables",
+    "rounded",
     "threads_of",
 ]

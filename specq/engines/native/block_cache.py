@@ -8,8 +8,9 @@ differs, the file is written anew, which takes as long as a hash of all would.
     magic, sha256 of the header, length of the header (u64, little-endian), header (JSON), zeros up to PAGE, data
 
 A file that is damaged, cut or of another layout is written anew. Writers use a temporary name and rename it. So
-processes may race, and a file that is mapped never changes. Files are readable only by their owner. A new file of a
-model's path replaces the former one.
+processes may race, and a file that is mapped never changes. If somebody else cuts it, the process ends at its next step
+(`BlockFile.check`). Files are readable only by their owner. A process that writes a file deletes unneeded ones: former
+ones of the same path, files of models that are gone, and files that were not opened for MOST_DAYS.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import hashlib
 import json
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ from specq.checkpoints import GgufFile, gguf_config, gguf_parts, gguf_tensors, r
 from specq.config import cache_dir
 from specq.engines.checkpoint import TensorsHash
 from specq.engines.native.panels import FORMATS, Bytes, PanelMatrix, repack
-from specq.protocol import ConfigError, Float32Array
+from specq.protocol import ConfigError, EngineLostError, Float32Array
 from specq.runtime import whole_file
 
 MAGIC = b"specq blocks 1\n\0"  # 16 bytes; the number is that of the layout in kernels/formats.h
@@ -40,6 +42,7 @@ PAGE = 4096
 _FIXED = len(MAGIC) + 32 + 8
 _HEAD_BYTES, _SAMPLES, _SAMPLE_BYTES = 8 << 20, 64, 4096
 _VECTOR = "vector"
+MOST_DAYS = 30
 
 log = structlog.get_logger()
 
@@ -51,11 +54,19 @@ class BlockFile:
     - matrices: views of the mapped file.
     - vectors: norms and biases, f32[n] each.
     - tensors_hash: of all content, see `specq.engines.checkpoint`.
+    - place, mapped: the file, and its memory.
     """
 
     matrices: dict[str, PanelMatrix]
     vectors: dict[str, Float32Array]
     tensors_hash: str
+    place: Path
+    mapped: mmap.mmap
+
+    def check(self) -> None:
+        """Raise EngineLostError if the file was cut since it was mapped: a read beyond its end kills the process."""
+        if self.mapped.size() < len(self.mapped):
+            raise EngineLostError(f"{self.place} was cut while it was in use; the next start writes it anew")
 
 
 def open_blocks(path: Path, library: ctypes.CDLL) -> BlockFile:
@@ -65,7 +76,7 @@ def open_blocks(path: Path, library: ctypes.CDLL) -> BlockFile:
     cache cannot be written.
     """
     states = [_state(part) for part in gguf_parts(path)]
-    place = cache_dir() / "blocks" / f"{_key(states)}.blocks"
+    place = _place(states)
     found = _read(place, states)
     if found is None:
         try:
@@ -79,6 +90,16 @@ def open_blocks(path: Path, library: ctypes.CDLL) -> BlockFile:
     if found is None:
         raise ConfigError(f"{path} changed while it was read; start again when it is complete")
     return found
+
+
+def has_block_cache(path: Path) -> bool:
+    """Return whether a GGUF model's cache file is there."""
+    return _place([_state(part) for part in gguf_parts(path)]).exists()
+
+
+def _place(states: list[dict[str, Any]]) -> Path:
+    content = [[state["size"], state["sample"]] for state in states]
+    return cache_dir() / "blocks" / f"{hashlib.sha256(MAGIC + json.dumps(content).encode()).hexdigest()[:24]}.blocks"
 
 
 def _state(part: Path) -> dict[str, Any]:
@@ -96,11 +117,6 @@ def _state(part: Path) -> dict[str, Any]:
     return {"size": about.st_size, "mtime_ns": about.st_mtime_ns, "inode": about.st_ino, "sample": digest.hexdigest()}
 
 
-def _key(states: list[dict[str, Any]]) -> str:
-    content = [[state["size"], state["sample"]] for state in states]
-    return hashlib.sha256(MAGIC + json.dumps(content).encode()).hexdigest()[:24]
-
-
 def _read(place: Path, states: list[dict[str, Any]]) -> BlockFile | None:
     """Map the file. None if there is none, if it is not whole, or if the model's files have changed since."""
     try:
@@ -110,12 +126,13 @@ def _read(place: Path, states: list[dict[str, Any]]) -> BlockFile | None:
                 log.info("block_cache_rejected", file=str(place), reason=reason)
                 return None
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            os.utime(file.fileno())  # shows when it was last used
     except FileNotFoundError:
         return None
     except OSError as error:
         log.info("block_cache_rejected", file=str(place), reason=str(error))
         return None
-    return _views(said, np.frombuffer(mapped, np.uint8))
+    return _views(said, place, mapped)
 
 
 def _header(file: BinaryIO) -> dict[str, Any]:
@@ -136,15 +153,15 @@ def _reason_against(said: dict[str, Any], states: list[dict[str, Any]], num_byte
     return "" if num_bytes == said["size"] else "it is cut"
 
 
-def _views(said: dict[str, Any], mapped: Bytes) -> BlockFile:
-    matrices, vectors = {}, {}
+def _views(said: dict[str, Any], place: Path, memory: mmap.mmap) -> BlockFile:
+    matrices, vectors, mapped = {}, {}, np.frombuffer(memory, np.uint8)
     for name, (kind, num_rows, k, start, count, each) in said["tensors"].items():
         data = mapped[start : start + count * each]
         if kind == _VECTOR:
             vectors[name] = data.view(np.float32)
         else:
             matrices[name] = PanelMatrix(FORMATS[kind], num_rows, k, data.reshape(count, each))
-    return BlockFile(matrices, vectors, said["tensors_hash"])
+    return BlockFile(matrices, vectors, said["tensors_hash"], place, memory)
 
 
 def _write(place: Path, path: Path, states: list[dict[str, Any]], library: ctypes.CDLL) -> None:
@@ -162,15 +179,18 @@ def _write(place: Path, path: Path, states: list[dict[str, Any]], library: ctype
             os.fsync(file.fileno())
     finally:
         hashed.cancel()
-    _drop_former(place, said["path"])
+    _drop_unneeded(place, said["path"])
     log.info("block_cache_written", file=str(place), num_bytes=said["size"])
 
 
-def _drop_former(place: Path, path: str) -> None:
-    """Delete the cache files of what this path held before. Who has mapped one keeps it."""
+def _drop_unneeded(place: Path, path: str) -> None:
+    """Delete the other cache files that are not needed. A process that has mapped one keeps it."""
+    oldest = time.time() - MOST_DAYS * 86400
     for other in place.parent.glob("*.blocks"):
         with suppress(OSError), other.open("rb") as file:
-            if other != place and _header(file).get("path") == path:
+            of = _header(file).get("path", "")
+            is_needed = of != path and Path(of).exists() and os.fstat(file.fileno()).st_mtime >= oldest
+            if other != place and not is_needed:
                 other.unlink()
 
 

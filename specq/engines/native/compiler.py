@@ -1,6 +1,6 @@
 """The C kernels of the engine's fast CPU path, built at first use; see `specq.runtime.compiler`.
 
-Each arithmetic has its own library of the same functions. To add one, add its C file to SOURCES.
+An arithmetic (`specq.engines.arithmetic`) is a library of the same functions. To add one, add its C file to SOURCES.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+from specq.engines.arithmetic import EXACT, INTEGER, ROUNDED
 from specq.runtime import library
 
 SOURCE = Path(__file__).parent / "kernels" / "forward.c"
-AUTO, EXACT, INTEGER = "auto", "exact", "integer"
-SOURCES = {EXACT: SOURCE, INTEGER: SOURCE.with_name("integer.c")}
+SOURCES = {EXACT: SOURCE, ROUNDED: SOURCE, INTEGER: SOURCE.with_name("integer.c")}
 
 
 def kernels(arithmetic: str = EXACT) -> ctypes.CDLL | None:

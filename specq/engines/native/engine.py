@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specq.engines.native.compiler import AUTO
+from specq.engines.arithmetic import AUTO
 from specq.engines.native.loaded import LoadedModel
 from specq.engines.native.loading import load, threads_of
 from specq.engines.native.steps import PooledEngine

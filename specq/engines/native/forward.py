@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.engines.native.panels import PANEL, PanelMatrix, interleaved, panel_bias
+from specq.engines.native.pass_times import PassWork
 from specq.engines.native.rows import COLUMNS, PackedRows, RowTap, address, table_addresses
 from specq.engines.native.sharing import Sharing
 from specq.engines.native.weights import (
@@ -103,7 +104,11 @@ class Threads:
 
     @property
     def num_helpers(self) -> int:
-        return self.own - 1 + len(self.helper_cores)
+        return self.count - 1
+
+    @property
+    def count(self) -> int:
+        return self.own + len(self.helper_cores)
 
     @property
     def own_only(self) -> Threads:
@@ -128,6 +133,7 @@ class NativeForward:
     - is_helped: whether threads on helper cores take part; may be set.
     - jumps: numbers of rows after which a pass takes longer at once.
     - num_tap_layers: number of layers whose hidden states it can return.
+    - work: what a pass does.
     """
 
     def __init__(
@@ -158,6 +164,7 @@ class NativeForward:
         self.num_tap_layers = len(weights.layers)
         self._layers = (_Layer * self.num_tap_layers)(*map(self._layer, weights.layers))
         self._model = self._describe(weights, keys, values)
+        self.work = _work(weights, self._arena.num_bytes)
         self._num_logits = sum(weight.shape[0] for weight in weights.head.weights)
         self._workspace = _floats(0)
 
@@ -274,6 +281,12 @@ class NativeForward:
             k=packed.k,
             format=packed.format,
         )
+
+
+def _work(weights: NativeWeights, num_packed_bytes: int) -> PassWork:
+    matrices = [weight for linear in weights.linears() for weight in linear.weights]
+    mapped = [weight.data.nbytes for weight in matrices if isinstance(weight, PanelMatrix)]
+    return PassWork(num_packed_bytes + sum(mapped), sum(math.prod(weight.shape) for weight in matrices), bool(mapped))
 
 
 def _floats(*shape: int) -> Float32Array:

@@ -1,12 +1,8 @@
 """A GGUF file -> the weights of a Llama-like decoder, without a model of transformers.
 
 The reference for such a model is arithmetic on exactly the values in memory. These are the dequantised values in
-float32, or rounded to another format. `values_format` chooses the format. It is part of the fingerprint, so the two
-formats are two models.
-
-The default is to keep the exact values, if the kernels support all block types. They then read the file's own blocks.
-For Q4_1 these take a third of the bytes of bfloat16. For other types the default is to round to bfloat16. This takes
-half the bytes of float32. The arithmetic is still in float32.
+float32, or rounded to bfloat16. The format is part of the fingerprint, so the two are two models. With exact values the
+kernels read the file's own blocks of the types BLOCK_TYPES. Other types are expanded to four bytes a weight.
 
 In integer arithmetic products are those of the file's own blocks with activations in 8 bits (kernels/activations.h).
 """
@@ -20,25 +16,25 @@ from typing import Any
 import numpy as np
 
 from specq.checkpoints import GgufFile, gguf_config, gguf_tensors, read_gguf
-from specq.engines.native.block_cache import open_blocks
+from specq.engines.native.block_cache import BlockFile, open_blocks
 from specq.engines.native.decoder import HEAD, NamedWeights, decoder
 from specq.engines.native.rotary import rope_tables
 from specq.engines.native.weights import BLOCK_TYPES, BlockWeight, NativeWeights
 from specq.protocol import ConfigError, Float32Array
 
-EXACT, ROUNDED = "float32", "bfloat16"
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
 
 
 def values_format(path: Path, dtype: str, *, on_host: bool) -> str:
-    """Return the format that a file's values are rounded to, for the `dtype` of `load`. EXACT keeps them all."""
+    """Return the format that the torch engine rounds a file's values to, for its `dtype`. FLOAT32 keeps them all."""
     if dtype != "auto":
         return dtype
     reads_blocks = on_host and gguf_tensors.matrix_types(read_gguf(path)) <= BLOCK_TYPES.keys()
-    return EXACT if reads_blocks else ROUNDED
+    return FLOAT32 if reads_blocks else BFLOAT16
 
 
 def gguf_weights(path: Path, values: str, num_slots: int) -> NativeWeights:
-    """Return a file's weights, EXACT or ROUNDED, for texts of at most `num_slots` tokens.
+    """Return a file's weights, FLOAT32 or BFLOAT16, for texts of at most `num_slots` tokens.
 
     Raises ConfigError if something is missing or not supported.
     """
@@ -49,14 +45,14 @@ def gguf_weights(path: Path, values: str, num_slots: int) -> NativeWeights:
 
     def values_of(name: str) -> Float32Array:
         numbers = gguf_tensors.values(file, found[name], config)
-        return numbers if values == EXACT else rounded(numbers)
+        return numbers if values == FLOAT32 else rounded(numbers)
 
-    blocks = _blocks(file, config) if values == EXACT else {}
+    blocks = _blocks(file, config) if values == FLOAT32 else {}
     return _decoder(file, config, NamedWeights(found, values_of, blocks), num_slots)
 
 
-def integer_weights(path: Path, library: ctypes.CDLL, num_slots: int) -> tuple[NativeWeights, str]:
-    """Return a file's weights for integer arithmetic, and the hash of its tensors.
+def integer_weights(path: Path, library: ctypes.CDLL, num_slots: int) -> tuple[NativeWeights, BlockFile]:
+    """Return a file's weights for integer arithmetic, and the cache file that has them.
 
     `library`: the kernels of that arithmetic. Raises ConfigError if something is missing or not supported.
     """
@@ -66,7 +62,7 @@ def integer_weights(path: Path, library: ctypes.CDLL, num_slots: int) -> tuple[N
     shapes = {name: one.shape for name, one in (blocks.matrices | blocks.vectors).items()}
     check_shapes(path, needed_shapes(config), shapes)
     named = NamedWeights(shapes, blocks.vectors.__getitem__, panels=blocks.matrices)
-    return _decoder(file, config, named, num_slots), blocks.tensors_hash
+    return _decoder(file, config, named, num_slots), blocks
 
 
 def _decoder(file: GgufFile, config: dict[str, Any], named: NamedWeights, num_slots: int) -> NativeWeights:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from specq.engines.native.forward import ALONE, NativeForward, Threads
+from specq.engines.native.pass_times import PassWork
 from specq.engines.native.rows import PackedRows, RowTap
 from specq.engines.native.weights import NativeWeights
 from specq.protocol import Float32Array, Int32Array, ModelInfo
@@ -56,12 +58,14 @@ class Forward(Protocol):
 
     - num_tap_layers, is_helped, jumps: as in `specq.engines.Engine`.
     - ARITHMETIC: name of its kernels. Forwards with other kernels round differently.
+    - work: what a pass does, from which its time is estimated on a CPU.
     """
 
     ARITHMETIC: ClassVar[str]
     num_tap_layers: int
     is_helped: bool
     jumps: tuple[int, ...]
+    work: PassWork
 
     @property
     def kv(self) -> Kv: ...
@@ -128,6 +132,7 @@ class HostForward:
         self.kv = HostKv.of(len(weights.layers), weights.num_kv_heads, num_slots, weights.head_dim)
         self.native = NativeForward(weights, self.kv.keys, self.kv.values, library, threads)
         self.num_tap_layers, self.jumps = self.native.num_tap_layers, self.native.jumps
+        self.work = self.native.work
 
     @property
     def is_helped(self) -> bool:
@@ -143,6 +148,23 @@ class HostForward:
 
 
 class IntegerForward(HostForward):
-    """The same with the kernels of integer arithmetic."""
+    """The same with the kernels of integer arithmetic. `check` raises EngineLostError if the weights are lost."""
 
     ARITHMETIC: ClassVar[str] = "integer"
+
+    def __init__(
+        self,
+        weights: NativeWeights,
+        num_slots: int,
+        library: ctypes.CDLL,
+        threads: Threads = ALONE,
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(weights, num_slots, library, threads)
+        self._check = check
+
+    def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
+        """Run packed rows; see `NativeForward`."""
+        self._check()
+        return super().__call__(rows, tap)

@@ -8,23 +8,23 @@ from pathlib import Path
 import numpy as np
 
 from specq.checkpoints import draft_form, gguf_config, gguf_tensors, is_gguf, read_gguf
+from specq.engines.arithmetic import AUTO, EXACT, INTEGER, ROUNDED
 from specq.engines.checkpoint import describe, resolve_checkpoint
-from specq.engines.native.compiler import AUTO, INTEGER, SOURCES, kernels
-from specq.engines.native.compiler import EXACT as EXACT_ARITHMETIC
+from specq.engines.native.compiler import SOURCES, kernels
 from specq.engines.native.decoder import NamedWeights, decoder, reason_against
 from specq.engines.native.draft_weights import draft_blocks, draft_values, read_draft
 from specq.engines.native.forward import ALONE, Threads
-from specq.engines.native.gguf import EXACT, gguf_weights, integer_weights, values_format
+from specq.engines.native.gguf import BFLOAT16, FLOAT32, gguf_weights, integer_weights
 from specq.engines.native.loaded import HostForward, IntegerForward, LoadedModel
 from specq.engines.native.panels import BLOCK_FORMATS, FORMATS
 from specq.engines.native.rotary import rope_tables
-from specq.engines.native.weights import BLOCK_TYPES, NativeWeights, trim_memory
+from specq.engines.native.weights import NativeWeights, trim_memory
 from specq.protocol import ConfigError
 from specq.runtime import available_cores, usual_threads
 
 DEFAULT_SLOTS = 64 * 1024  # used if memory is not the limit
 CPU_KV_BYTES = 1 << 30
-DTYPES = ("auto", EXACT)
+DTYPES = ("auto", FLOAT32)
 
 
 def threads_of(threads: int, helper_cores: tuple[int, ...] = ()) -> Threads:
@@ -59,14 +59,13 @@ def reason_against_native(checkpoint: Path, dtype: str = "auto") -> str:
 def default_of(checkpoint: Path, dtype: str = "auto") -> str:
     """Return the default arithmetic of a checkpoint.
 
-    It is integer for a GGUF file with quantised types that exact arithmetic would have to expand, unless `dtype` is
-    given.
+    It is integer for a GGUF file with quantised types that are all supported, else rounded. It is exact if `dtype` is
+    given, and for other checkpoints.
     """
     if dtype != "auto" or not is_gguf(checkpoint):
-        return EXACT_ARITHMETIC
+        return EXACT
     types = gguf_tensors.matrix_types(read_gguf(checkpoint))
-    is_expanded = types & BLOCK_FORMATS.keys() - BLOCK_TYPES.keys()
-    return INTEGER if is_expanded and types <= FORMATS.keys() else EXACT_ARITHMETIC
+    return INTEGER if types & BLOCK_FORMATS.keys() and types <= FORMATS.keys() else ROUNDED
 
 
 def load(
@@ -82,10 +81,10 @@ def load(
     """Load a checkpoint for the kernels.
 
     - model: a GGUF file, or a directory in the form of a draft model (`specq.checkpoints.draft_form`).
-    - dtype: "float32", or "auto": for a GGUF file, keep the values exactly or in bfloat16 (`values_format`).
+    - dtype: "float32" or "auto". "float32" is exact arithmetic, unless another one is given.
     - kv_slots: 0: as many as memory allows.
     - engine: the name of the engine that runs it.
-    - arithmetic: "exact", or "integer" for a GGUF file (`specq.engines.native.compiler`). "auto": see `default_of`.
+    - arithmetic: of a GGUF file (`specq.engines.native.compiler`). "auto": see `default_of`.
 
     Raises ConfigError if the model cannot be found or used.
     """
@@ -94,18 +93,19 @@ def load(
     checkpoint = resolve_checkpoint(model)
     if reason := reason_against_native(checkpoint, dtype):
         raise ConfigError(f"the native engine cannot run {model}: {reason}; use the torch engine")
-    arithmetic = default_of(checkpoint, dtype) if arithmetic == AUTO else arithmetic
-    library = kernels(arithmetic)
-    assert library is not None
-    if arithmetic == INTEGER and not _is_quantised(checkpoint):
+    if arithmetic == AUTO:
+        arithmetic = default_of(checkpoint, dtype)
+    elif arithmetic == INTEGER and not _is_quantised(checkpoint):
         raise ConfigError(
             f"integer arithmetic needs a GGUF file with quantised types ({', '.join(BLOCK_FORMATS)}), and {model} "
             f"is none; use arithmetic = exact"
         )
+    library = kernels(arithmetic)
+    assert library is not None
     if shape := draft_form.draft_shape(checkpoint):
         loaded = _load_draft(checkpoint, shape, library, kv_slots, name, threads, engine)
     else:
-        loaded = _load_gguf(checkpoint, library, dtype, arithmetic, kv_slots, name, threads, engine)
+        loaded = _load_gguf(checkpoint, library, arithmetic, kv_slots, name, threads, engine)
     trim_memory()
     return loaded
 
@@ -118,7 +118,6 @@ def _is_quantised(checkpoint: Path) -> bool:
 def _load_gguf(
     path: Path,
     library: ctypes.CDLL,
-    dtype: str,
     arithmetic: str,
     kv_slots: int,
     name: str,
@@ -129,17 +128,17 @@ def _load_gguf(
     slots = kv_slots or default_slots(config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"])
     forward: HostForward
     if arithmetic == INTEGER:
-        values, (weights, tensors) = EXACT, integer_weights(path, library, slots)
-        forward = IntegerForward(weights, slots, library, threads)
+        values, (weights, blocks) = FLOAT32, integer_weights(path, library, slots)
+        forward, tensors = IntegerForward(weights, slots, library, threads, check=blocks.check), blocks.tensors_hash
     else:
-        values, tensors = values_format(path, dtype, on_host=True), ""
+        values, tensors = BFLOAT16 if arithmetic == ROUNDED else FLOAT32, ""
         forward = HostForward(gguf_weights(path, values, slots), slots, library, threads)
     info = describe(
         path,
         engine=engine,
         arithmetic=f"{forward.ARITHMETIC} cpu",
         name=name,
-        dtype=EXACT,
+        dtype=FLOAT32,
         vocab_size=config["vocab_size"],
         max_length=config["max_position_embeddings"],
         kv_slots=slots,
@@ -166,7 +165,7 @@ def _load_draft(
         engine=engine,
         arithmetic=f"{forward.ARITHMETIC} cpu",
         name=name,
-        dtype=EXACT,
+        dtype=FLOAT32,
         vocab_size=shape.vocab_size,
         max_length=shape.max_position_embeddings,
         kv_slots=slots,

@@ -15,7 +15,7 @@ To add an engine of this kind, derive a class that loads a model. No module here
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from specq.engines.native.forward import Threads
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.loaded import ForwardOutput, LoadedModel
 from specq.engines.native.rows import RowTap, pack_steps
-from specq.engines.profiling import keep, quick_step_times, recall, step_times_file
+from specq.engines.profiling import keep, one_row_step_s, recall, step_times_file
 from specq.protocol import (
     FINAL,
     NO_TAP,
@@ -48,6 +48,8 @@ from specq.verification.begun import Judging
 from specq.verification.explain import log_decisions
 from specq.verification.judge import judge_each
 from specq.verification.logprobs import ScoredLogprobs
+
+MOST_EXPECTED = 64  # rows; the times of larger steps are learned in service
 
 
 class PooledEngine:
@@ -222,17 +224,24 @@ class PooledEngine:
             self._pool.release(*_staged(flight))
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
-        """Measure step times; see `Engine.step_times`."""
-        file = self._times_file()
-        found = quick_step_times(self, sizes, recalled := recall(file))
-        if found != recalled:
-            keep(file, found)
-        return [found[size] for size in sizes if size in found]
+        """Return the times that an earlier process learned in service, else estimates; see `Engine.step_times`."""
+        one_row_s = one_row_step_s(self)
+        sizes, recalled = [size for size in sizes if size <= MOST_EXPECTED], recall(self._times_file())
+        if recalled.keys() >= {*sizes}:
+            return [recalled[size] for size in sizes]
+        return self._forward.work.seconds(sizes, self._threads_now.count, one_row_s)
+
+    def keep_times(self, times: Mapping[int, float]) -> None:
+        """Keep times for a later process; see `specq.engines.keep_times`."""
+        keep(self._times_file(), {size: seconds for size, seconds in times.items() if size <= MOST_EXPECTED})
+
+    @property
+    def _threads_now(self) -> Threads:
+        return self._threads if self.is_helped else self._threads.own_only
 
     def _times_file(self) -> Path:
         """Return the cache file of step times for the threads that take part now."""
-        threads = self._threads if self.is_helped else self._threads.own_only
-        about = self.info.fingerprint, self.info.dtype, threads, type(self._forward).__name__
+        about = self.info.fingerprint, self.info.dtype, self._threads_now, type(self._forward).__name__
         return step_times_file(processor(), *about, built_kernels())
 
     def shutdown(self) -> None:

@@ -148,7 +148,12 @@ class Arena:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(memory, np.uint8)
-        self._used = -address(self._bytes) % LARGE_PAGE
+        self._start = self._used = -address(self._bytes) % LARGE_PAGE
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes taken so far."""
+        return self._used - self._start
 
     def take(self, num_bytes: int) -> Bytes:
         """Return u8[num_bytes], all zero."""

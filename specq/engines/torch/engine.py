@@ -6,7 +6,7 @@ launched before the last is collected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,6 +82,11 @@ class TorchEngine(PooledEngine):
         distinct = sorted(set(compiled))
         times = dict(zip(distinct, step_times(self, distinct, self._settle), strict=True))
         return [times[size] for size in compiled]
+
+    def keep_times(self, times: Mapping[int, float]) -> None:
+        """Keep times, if steps are not measured at each start; see `specq.engines.keep_times`."""
+        if self._device.type == "cpu":
+            super().keep_times(times)
 
     def _settle(self) -> None:
         """Wait until the device has finished its work."""

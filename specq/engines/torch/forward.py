@@ -10,11 +10,18 @@ import torch
 
 from specq.engines.native.flights import Flight, Unread
 from specq.engines.native.loaded import Forward, ForwardOutput
+from specq.engines.native.pass_times import PassWork
 from specq.engines.native.rows import LinePlaces, PackedRows, RowTap
 from specq.protocol import Int32Array, Int64Array
 from specq.verification import StepBatch, places_of
 from specq.verification.begun import Judging
 from specq.verification.transfers import to_device
+
+
+def work_of(model: Any) -> PassWork:
+    """Return what a pass of a torch module does."""
+    sizes = [(one.numel(), one.element_size()) for one in model.parameters()]
+    return PassWork(sum(count * size for count, size in sizes), sum(count for count, _ in sizes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 
 from specq.engines.native.loaded import ForwardOutput
 from specq.engines.native.rows import PackedRows, RowTap
-from specq.engines.torch.forward import KvStore
+from specq.engines.torch.forward import KvStore, work_of
 from specq.protocol import FINAL, BoolArray, ConfigError, Int64Array
 
 ATTENTION = "specq"
@@ -68,6 +68,7 @@ class GenericForward:
         self.kv = kv
         self._model = model
         self._layers = _decoder_layers(model)
+        self.work = work_of(model)
         self.num_tap_layers = len(self._layers)
 
     @torch.no_grad()

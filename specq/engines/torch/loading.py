@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from specq.checkpoints import draft_form, is_gguf, read_config
+from specq.engines.arithmetic import EXACT, ROUNDED
 from specq.engines.checkpoint import describe, resolve_checkpoint
 from specq.engines.native import ALONE, LoadedModel, Threads, kernels
-from specq.engines.native.compiler import EXACT
-from specq.engines.native.gguf import values_format
+from specq.engines.native.gguf import BFLOAT16, values_format
 from specq.engines.native.loaded import Forward
 from specq.engines.native.loading import default_slots, reason_against_native
 from specq.engines.native.loading import load as load_native
@@ -63,11 +63,9 @@ def load(
     """
     checkpoint, place = resolve_checkpoint(model), pick_device(device)
     if place.type == "cpu" and not eager and not reason_against_native(checkpoint, dtype):
-        return load_native(
-            *(str(checkpoint), dtype, kv_slots, name, threads),
-            engine="torch",
-            arithmetic=EXACT,
-        )
+        is_rounded = is_gguf(checkpoint) and values_format(checkpoint, dtype, on_host=True) == BFLOAT16
+        arguments = str(checkpoint), dtype, kv_slots, name, threads
+        return load_native(*arguments, engine="torch", arithmetic=ROUNDED if is_rounded else EXACT)
     network = load_network(checkpoint, place, dtype)
     overrides = None
     if is_gguf(checkpoint):

@@ -29,7 +29,7 @@ from specq.verifier.control.forecast import Forecast
 from specq.verifier.control.policy import Policy
 from specq.verifier.control.prefill_limit import PrefillLimit
 from specq.verifier.control.round_trips import RoundTrips
-from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.models.step_curve import StepCurve, keep_curve
 from specq.verifier.models.step_time import StepKind, StepRows, StepTime
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
@@ -161,6 +161,11 @@ class Controller:
     def started(self, step: InFlightStep) -> float:
         """Return when the device began a step: not before the end of the last one."""
         return step.drafted if self.last_end is None else max(step.drafted, self.last_end)
+
+    def keep_curves(self) -> None:
+        """Let the engine keep what was learned of its steps, for later processes."""
+        for is_helped, curve in self.time.learned_curves().items():
+            keep_curve(self._engine, curve, is_helped=is_helped)
 
     # --- learning -----------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """The seconds of a step as a function of its rows.
 
-Some sizes are measured at start-up, and the curve is interpolated between them. Steps in service correct it
-(`specq.verifier.models.step_time`). Beyond the largest measured size the curve is a line. Its slope is learned from
-such steps.
+At start-up the engine says what it expects of some sizes. The curve is interpolated between them. Steps in service
+correct it (`specq.verifier.models.step_time`). Beyond the largest of these sizes the curve is a line. Its slope is
+learned from such steps.
 
 Times never decrease, because a curve that falls would make the scheduler add rows to save time. Each size counts with
 the least time of this size and all larger ones. A disturbance can only make a measurement longer.
@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from specq.engines import Engine
+from specq.engines import Engine, helped, keep_times
 from specq.protocol import Float64Array, IntpArray
 
 PROFILED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -101,11 +101,18 @@ class StepCurve:
 
 
 def step_curves(engine: Engine, sizes: Sequence[int]) -> tuple[StepCurve, StepCurve]:
-    """Measure steps of these sizes: without threads on other cores, and with the engine as it is."""
+    """Return the expected curves of steps: without threads on other cores, and with the engine as it is."""
     times = engine.step_times(sizes)
     curve = unhelped = StepCurve(sizes[: len(times)], times)
     if engine.is_helped:
-        engine.is_helped = False
-        times = engine.step_times(sizes)
-        unhelped, engine.is_helped = StepCurve(sizes[: len(times)], times), True
+        with helped(engine, is_helped=False):
+            times = engine.step_times(sizes)
+            unhelped = StepCurve(sizes[: len(times)], times)
     return unhelped, curve
+
+
+def keep_curve(engine: Engine, curve: StepCurve, *, is_helped: bool) -> None:
+    """Let the engine keep a curve for later processes. `is_helped`: of steps with threads on other cores."""
+    sizes = profiled_rows(engine.jumps, PROFILED_ROWS[-1])
+    with helped(engine, is_helped=is_helped and engine.is_helped):
+        keep_times(engine, {size: curve(size) for size in sizes})

@@ -1,4 +1,4 @@
-"""The expected seconds of the steps of a service: the measured profile of rows, and corrections learned in service.
+"""The expected seconds of the steps of a service: the engine's profile of rows, and corrections learned in service.
 
     seconds = profile(rows) * (1 + scale + what each source slows it) + first * (as such + launched early + nodes
               + unread + prompts) + what sources are waited for;  first = profile(1)
@@ -63,7 +63,7 @@ class StepTime:
     """The expected seconds of steps and of the waits for sources, learned from each step."""
 
     def __init__(self, sources: Mapping[str, bool], curves: tuple[StepCurve, StepCurve]) -> None:
-        """Begin with the measured curves.
+        """Begin with the curves that the engine expects.
 
         sources   by name: whether the drafts of the source were measured at start-up.
         curves    the curve of steps without help from other cores, and with it.
@@ -72,6 +72,7 @@ class StepTime:
         self._curves = curves
         self._ridge = Ridge([*PRIOR, *[SLOWS] * len(sources)], memory=MEMORY, usual=USUAL, cut=CUT)
         first_s = curves[-1].profiled(1)
+        self._num_learned = [0, 0]  # steps without help from other cores, and with it
         self._waits = {name: SourceWait(first_s, is_foreseen=known) for name, known in sources.items()}
 
     def profile(self, kind: StepKind) -> StepCurve:
@@ -86,6 +87,7 @@ class StepTime:
         """Learn from the seconds of a step up to its end, without the waits for sources."""
         profile = self.profile(kind)
         profiled = profile.profiled(rows.total)
+        self._num_learned[kind.is_helped] += 1
         self._ridge.learn(self._features(kind, rows), seconds / profiled - 1.0, LEAST_NOISE)
         if not kind.is_early:
             beyond = self._beyond(kind, rows)
@@ -141,6 +143,11 @@ class StepTime:
         scale = self._scale(kind)
         extra_s = max(self._beyond(kind, NO_ROWS), (LEAST_PART - scale) * first_s)
         return self.profile(kind).corrected(scale, extra_s, self._node_s(kind))
+
+    def learned_curves(self) -> dict[bool, StepCurve]:
+        """Return the curves of steps without drafts that enough steps have shown, by whether other cores help."""
+        kinds = [StepKind(is_helped=mode) for mode in (False, True) if self._num_learned[mode] >= MEMORY]
+        return {kind.is_helped: self.curve(kind) for kind in kinds}
 
     @property
     def saved_s(self) -> float:

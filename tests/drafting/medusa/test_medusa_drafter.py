@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
+from specq.drafting.medusa.arrays import HeadArrays
 from specq.drafting.medusa.drafter import Medusa
-from specq.drafting.medusa.interface import HiddenRow
+from specq.drafting.medusa.host import HostMedusa
+from specq.drafting.medusa.interface import HeadSource, HiddenRow
 from specq.drafting.medusa.network import MedusaHeads
 from specq.protocol import SamplingParams
 from specq.verification.sampling import perturbed_scores
@@ -34,13 +36,18 @@ def heads_of(token_ids: list[int] | None, device: str) -> MedusaHeads:
     return MedusaHeads([(weights, biases)], output, None if token_ids is None else np.array(token_ids, np.int32))
 
 
-@pytest.mark.parametrize("way", ["as needed", "recorded", pytest.param("on a GPU", marks=NEEDS_CUDA)])
+@pytest.mark.parametrize("way", ["of arrays", "as needed", "recorded", pytest.param("on a GPU", marks=NEEDS_CUDA)])
 @pytest.mark.parametrize("token_ids", [None, [2, 3, 5, 8, 13, 21, 34, 54]], ids=["all tokens", "some tokens"])
 def test_tokens_are_those_of_plain_arithmetic(way: str, token_ids: list[int] | None) -> None:
     """Of batches of several sizes, sampled and not, in turns: nothing of the batch before is left."""
     heads = heads_of(token_ids, "cuda" if way == "on a GPU" else "cpu")
-    medusa = Medusa(heads, LIMIT, StandIn() if way == "recorded" else None)
-    medusa.warm_up(2)
+    medusa: HeadSource
+    if way == "of arrays":
+        blocks = [(weights.numpy(), biases.numpy()) for weights, biases in heads.blocks]
+        medusa = HostMedusa(HeadArrays(blocks, heads.output.numpy(), heads.token_ids), LIMIT)
+    else:
+        medusa = Medusa(heads, LIMIT, StandIn() if way == "recorded" else None)
+        medusa.warm_up(2)
     rng = np.random.default_rng(2)
     for count, params in (
         (5, [GREEDY, SAMPLED, replace(SAMPLED, seed=9)]),

@@ -236,3 +236,15 @@ def test_what_a_source_takes_is_not_below_a_part_of_what_was_foreseen() -> None:
         wait.learn(1, 0.0, 0.004, joins=False)
     assert waited(wait, 1, 0.004) == pytest.approx(LEAST_PART * 0.004)
     assert wait.of(1, np.array([0.0, 0.001, 0.04])).min() >= 0.0
+
+
+def test_what_was_learned_is_kept_once_enough_steps_have_shown_it():
+    """Of steps with help from other cores and without, each by itself."""
+    time = made()
+    for _ in range(79):
+        time.learn(StepKind(), StepRows(1), 1.2 * profiled(1))
+    assert time.learned_curves() == {}
+    time.learn(StepKind(), StepRows(1), 1.2 * profiled(1))
+    (learned,) = time.learned_curves().items()
+    assert learned[0] is True
+    assert learned[1](1) == pytest.approx(1.2 * profiled(1), rel=0.02)

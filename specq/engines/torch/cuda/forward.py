@@ -25,7 +25,7 @@ from specq.engines.torch.cuda.replays import Inbox
 from specq.engines.torch.cuda.taps import Taps
 from specq.engines.torch.cuda.tiles import NARROW
 from specq.engines.torch.cuda.weights import merge
-from specq.engines.torch.forward import Feed, KvStore
+from specq.engines.torch.forward import Feed, KvStore, work_of
 
 SIZES = (*NARROW, 48, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 576, 640, 704, 768)
 BEYOND = 64  # sizes above the largest are multiples of this
@@ -43,7 +43,7 @@ class FusedForward:
 
     def __init__(self, model: Any, kv: KvStore, *, graphs: bool | None = None, pdl: bool | None = None) -> None:
         """Make the forward. `graphs` and `pdl` (programmatic dependent launch) default to what the device supports."""
-        self.kv = kv
+        self.kv, self.work = kv, work_of(model)
         self.device = kv.keys.device
         on_gpu = self.device.type == "cuda"
         can_pdl = on_gpu and torch.cuda.get_device_capability(self.device) >= (9, 0)

@@ -1,4 +1,4 @@
-"""Profiling at start-up: a few sizes, results of an earlier start, and a cache whose errors are harmless."""
+"""Step times at start-up: measured or estimated, and a cache of learned times whose errors are harmless."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from specq.engines import profiling
-from specq.engines.profiling import keep, least_kv_slots, quick_step_times, recall, step_times, step_times_file
+from specq.engines.native import PassWork
+from specq.engines.profiling import keep, least_kv_slots, one_row_step_s, recall, step_times, step_times_file
 from specq.engines.room import free_slots
-from specq.protocol import NO_TAP, ConfigError
+from specq.protocol import ConfigError
 from specq.testing.toy import ToyEngine, toy_info
 from specq.verifier import StepCurve, profiled_rows
 from tests.each import each
@@ -19,31 +20,6 @@ from tests.each import each
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-class TimedEngine(ToyEngine):
-    """Its steps take time by a clock of its own."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, first_s: float = 0.010, row_s: float = 0.002) -> None:
-        super().__init__()
-        self.now, self.first_s, self.row_s, self.timed = 0.0, first_s, row_s, []
-        monkeypatch.setattr(profiling.time, "perf_counter", lambda: self.now)
-
-    def step(self, steps, tap=NO_TAP):
-        rows = sum(step.num_rows for step in steps)
-        self.timed.append(rows)
-        self.now += self.first_s + self.row_s * rows
-        return super().step(steps, tap)
-
-
-def test_few_sizes_are_measured_and_the_curve_goes_on(monkeypatch):
-    engine = TimedEngine(monkeypatch)
-    times = quick_step_times(engine, SIZES, {})
-    assert list(times) == [size for size in SIZES if size <= 64]
-    curve = StepCurve(list(times), list(times.values()))
-    for rows in (1, 5, 64, 200, 512):
-        assert curve(rows) == pytest.approx(0.010 + 0.002 * rows)
-    assert not engine.contexts
 
 
 def test_where_an_engines_steps_jump_both_sides_are_measured():
@@ -59,21 +35,16 @@ def test_where_an_engines_steps_jump_both_sides_are_measured():
     assert profiled_rows((), 4) == [1, 2, 4]
 
 
-def test_a_slow_model_is_measured_at_two_sizes_and_no_more(monkeypatch):
-    engine = TimedEngine(monkeypatch, first_s=5.0)
-    assert list(quick_step_times(engine, SIZES, {})) == [1, 2]
-    assert engine.now < 60
-
-
-def quickly(engine, sizes):
-    return quick_step_times(engine, sizes, {})
+def one_row(engine, sizes):
+    return [one_row_step_s(engine)]
 
 
 @each(
     ("measure", "sizes", "least"),
     [
-        *((quickly, SIZES, 64 + 8), (quickly, [1, 2, 4], 16 + 8)),  # what may be recalled
-        *((step_times, SIZES, 512 + 8 * 7), (step_times, [1, 2, 4], 4 + 4 * 7)),
+        (one_row, [1], 2),
+        (step_times, SIZES, 512 + 8 * 7),
+        (step_times, [1, 2, 4], 4 + 4 * 7),
     ],
 )
 def test_too_few_kv_slots_are_refused_with_the_fewest_that_do(measure, sizes, least):
@@ -82,7 +53,7 @@ def test_too_few_kv_slots_are_refused_with_the_fewest_that_do(measure, sizes, le
         with pytest.raises(ConfigError, match=said):
             measure(ToyEngine(toy_info(kv_slots=kv_slots)), sizes)
     engine = ToyEngine(toy_info(kv_slots=least))
-    assert len(measure(engine, sizes)) >= 2
+    assert len(measure(engine, sizes)) == len(sizes)
     assert not engine.contexts
 
 
@@ -100,27 +71,15 @@ def test_the_fewest_kv_slots_are_counted_in_blocks(block_slots, num_sessions):
         assert left == 0 or free_slots(left - 1, block_slots, slacks) < num_rows
 
 
-def test_what_was_measured_for_other_sizes_is_not_recalled(monkeypatch):
-    """Else there might be none of those that are asked for."""
-    engine = TimedEngine(monkeypatch)
-    known = quick_step_times(engine, [1, 8, 64], {})
-    assert list(known) == [1, 8, 64]
-    assert list(quick_step_times(engine, [3], known)) == [3]
-    assert list(quick_step_times(engine, [1, 3, 8], known)) == [1, 3, 8]
-    assert list(quick_step_times(engine, [1, 8], known)) == [1, 8, 64]
-
-
-def test_what_holds_is_recalled_and_what_does_not_is_measured_again(monkeypatch):
-    engine = TimedEngine(monkeypatch)
-    known = quick_step_times(engine, SIZES, {})
-    before = engine.now
-    assert quick_step_times(engine, SIZES, known) == pytest.approx(known)
-    assert engine.now - before < 1.0
-    disturbed = known | {2: known[2] * 3}
-    assert quick_step_times(engine, SIZES, disturbed) == pytest.approx(known), "what was disturbed once is not always"
-    engine.row_s *= 3
-    again = quick_step_times(engine, SIZES, known)
-    assert again[24] == pytest.approx(0.010 + 0.006 * 24)
+@each(("is_integer", "least", "most"), [(False, 2.5, 6.0), (True, 1.5, 3.0)])
+def test_what_a_pass_takes_follows_from_one_row_and_from_bytes_and_products(is_integer, least, most):
+    """A model with four bits a weight: few rows take as long as one, many take their products."""
+    work = PassWork(num_bytes=600_000_000, num_weights=10**9, is_integer=is_integer)
+    for num_threads in (1, 2):
+        one, eight, many, twice = work.seconds([1, 8, 256, 512], num_threads, 0.05)
+        assert one == pytest.approx(0.05)
+        assert least < eight / one < most
+        assert twice / many == pytest.approx(2, rel=0.01)
 
 
 def test_a_disturbed_size_does_not_make_larger_steps_dearer_or_rows_free():

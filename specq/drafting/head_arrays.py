@@ -1,0 +1,89 @@
+"""Read the tensors of draft heads as arrays, from safetensors without torch. Only a pickle of tensors needs torch.
+
+A file is read as a whole and checked, or refused. The module also reads the output matrix of a target's checkpoint, for
+heads that share it with the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import deserialize
+
+from specq.checkpoints import gguf_tensors, is_gguf, read_gguf
+from specq.protocol import ConfigError, Float32Array
+
+Arrays = dict[str, npt.NDArray[Any]]
+Forms = dict[str, tuple[str, tuple[int, ...]]]  # number format and shape, by name
+# Number formats of safetensors: torch's name, and the type of the stored numbers.
+TYPES = {
+    "F64": ("float64", np.float64),
+    "F32": ("float32", np.float32),
+    "F16": ("float16", np.float16),
+    "BF16": ("bfloat16", np.uint16),
+    "I64": ("int64", np.int64),
+    "I32": ("int32", np.int32),
+    "I8": ("int8", np.int8),
+    "U8": ("uint8", np.uint8),
+    "BOOL": ("bool", np.bool_),
+}
+
+
+def read_arrays(directory: Path, names: Sequence[str], reason_against: Callable[[Forms], str], kind: str) -> Arrays:
+    """Read the first file that exists, of these names. Values of bfloat16 are returned in float32.
+
+    reason_against   returns what is wrong with the number formats and shapes, or "".
+    kind             what is read, for messages.
+
+    Raises ConfigError if no file exists, the file is damaged, values are not finite, or `reason_against` objects.
+    """
+    path = next((directory / name for name in names if (directory / name).is_file()), None)
+    if path is None:
+        raise ConfigError(f"{directory} has neither {' nor '.join(names)}, which hold {kind}")
+    forms, arrays = _read(path)
+    if reason := reason_against(forms):
+        raise ConfigError(f"{path} does not fit its config.json: {reason}")
+    broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
+    if broken:
+        raise ConfigError(f"{path} has values that are not finite, in {broken[0]}")
+    return arrays
+
+
+def _read(path: Path) -> tuple[Forms, Arrays]:
+    if path.suffix != ".safetensors":
+        from specq.drafting.head_files import load_pickle
+
+        tensors = load_pickle(path)
+        forms = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+        return forms, {name: (t.float() if t.is_floating_point() else t).numpy() for name, t in tensors.items()}
+    try:
+        stored = dict(deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
+        forms = {name: (TYPES[one["dtype"]][0], tuple(one["shape"])) for name, one in stored.items()}
+        return forms, {name: _array(one) for name, one in stored.items()}
+    except Exception as error:  # a damaged file can raise any exception
+        raise ConfigError(f"{path} cannot be read; it may be truncated: {error}") from error
+
+
+def _array(stored: dict[str, Any]) -> npt.NDArray[Any]:
+    name, kind = TYPES[stored["dtype"]]
+    values = np.frombuffer(stored["data"], kind).reshape(stored["shape"])
+    return (values.astype(np.uint32) << 16).view(np.float32) if name == "bfloat16" else values
+
+
+GGUF_OUTPUTS = ("output.weight", "token_embd.weight")
+
+
+def output_array(checkpoint: Path) -> Float32Array:
+    """Return a checkpoint's output matrix f32[vocab, hidden]; ConfigError if it is not found."""
+    if is_gguf(checkpoint):
+        file = read_gguf(checkpoint)
+        name = next(name for name in GGUF_OUTPUTS if name in file.tensors)
+        return gguf_tensors.dequantise(file, file.tensors[name])
+    from specq.drafting.head_files import output_matrix  # a directory's model needs torch in any case
+
+    found: Float32Array = output_matrix(checkpoint).float().numpy()
+    return found
