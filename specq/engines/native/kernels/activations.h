@@ -8,18 +8,21 @@
 #include "formats.h"
 #include "team.h"
 
-enum { MOST_SHIFT = 3 };
+enum { MOST_SHIFT = 3, MOST_NARROW = 32767 / 15 };
 #define SMALLEST 1e-30f
 
-/* 7 lines of cache: what the K types need is together, and rows side by side do not all meet in the same sets. */
+/* A group of one row. What the K types need is together. The size is no power of 2, so that rows side by side do not all
+ * meet in the same sets of a cache. */
 typedef struct {
     int8_t values[SUPER];
     int32_t shifts[GROUP];
-    int16_t block_sums[GROUP];  /* sum of a block, shifted */
-    float scale, pad[3];
-    int32_t offsets[2 * GROUP]; /* -32 * sum of 16 values */
-    float scales[GROUP];        /* scale * 2^shift */
-    float minima[GROUP];        /* sum of a block * its scale */
+    int16_t short_shifts[GROUP]; /* the same */
+    int16_t block_sums[GROUP];   /* sum of a block, shifted */
+    float scale;
+    int32_t is_narrow, pad[2];   /* whether every sum of a block times weights of 4 bits fits into 16 bits */
+    int32_t offsets[2 * GROUP];  /* -32 * sum of 16 values */
+    float scales[GROUP];         /* scale * 2^shift */
+    float minima[GROUP];         /* sum of a block * its scale */
 } Activation;
 
 INLINE v8i larger(v8i a, v8i b) {
@@ -47,7 +50,7 @@ INLINE float as_float(int32_t bits) {
 
 typedef int8_t v8c __attribute__((vector_size(8)));
 
-/* Round 8 products to integers, the even one of two at the same distance; return their sum. */
+/* Round 8 products to integers, the even one of two at the same distance; return them. */
 INLINE v8i round_eight(const float *x, float factor, int8_t *out) {
     const v8 magic = splat(12582912.0f); /* 1.5 * 2^23 */
     v8i whole = (v8i)(load(x) * factor + magic) - (v8i)magic;
@@ -62,16 +65,22 @@ INLINE int32_t sum_of(v8i x) {
     return x[0] + x[1];
 }
 
+INLINE v8i positive(v8i x) { return x & ~(x >> 31); }
+
 static void quantise_block(const float *x, float factor, int shift, int j, Activation *a) {
-    int32_t sums[2], sum;
+    int32_t sums[2], sum, above;
+    v8i positives = {0};
     for (int half = 0; half < 2; half++) {
         const int at = BLOCK * j + 16 * half;
-        sums[half] = sum_of(round_eight(x + 16 * half, factor, a->values + at) +
-                            round_eight(x + 16 * half + 8, factor, a->values + at + 8));
+        const v8i first = round_eight(x + 16 * half, factor, a->values + at);
+        const v8i second = round_eight(x + 16 * half + 8, factor, a->values + at + 8);
+        sums[half] = sum_of(first + second);
+        positives += positive(first) + positive(second);
         a->offsets[2 * j + half] = -32 * sums[half];
     }
-    sum = sums[0] + sums[1];
-    a->shifts[j] = shift;
+    sum = sums[0] + sums[1], above = sum_of(positives);
+    a->is_narrow &= above <= MOST_NARROW && above - sum <= MOST_NARROW;
+    a->shifts[j] = a->short_shifts[j] = shift;
     a->block_sums[j] = (int16_t)(sum * (1 << shift));
     a->scales[j] = a->scale * (float)(1 << shift);
     a->minima[j] = (float)sum * a->scales[j];
@@ -91,6 +100,7 @@ static void quantise_group(const float *x, int count, Activation *a) {
     }
     const float top = as_float(most);
     const int is_finite = most < 0x7f800000, is_zero = is_finite && top < SMALLEST;
+    a->is_narrow = 1;
     a->scale = is_zero ? 0.0f : is_finite ? top / 1016.0f : NAN; /* 1016 = 127 << MOST_SHIFT */
     for (int j = 0; j < count; j++) {
         int shift = MOST_SHIFT;

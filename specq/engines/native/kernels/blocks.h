@@ -128,11 +128,11 @@ static void sum_panel(const Product *t, int panel, int row, int rows, float (*su
 /* Write sums to the output of columns of a panel. `up` only for SILU_MUL. */
 static void finish(enum epilogue epilogue, int rows, float (*sums)[PANEL], float (*up)[PANEL], float *out, int ldo) {
     for (int r = 0; r < rows; r++, out += ldo)
-        for (int i = 0; i < PANEL; i += 8) {
-            v8 sum = load(sums[r] + i);
-            if (epilogue == ADD) sum += load(out + i);
-            if (epilogue == SILU_MUL) sum = silu_mul(sum, load(up[r] + i));
-            store(out + i, sum);
+        for (int i = 0; i < PANEL; i += LANES) {
+            vec sum = vec_load(sums[r] + i);
+            if (epilogue == ADD) sum += vec_load(out + i);
+            if (epilogue == SILU_MUL) sum = vec_silu_mul(sum, vec_load(up[r] + i));
+            vec_store(out + i, sum);
         }
 }
 
