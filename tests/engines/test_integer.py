@@ -28,7 +28,7 @@ from specq.engines.native import (
 from specq.engines.native.compiler import SOURCES
 from specq.protocol import ConfigError
 from specq.runtime.compiler import FLAGS
-from specq.testing.integer_reference import IntegerReference, multiply, quantise, read_blocks, rms_norm
+from specq.testing.integer_reference import IntegerReference, multiply, quantise_groups, read_blocks, rms_norm
 from tests.each import each
 
 BLOCKS_OF_32 = (Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0)
@@ -152,7 +152,7 @@ def test_blocks_whose_sums_need_more_than_16_bits_have_the_bits_of_plain_numpy(t
     reference = IntegerReference(path)
     values = reference._floats["model.embed_tokens.weight"][TOKENS]
     table = 1 / np.where(np.abs(values[3]) < 1e-3, np.float32(1), values[3])
-    sums = quantise(rms_norm(values, table, 1e-5)).values.sum(-1)
+    sums = quantise_groups(rms_norm(values, table, 1e-5)).values.sum(-1)
     assert 15 * sums[3].max() > 2**15
     reference._vectors["model.layers.0.input_layernorm.weight"] = table
     flat = replace(weights, layers=[replace(weights.layers[0], attn_norm=table), *weights.layers[1:]])
