@@ -15,14 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.contestants import NO_DRAFTS, PLAIN, Specq
 from bench.deployments import Deployments, deployment, starter
 from bench.rivals.children import Child
-from bench.rivals.llama import FASTEST, HOW_TO_GET, in_fastest_format, is_installed
+from bench.rivals.llama import FASTEST, HOW_TO_GET, is_installed
 from bench.scenario import Completion, Settings
 from bench.turns import Contestant
 from specq.config import Config
@@ -96,9 +94,7 @@ def field(names: Sequence[str], model: str, draft_model: str, tell: Tell, arithm
         for name, (num_threads, num_lookup) in llama_names().items():
             if name in names and is_installed():
                 path = resolve_model(model, "target")
-                if name == LLAMA_FASTEST:
-                    path = in_fastest_format(path, Path(stack.enter_context(TemporaryDirectory())))
-                _add_llama(found, stack, name, (path, num_threads, num_lookup), tell)
+                _add_llama(found, stack, name, (path, num_threads, num_lookup, name == LLAMA_FASTEST), tell)
         wanted = list(dict.fromkeys(SPECQ[name] for name in names if name in SPECQ))
         tell(f"starting specq ({', '.join(wanted)})")
         deployments = stack.enter_context(Deployments())

@@ -9,7 +9,6 @@ import ctypes
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from specq.protocol import ConfigError
@@ -63,15 +62,15 @@ class LlamaCpp:
         return {self._model.token_eos()}
 
 
-def in_fastest_format(model: str, directory: Path) -> str:
+def in_fastest_format(model: str, directory: str) -> str:
     """Return a copy of a GGUF file in FASTEST, which llama.cpp writes itself; raises ConfigError if it fails."""
     import llama_cpp
 
-    path, wanted = directory / f"{FASTEST}.gguf", llama_cpp.llama_model_quantize_default_params()
+    path, wanted = f"{directory}/{FASTEST}.gguf", llama_cpp.llama_model_quantize_default_params()
     wanted.ftype, wanted.allow_requantize = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, True
-    if llama_cpp.llama_model_quantize(model.encode(), str(path).encode(), ctypes.byref(wanted)):
+    if llama_cpp.llama_model_quantize(model.encode(), path.encode(), ctypes.byref(wanted)):
         raise ConfigError(f"llama.cpp cannot write {model} as {FASTEST}")
-    return str(path)
+    return path
 
 
 def is_installed() -> bool:
