@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.rivals.llama import is_installed
-from specq.engines.native import EXACT, INTEGER, RowPacker
-from specq.engines.native.loading import load
+from specq.engines.native import EXACT, INTEGER, RowPacker, load
 from specq.protocol import Float32Array
 from specq.samples import DATA, codec_of, files_of, load_prompts, shipped
 

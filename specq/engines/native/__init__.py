@@ -21,7 +21,7 @@ from specq.engines.native.forward import ALONE, NativeForward, NativeOutput, Thr
 from specq.engines.native.gguf import integer_weights
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.loaded import ForwardOutput, HostForward, LoadedModel
-from specq.engines.native.loading import threads_of
+from specq.engines.native.loading import load, threads_of
 from specq.engines.native.rotary import rope_tables
 from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, RowTap, pack_nodes, pack_tokens
 from specq.engines.native.weights import BlockWeight, DecoderLayer, Linear, NativeWeights
@@ -48,6 +48,7 @@ __all__ = [
     "Threads",
     "integer_weights",
     "kernels",
+    "load",
     "pack_nodes",
     "pack_tokens",
     "rope_tables",
