@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from bench.rivals.llama import is_installed
 from specq.engines.native import EXACT, INTEGER, RowPacker, load
@@ -47,14 +48,15 @@ def llama_logits(path: Path) -> Logits:
     def logits(token_ids: list[int]) -> Float32Array:
         model.reset()
         model.eval(token_ids)
-        return model.scores[: len(token_ids)].copy()
+        return np.array(model.scores[: len(token_ids)], np.float32)
 
     return logits
 
 
-def log_softmax(logits: Float32Array) -> np.ndarray:
-    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+def log_softmax(logits: Float32Array) -> npt.NDArray[np.float64]:
+    shifted: npt.NDArray[np.float64] = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    found: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return found
 
 
 def texts(path: Path, num_tokens: int) -> Iterator[list[int]]:
