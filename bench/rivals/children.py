@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from types import TracebackType
 from typing import Any, Self
 
@@ -98,10 +98,13 @@ def _transformers(model: str, draft_model: str) -> tuple[dict[str, Any], Complet
     return {"threads": rivals.num_threads}, complete
 
 
-def _llama(model: str, num_threads: str, num_lookup: str) -> tuple[dict[str, Any], Complete]:
-    from bench.rivals.llama import LlamaCpp
+def _llama(model: str, num_threads: str, num_lookup: str, is_fastest: str) -> tuple[dict[str, Any], Complete]:
+    from bench.rivals.llama import LlamaCpp, in_fastest_format
 
-    return {"threads": int(num_threads)}, LlamaCpp(model, int(num_threads), int(num_lookup)).complete
+    with TemporaryDirectory() as directory:  # the model stays mapped
+        path = in_fastest_format(model, directory) if is_fastest == "True" else model
+        llama = LlamaCpp(path, int(num_threads), int(num_lookup))
+    return {"threads": int(num_threads)}, llama.complete
 
 
 def _vllm(model: str, dtype: str) -> tuple[dict[str, Any], Complete]:

@@ -4,6 +4,7 @@ transformers         `generate`.
 assisted             assisted generation with specq's draft model.
 llama.cpp 1, 2       with this number of threads (the second: one a core).
 llama.cpp lookup     with its bindings' prompt lookup, on all cores.
+llama.cpp Q4_0       on all cores, with the model in the format that is fastest there.
 plain, lookup        specq without drafters, on one verifier: without speculation, or with the verifier's lookups.
 worker               specq with a draft worker.
 colocated            specq with the draft model in the verifier's process.
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from bench.contestants import NO_DRAFTS, PLAIN, Specq
 from bench.deployments import Deployments, deployment, starter
 from bench.rivals.children import Child
-from bench.rivals.llama import HOW_TO_GET, is_installed
+from bench.rivals.llama import FASTEST, HOW_TO_GET, is_installed
 from bench.scenario import Completion, Settings
 from bench.turns import Contestant
 from specq.config import Config
@@ -33,6 +35,7 @@ DEPLOYMENTS = {"alone": (0, False), "worker": (1, False), "colocated": (0, True)
 SPECQ = {"plain": "alone", "lookup": "alone", "worker": "worker", "colocated": "colocated"}  # the deployment of each
 DEFAULTS = ("worker", "colocated")  # specq's contestants that measure which drafts pay off
 RIVALS = ("transformers", "assisted")
+LLAMA_FASTEST = f"llama.cpp {FASTEST}"
 NUM_LOOKUP = 2  # tokens of llama.cpp's lookup a round; 4 and 10 were slower
 
 
@@ -68,7 +71,7 @@ def llama_names() -> dict[str, tuple[int, int]]:
     """Return llama.cpp's contestants: threads, and tokens of its lookup."""
     every = len(available_cores())
     plain = {f"llama.cpp {num}": (num, 0) for num in sorted({1, every})}
-    return plain | {"llama.cpp lookup": (every, NUM_LOOKUP)}
+    return plain | {"llama.cpp lookup": (every, NUM_LOOKUP), LLAMA_FASTEST: (every, 0)}
 
 
 def llama_on_all_cores() -> str:
@@ -82,7 +85,7 @@ def all_names() -> list[str]:
 
 
 @contextmanager
-def field(names: Sequence[str], model: str, draft_model: str, tell: Tell) -> Iterator[Field]:
+def field(names: Sequence[str], model: str, draft_model: str, tell: Tell, arithmetic: str = "auto") -> Iterator[Field]:
     """Start the processes of the named contestants, one after the other, and stop them all at the end."""
     found = Field()
     with ExitStack() as stack:
@@ -90,19 +93,21 @@ def field(names: Sequence[str], model: str, draft_model: str, tell: Tell) -> Ite
             _add_transformers(found, stack, names, model, draft_model)
         for name, (num_threads, num_lookup) in llama_names().items():
             if name in names and is_installed():
-                _add_llama(found, stack, name, (resolve_model(model, "target"), num_threads, num_lookup), tell)
+                path = resolve_model(model, "target")
+                _add_llama(found, stack, name, (path, num_threads, num_lookup, name == LLAMA_FASTEST), tell)
         wanted = list(dict.fromkeys(SPECQ[name] for name in names if name in SPECQ))
         tell(f"starting specq ({', '.join(wanted)})")
         deployments = stack.enter_context(Deployments())
-        starters = {name: starter(lambda draft, name=name: _config(name, model, draft), draft_model) for name in wanted}  # type: ignore[misc]
+        starters = {name: starter(partial(_config, name, model, arithmetic), draft_model) for name in wanted}
         for name, servers in deployments.serve(starters).items():
             _add_specq(found, name, names, servers)
         yield found
 
 
-def _config(name: str, model: str, draft_model: str) -> Config:
+def _config(name: str, model: str, arithmetic: str, draft_model: str) -> Config:
     drafters, is_colocated = DEPLOYMENTS[name]
-    return deployment(model, draft_model, drafters, draft_model=draft_model if is_colocated else "")
+    own: dict[str, Any] = {} if arithmetic == "auto" else {"engine_options": (f"arithmetic={arithmetic}",)}
+    return deployment(model, draft_model, drafters, draft_model=draft_model if is_colocated else "", **own)
 
 
 def _add_transformers(found: Field, stack: ExitStack, names: Sequence[str], model: str, draft_model: str) -> None:

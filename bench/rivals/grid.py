@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice, repeat
 from typing import Any
 
-from bench.rivals.field import DEFAULTS, RIVALS, SPECQ, llama_on_all_cores
+from bench.rivals.field import DEFAULTS, LLAMA_FASTEST, RIVALS, SPECQ, llama_on_all_cores
 from bench.scenario import Settings
 from bench.turns import Contestant, Turn, rotated, settle, take_turn
 from specq.runtime import Tell
@@ -55,7 +55,7 @@ class Cell:
         Several sessions only compare specq's default with its parts.
         """
         if self.sessions > 1:
-            return name in SPECQ or name == llama_on_all_cores()
+            return name in SPECQ or name in (llama_on_all_cores(), LLAMA_FASTEST)
         return name not in RIVALS or number % SLOW_EVERY == 0
 
 

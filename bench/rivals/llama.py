@@ -5,6 +5,7 @@ Its bindings complete one text at a time. They draft by prompt lookup. A draft m
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ HOW_TO_GET = (
     "pip install --no-cache-dir --force-reinstall llama-cpp-python"
 )
 GREEDY = {"temp": 0.0}
+FASTEST = "Q4_0"  # llama.cpp repacks it for the processor's widest instructions
 
 
 class LlamaCpp:
@@ -58,6 +60,17 @@ class LlamaCpp:
     @property
     def _endings(self) -> set[int]:
         return {self._model.token_eos()}
+
+
+def in_fastest_format(model: str, directory: str) -> str:
+    """Return a copy of a GGUF file in FASTEST, which llama.cpp writes itself; raises ConfigError if it fails."""
+    import llama_cpp
+
+    path, wanted = f"{directory}/{FASTEST}.gguf", llama_cpp.llama_model_quantize_default_params()
+    wanted.ftype, wanted.allow_requantize = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, True
+    if llama_cpp.llama_model_quantize(model.encode(), path.encode(), ctypes.byref(wanted)):
+        raise ConfigError(f"llama.cpp cannot write {model} as {FASTEST}")
+    return path
 
 
 def is_installed() -> bool:

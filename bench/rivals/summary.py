@@ -14,14 +14,17 @@ from typing import Any
 from bench.contestants import PLAIN
 from bench.figures import interval_text, paired
 from bench.report import Figure, figure
-from bench.rivals.field import all_names, llama_on_all_cores
+from bench.rivals.field import LLAMA_FASTEST, all_names, llama_on_all_cores
 from bench.rivals.grid import Unit
 
 LEAST_TOKENS = 8
 DRAFTING = "colocated"
 BEST = "best of plain and lookup"
 Row = tuple[object, ...]
-HEADER: Row = ("CELL", "CONTESTANT", "UNITS", "TOKENS/S", "VS LLAMA.CPP", "VS TRANSFORMERS", "VS PLAIN", "TOKENS/ROUND")
+HEADER: Row = (
+    *("CELL", "CONTESTANT", "UNITS", "TOKENS/S", "VS LLAMA.CPP", f"VS {LLAMA_FASTEST.upper()}", "VS TRANSFORMERS"),
+    *("VS PLAIN", "TOKENS/ROUND"),
+)
 ASKED_HEADER: Row = ("ASKED", "CELL", "RATIO", "INTERVAL", "AT LEAST", "AIM", "")
 
 
@@ -87,7 +90,7 @@ def figures(units: Mapping[str, Unit]) -> dict[str, Figure]:
     for cell, own in by_cell(units).items():
         for name in _names(own):
             found[f"{cell} {name} tokens/s"] = figure("tokens/s", rates_of(own, name))
-            for other in (llama_on_all_cores(), "transformers", PLAIN):
+            for other in (llama_on_all_cores(), LLAMA_FASTEST, "transformers", PLAIN):
                 if one := ratio(own, name, other):
                     found[f"{cell} {name} / {other}"] = figure("ratio", one["ratios"])
     return found
@@ -107,7 +110,10 @@ def table(units: Mapping[str, Unit]) -> list[Row]:
 
 def _row(cell: str, units: Sequence[Unit], name: str) -> Row:
     rates = rates_of(units, name)
-    ratios = (interval_text(ratio(units, name, other)) for other in (llama_on_all_cores(), "transformers", PLAIN))
+    ratios = (
+        interval_text(ratio(units, name, other))
+        for other in (llama_on_all_cores(), LLAMA_FASTEST, "transformers", PLAIN)
+    )
     return (cell, name, len(rates), f"{median(rates):.1f}", *ratios, _tokens_a_round(units, name))
 
 

@@ -17,6 +17,7 @@ from bench.rivals.llama import HOW_TO_GET, is_installed
 from bench.rivals.memory import memory_of
 from bench.rivals.prefill import LENGTH, measure_prefill
 from bench.suite import COUNT, option, repeatable, suite
+from specq.engines.native import EXACT, INTEGER
 from specq.models import SHOWN_PAIR, default_pair
 from specq.runtime import Number
 from specq.samples import DATA, Prompt, codec_of, files_of, load_prompts, shipped
@@ -40,6 +41,7 @@ NOTES = (
 @suite("rivals")
 @option("--model", str, default_pair, "Target. llama.cpp needs a GGUF file.", show_default=SHOWN_PAIR)
 @option("--draft-model", str, default_pair, "Draft model of specq and the assistant.", show_default=SHOWN_PAIR)
+@option("--arithmetic", click.Choice(["auto", EXACT, INTEGER]), "auto", "specq's arithmetic of a GGUF file.")
 @option(
     "--prompts",
     click.Path(exists=True, file_okay=False, path_type=Path),
@@ -63,9 +65,9 @@ def command(
     """Measure specq beside transformers and llama.cpp: all complete the same prompts in turn, in separate processes.
 
     One session, greedy and sampled: transformers `generate` and assisted generation (every third prompt). llama.cpp
-    runs with one thread, with one a core and with its prompt lookup. specq runs in four ways: plain, by lookup, with a
-    draft worker, and with the draft model in the verifier's process. Several sessions: specq's four, and llama.cpp one
-    text after the other.
+    runs with one thread, with one a core, with its prompt lookup, and in the format that is fastest there. specq runs
+    in four ways: plain, by lookup, with a draft worker, and with the draft model in the verifier's process. Several
+    sessions: specq's four, and llama.cpp one text after the other.
     """
     end = time.monotonic() + (math.inf if seconds is None else seconds)
     names, found = given["only"] or tuple(all_names()), load(given["model"], prompts, numseqs)
@@ -92,7 +94,7 @@ def _measure(
     num_missing = given["prefill_repeats"] - len(results[PREFILL])
     if num_missing <= 0 and not grid.missing(results[UNITS]):
         return
-    with field(names, given["model"], given["draft_model"], tell) as found:
+    with field(names, given["model"], given["draft_model"], tell, given["arithmetic"]) as found:
         report.update(settings={"about": found.about})
         for name, unit in grid.run(found.contestants, results[UNITS], end, tell):
             results[UNITS][name] = unit

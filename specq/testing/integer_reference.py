@@ -87,14 +87,26 @@ def _read_six(raw: npt.NDArray[np.uint8], data: Ints) -> Blocks:
 
 
 class Quantised(NamedTuple):
-    """Rows in groups of 256: values [rows, blocks, 32], shifts [rows, blocks], scale f32[rows, blocks] of the group."""
+    """Rows in blocks: values [rows, blocks, 32], shifts [rows, blocks], scale f32[rows, blocks] without the shift.
+
+    For the K types a group of 256 has one scale. For the others each block has its own, and no shift.
+    """
 
     values: Ints
     shifts: Ints
     scale: Float32Array
 
 
-def quantise(x: Float32Array) -> Quantised:
+def quantise_blocks(x: Float32Array) -> Quantised:
+    blocks = x.reshape(len(x), -1, 32)
+    most = np.abs(blocks).max(-1)  # [rows, blocks]
+    is_zero = most < F(1e-30)
+    factor = np.where(is_zero, F(0), F(127) / np.where(is_zero, F(1), most))
+    values = np.rint(blocks * factor[..., None]).astype(np.int64)
+    return Quantised(values, np.zeros(most.shape, np.int64), np.where(is_zero, F(0), most / F(127)))
+
+
+def quantise_groups(x: Float32Array) -> Quantised:
     blocks = x.reshape(len(x), -1, 32)
     each = np.abs(blocks).max(-1)  # [rows, blocks]
     starts = np.arange(0, each.shape[1], 8)
@@ -108,13 +120,14 @@ def quantise(x: Float32Array) -> Quantised:
 
 def multiply(x: Float32Array, m: Blocks) -> Float32Array:
     """Return f32[rows, outputs]."""
-    a = quantise(x)
+    a = quantise_groups(x) if m.kind.endswith("_K") else quantise_blocks(x)
     parts = m.scales.shape[-1] if m.scales.size else 1  # parts of a block with a scale of their own
     shape = -1, m.weights.shape[1], parts, 32 // parts
     dots = np.einsum("njpi,rjpi->rnjp", m.weights.reshape(shape), a.values.reshape(shape))
     total = np.zeros((len(x), len(m.weights)), F)
-    powers, sums = 1 << a.shifts, a.values.sum(-1)  # [rows, blocks]
+    sums = a.values.sum(-1)  # [rows, blocks]
     if m.kind.endswith("_K"):
+        powers = 1 << a.shifts
         dots = (dots * m.scales).sum(-1) * powers[:, None]
         for g in range(m.d.shape[1]):
             group, scale = slice(8 * g, 8 * g + 8), a.scale[:, 8 * g, None]
@@ -123,11 +136,10 @@ def multiply(x: Float32Array, m: Blocks) -> Float32Array:
                 lower = (m.minima[:, group] * (sums * powers)[:, None, group]).sum(-1)
                 total = total - lower.astype(F) * (m.dmin[:, g] * scale)
         return total
-    scales = a.scale * powers.astype(F)
     for j in range(m.d.shape[1]):
-        total = total + dots[..., j, 0].astype(F) * (m.d[:, j] * scales[:, j, None])
+        total = total + dots[..., j, 0].astype(F) * (m.d[:, j] * a.scale[:, j, None])
         if m.dmin is not None:
-            total = total + m.dmin[:, j] * (sums[:, j].astype(F) * scales[:, j])[:, None]
+            total = total + m.dmin[:, j] * (sums[:, j].astype(F) * a.scale[:, j])[:, None]
     return total
 
 

@@ -66,7 +66,7 @@ def test_who_takes_part():
     assert [alone.takes_part("transformers", i) for i in range(SLOW_EVERY + 1)] == [True, False, False, True]
     assert alone.takes_part("llama.cpp 1", 1)
     assert [name for name in all_names() if many.takes_part(name, 0)] == [
-        *("llama.cpp 2", "plain", "lookup", "worker", "colocated"),
+        *("llama.cpp 2", "llama.cpp Q4_0", "plain", "lookup", "worker", "colocated"),
     ]
 
 
@@ -226,7 +226,7 @@ def measured(monkeypatch):
     found.processes = {"specq": {}}
 
     @contextmanager
-    def no_field(names, model, draft_model, tell):
+    def no_field(names, model, draft_model, tell, arithmetic):
         yield found
 
     monkeypatch.setattr(rivals, "field", no_field)

@@ -28,7 +28,7 @@ from specq.engines.native import (
 from specq.engines.native.compiler import SOURCES
 from specq.protocol import ConfigError
 from specq.runtime.compiler import FLAGS
-from specq.testing.integer_reference import IntegerReference, multiply, read_blocks
+from specq.testing.integer_reference import IntegerReference, multiply, quantise_groups, read_blocks, rms_norm
 from tests.each import each
 
 BLOCKS_OF_32 = (Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0)
@@ -143,6 +143,21 @@ def test_a_value_that_is_not_finite_spoils_its_own_row_only(tmp_path):
     logits = wrong(packed).logits
     assert np.isfinite(logits[0]).all()
     assert np.isnan(logits[1]).all()
+
+
+def test_blocks_whose_sums_need_more_than_16_bits_have_the_bits_of_plain_numpy(tmp_path):
+    """The normed values of one token are nearly equal, so its sums are large."""
+    path = write(tmp_path, Q.Q4_K)
+    weights, _ = integer_weights(path, kernels(INTEGER), SLOTS)
+    reference = IntegerReference(path)
+    values = reference._floats["model.embed_tokens.weight"][TOKENS]
+    table = 1 / np.where(np.abs(values[3]) < 1e-3, np.float32(1), values[3])
+    sums = quantise_groups(rms_norm(values, table, 1e-5)).values.sum(-1)
+    assert 15 * sums[3].max() > 2**15
+    reference._vectors["model.layers.0.input_layernorm.weight"] = table
+    flat = replace(weights, layers=[replace(weights.layers[0], attn_norm=table), *weights.layers[1:]])
+    for token_ids in (TOKENS, TOKENS[3:4]):
+        assert_same_bits(over(flat, kernels(INTEGER))(rows_of(token_ids)).logits, reference(token_ids))
 
 
 def test_gates_far_below_zero_are_closed(tmp_path):

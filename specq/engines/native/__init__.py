@@ -24,7 +24,7 @@ from specq.engines.native.forward import ALONE, NativeForward, NativeOutput, Thr
 from specq.engines.native.gguf import integer_weights, rounded
 from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.loaded import ForwardOutput, HostForward, LoadedModel
-from specq.engines.native.loading import threads_of
+from specq.engines.native.loading import load, threads_of
 from specq.engines.native.pass_times import PassWork
 from specq.engines.native.rotary import rope_tables
 from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, RowTap, pack_nodes, pack_tokens
@@ -56,6 +56,7 @@ __all__ = [
     "has_block_cache",
     "integer_weights",
     "kernels",
+    "load",
     "pack_nodes",
     "pack_tokens",
     "rope_tables",

@@ -17,7 +17,9 @@ import math
 import time
 import weakref
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import accumulate
+from operator import or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -269,7 +271,8 @@ class NativeForward:
         panels = interleaved(tables) if linear.interleaves else np.concatenate(tables)
         self._keep.extend([panels, *(weight.data for weight in weights)])
         bias = self._vector(panel_bias(linear.biases, linear.interleaves)) if linear.biases else None
-        return _Matrix(weights=address(panels), bias=bias, num_panels=len(panels), k=weights[0].k)
+        kinds = reduce(or_, (weight.kinds for weight in weights))
+        return _Matrix(weights=address(panels), bias=bias, num_panels=len(panels), k=weights[0].k, format=kinds)
 
     def _packed(self, linear: Linear, weights: list[Unpacked]) -> _Matrix:
         packed = pack(self._library, self._arena, weights, linear.interleaves)

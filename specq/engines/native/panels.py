@@ -18,6 +18,7 @@ PANEL = 16
 BLOCK_FORMATS = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
 FLOAT_FORMATS = {"F32": 0, "F16": 1, "BF16": 30}  # expanded to float32: for small tensors
 FORMATS = {**FLOAT_FORMATS, **BLOCK_FORMATS}  # GGUF's name -> its number, which is ours
+_SUPER_FORMATS = {number for name, number in BLOCK_FORMATS.items() if name.endswith("_K")}
 _SUPER, _BLOCK = 256, 32
 
 
@@ -33,6 +34,11 @@ class PanelMatrix:
     @property
     def shape(self) -> tuple[int, int]:
         return self.num_rows, self.k
+
+    @property
+    def kinds(self) -> int:
+        """Return the bit of its form of activations (`kinds` in kernels/blocks.h)."""
+        return 0 if self.format in FLOAT_FORMATS.values() else 1 if self.format in _SUPER_FORMATS else 2
 
     @property
     def panels(self) -> npt.NDArray[np.int64]:

@@ -8,8 +8,9 @@
 #include "vec.h"
 
 enum {
-    MAX_QUERIES = 12, /* query vectors of a tile: rows x query heads of one KV head */
-    AHEAD = 16        /* slots to prefetch; the hardware cannot predict a table's jumps */
+    MAX_QUERIES = 12,               /* query vectors of a tile: rows x query heads of one KV head */
+    AT_ONCE = LANES == 16 ? 6 : 3, /* query vectors that are computed together */
+    AHEAD = 16                      /* slots to prefetch; the hardware cannot predict a table's jumps */
 };
 
 typedef struct {
@@ -33,9 +34,9 @@ INLINE void fetch(const float *pool, const int32_t *slots, int j, int n, int hea
         for (int i = 0; i < head_dim; i += 16) __builtin_prefetch(pool + (long)slots[j + AHEAD] * head_dim + i);
 }
 
-/* Compute scores of `count` <= 3 queries, from `first` on, against 4 slots. */
+/* Compute scores of `count` <= AT_ONCE queries, from `first` on, against 4 slots. */
 INLINE void score4(const Tile *t, int first, int count, const int32_t *slots, long at) {
-    v8 sums[3][4] = {0};
+    v8 sums[AT_ONCE][4] = {0};
     for (int i = 0; i < t->head_dim; i += 8) {
         v8 keys[4];
         for (int j = 0; j < 4; j++) keys[j] = held(load(t->keys + (long)slots[j] * t->head_dim + i));
@@ -57,7 +58,8 @@ static void score(const Tile *t, int first, int end, const int32_t *slots, int n
             fetch(t->keys, slots, j + i, n, t->head_dim);
         }
         int q = first;
-        for (; q + 3 <= end; q += 3) score4(t, q, 3, four, at + j);
+        for (; q + AT_ONCE <= end; q += AT_ONCE) score4(t, q, AT_ONCE, four, at + j);
+        if (AT_ONCE > 3 && q + 3 <= end) score4(t, q, 3, four, at + j), q += 3;
         if (end - q == 2) score4(t, q, 2, four, at + j);
         if (end - q == 1) score4(t, q, 1, four, at + j);
     }
@@ -65,7 +67,7 @@ static void score(const Tile *t, int first, int end, const int32_t *slots, int n
 
 /* outputs += scores x values for `count` queries and `width` vectors of the head, added in slot order. */
 INLINE void mix(const Tile *t, int first, int count, int dim, int width, const int32_t *slots, int n, long at) {
-    vec sums[3][4];
+    vec sums[AT_ONCE][4];
     for (int q = 0; q < count; q++)
         for (int i = 0; i < width; i++) sums[q][i] = vec_load(t->outputs[first + q] + dim + LANES * i);
     for (int j = 0; j < n; j++) {
@@ -90,7 +92,8 @@ INLINE void mix_head(const Tile *t, int first, int count, const int32_t *slots, 
 
 static void mix_queries(const Tile *t, int first, int end, const int32_t *slots, int n, long at) {
     int q = first;
-    for (; q + 3 <= end; q += 3) mix_head(t, q, 3, slots, n, at);
+    for (; q + AT_ONCE <= end; q += AT_ONCE) mix_head(t, q, AT_ONCE, slots, n, at);
+    if (AT_ONCE > 3 && q + 3 <= end) mix_head(t, q, 3, slots, n, at), q += 3;
     if (end - q == 2) mix_head(t, q, 2, slots, n, at);
     if (end - q == 1) mix_head(t, q, 1, slots, n, at);
 }

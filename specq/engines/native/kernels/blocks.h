@@ -39,27 +39,41 @@ typedef struct {
 
 INLINE long groups_of(long k) { return (k + SUPER - 1) / SUPER; }
 
-/* Floats of room that a product needs: for each row, all of its groups. */
-static long room_each(long longest_input) { return groups_of(longest_input) * (long)(sizeof(Activation) / sizeof(float)); }
+/* Kinds of a matrix's panels, in its `format`: each needs the activations in its own form. */
+enum kinds { HAS_SUPERS = 1, HAS_BLOCKS = 2 };
+
+/* Floats of room that a product needs: for each row, all of its groups in both forms. */
+static long room_each(long longest_input) { return 2 * groups_of(longest_input) * (long)(sizeof(Activation) / sizeof(float)); }
 static long rooms(long num_rows, long num_threads) {
     (void)num_threads;
     return num_rows;
 }
 
 /* Return where a block of rows has its activations, [group][rows of the block]. */
-INLINE Activation *activations_of(const Product *t, int row) {
-    return (Activation *)t->room + (row / ROW_BLOCK * ROW_BLOCK) * groups_of(t->m->k);
+INLINE Activation *activations_of(const Product *t, int super, int row) {
+    const long first = super ? 0 : t->num_rows;
+    return (Activation *)t->room + (first + row / ROW_BLOCK * ROW_BLOCK) * groups_of(t->m->k);
 }
 INLINE int rows_of_block(const Product *t, int row) { return MIN(t->num_rows - row / ROW_BLOCK * ROW_BLOCK, ROW_BLOCK); }
+
+static void quantise_row(const Product *t, int super, int row) {
+    const float *x = t->x + (long)row * t->ldx;
+    Activation *a = activations_of(t, super, row) + row % ROW_BLOCK;
+    for (int i = 0; i < t->m->k; i += SUPER, a += rows_of_block(t, row)) {
+        const int count = MIN(t->m->k - i, SUPER) / BLOCK;
+        if (super)
+            quantise_group(x + i, count, a);
+        else
+            quantise_blocks(x + i, count, a);
+    }
+}
 
 static void quantise_some(const void *product, int first, int end, int worker) {
     const Product *t = product;
     (void)worker;
     for (int row = first; row < end; row++) {
-        const float *x = t->x + (long)row * t->ldx;
-        Activation *a = activations_of(t, row) + row % ROW_BLOCK;
-        for (int i = 0; i < t->m->k; i += SUPER, a += rows_of_block(t, row))
-            quantise_group(x + i, MIN(t->m->k - i, SUPER) / BLOCK, a);
+        if (t->m->format & HAS_SUPERS) quantise_row(t, 1, row);
+        if (t->m->format & HAS_BLOCKS) quantise_row(t, 0, row);
     }
 }
 
@@ -120,7 +134,7 @@ static void sum_panel(const Product *t, int panel, int row, int rows, float (*su
     if (is_float(p->format))
         add_float_panel((const float *)p->data, t->m->k, rows, t->x + (long)row * t->ldx, t->ldx, sums);
     else
-        add_panel(p, t->m->k, rows, activations_of(t, row), sums);
+        add_panel(p, t->m->k, rows, activations_of(t, is_super(p->format), row), sums);
     for (int r = 0; t->m->bias && r < rows; r++)
         for (int i = 0; i < PANEL; i += 8) store(sums[r] + i, load(sums[r] + i) + load(t->m->bias + panel * PANEL + i));
 }
@@ -128,11 +142,11 @@ static void sum_panel(const Product *t, int panel, int row, int rows, float (*su
 /* Write sums to the output of columns of a panel. `up` only for SILU_MUL. */
 static void finish(enum epilogue epilogue, int rows, float (*sums)[PANEL], float (*up)[PANEL], float *out, int ldo) {
     for (int r = 0; r < rows; r++, out += ldo)
-        for (int i = 0; i < PANEL; i += 8) {
-            v8 sum = load(sums[r] + i);
-            if (epilogue == ADD) sum += load(out + i);
-            if (epilogue == SILU_MUL) sum = silu_mul(sum, load(up[r] + i));
-            store(out + i, sum);
+        for (int i = 0; i < PANEL; i += LANES) {
+            vec sum = vec_load(sums[r] + i);
+            if (epilogue == ADD) sum += vec_load(out + i);
+            if (epilogue == SILU_MUL) sum = vec_silu_mul(sum, vec_load(up[r] + i));
+            vec_store(out + i, sum);
         }
 }
 

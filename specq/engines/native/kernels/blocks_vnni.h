@@ -86,6 +86,51 @@ INLINE void unpack_scales(const uint8_t *scales, uint8_t *out) {
 
 INLINE __m512i shifted(__m512i x, const Activation *a, int j) { return _mm512_sllv_epi32(x, _mm512_set1_epi32(a->shifts[j])); }
 
+INLINE __m512i scales16(const uint8_t *scales) {
+    return _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)scales));
+}
+
+/* totals += sums of block j of a superblock x its scales and shifts. */
+INLINE void add_block(int format, int rows, const uint8_t *group, const uint8_t *scales, const Activation *a, int j,
+                      const uint8_t *ahead, __m512i *totals) {
+    const long at = scale_bytes(format) + j * block_bytes(format);
+    __m512i sums[TILE_ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) sums[r] = _mm512_setzero_si512();
+    dot_lines(format, rows, group + at, 0, LINES, a, j, ahead + at, sums);
+    const __m512i scale = scales16(scales + 16 * j);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+        totals[r] = _mm512_add_epi32(totals[r], shifted(_mm512_mullo_epi32(sums[r], scale), a + r, j));
+}
+
+/* The same for blocks j and j + 1 of narrow rows: one multiplication instead of two. Multiplications and products of the
+ * dot instruction take the same units, which limit the speed with several rows. */
+INLINE void add_two_blocks(int format, int rows, const uint8_t *group, const uint8_t *scales, const Activation *a, int j,
+                           const uint8_t *ahead, __m512i *totals) {
+    const long at = scale_bytes(format) + j * block_bytes(format), next = at + block_bytes(format);
+    __m512i sums[2][TILE_ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) sums[0][r] = sums[1][r] = _mm512_setzero_si512();
+    dot_lines(format, rows, group + at, 0, LINES, a, j, ahead + at, sums[0]);
+    dot_lines(format, rows, group + next, 0, LINES, a, j + 1, ahead + next, sums[1]);
+    const __m512i second = _mm512_slli_epi32(scales16(scales + 16 * (j + 1)), 16);
+    const __m512i scale = _mm512_or_si512(scales16(scales + 16 * j), second);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        int32_t shifts;
+        memcpy(&shifts, a[r].short_shifts + j, sizeof shifts);
+        const __m512i both = _mm512_mask_blend_epi16(0xAAAAAAAA, sums[0][r], _mm512_slli_epi32(sums[1][r], 16));
+        totals[r] = _mm512_dpwssd_epi32(totals[r], both, _mm512_sllv_epi16(scale, _mm512_set1_epi32(shifts)));
+    }
+}
+
+INLINE int are_narrow(int rows, const Activation *a) {
+    int32_t all = 1;
+    for (int r = 0; r < rows; r++) all &= a[r].is_narrow;
+    return all;
+}
+
 /* totals += integers x scale x the row's scale. */
 INLINE __m512 scaled(__m512i sums, __m512 scale, const Activation *a) {
     return _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_mul_ps(scale, _mm512_set1_ps(a->scale)));
@@ -100,17 +145,12 @@ INLINE void add_super(int format, int rows, const uint8_t *floats, const uint8_t
     for (int i = 0; i < 3; i++) __builtin_prefetch(ahead + 64 * i, 0, 2);
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) totals[r] = _mm512_setzero_si512();
+    if (bits_of(format) == 4 && rows > 1 && are_narrow(rows, a)) {
 #pragma GCC unroll 1
-    for (int j = 0; j < GROUP; j++) {
-        const long at = scale_bytes(format) + j * block_bytes(format);
-        __m512i sums[TILE_ROWS];
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) sums[r] = _mm512_setzero_si512();
-        dot_lines(format, rows, group + at, 0, LINES, a, j, ahead + at, sums);
-        const __m512i scale = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)(scales + 16 * j)));
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
-            totals[r] = _mm512_add_epi32(totals[r], shifted(_mm512_mullo_epi32(sums[r], scale), a + r, j));
+        for (int j = 0; j < GROUP; j += 2) add_two_blocks(format, rows, group, scales, a, j, ahead, totals);
+    } else {
+#pragma GCC unroll 1
+        for (int j = 0; j < GROUP; j++) add_block(format, rows, group, scales, a, j, ahead, totals);
     }
 #pragma GCC unroll 4
     for (int p = 0; p < 4; p++)

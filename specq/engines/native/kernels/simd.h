@@ -86,19 +86,21 @@ INLINE v4 sums4(v8 a, v8 b, v8 c, v8 d) {
 
 INLINE float sum8(v8 x) { return sums4(x, x, x, x)[0]; }
 
-/* e^x with an error of about 1 unit in the last place (the polynomial is Cephes' expf). Below -87: e^-87; above 88.375:
- * e^88.375, since a larger result is no finite float. */
-INLINE v8 exp8(v8 x) {
-    v8 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    x = min8(splat(88.375f), max8(x, splat(-87.0f)));
-    v8 n = fma8(x, splat(1.44269504f), magic) - magic;
-    v8 r = fma8(n, splat(2.12194440e-4f), fma8(n, splat(-0.693359375f), x));
-    v8 y = splat(1.9875691500e-4f);
-    y = fma8(y, r, splat(1.3981999507e-3f));
-    y = fma8(y, r, splat(8.3334519073e-3f));
-    y = fma8(y, r, splat(4.1665795894e-2f));
-    y = fma8(y, r, splat(1.6666665459e-1f));
-    y = fma8(y, r, splat(5.0000001201e-1f));
-    y = fma8(y, r * r, r) + 1.0f;
-    return (v8)((v8i)y + (__builtin_convertvector(n, v8i) << 23));
-}
+/* NAME(x) is e^x with an error of about 1 unit in the last place (the polynomial is Cephes' expf). Below -87: e^-87;
+ * above 88.375: e^88.375, since a larger result is no finite float. `magic`, 1.5 * 2^23, rounds to an integer. */
+#define DEFINE_EXP(NAME, VECTOR, INTEGERS, SPLAT, FMA, MAX, LEAST)               \
+    INLINE VECTOR NAME(VECTOR x) {                                               \
+        const VECTOR magic = SPLAT(12582912.0f);                                 \
+        x = LEAST(SPLAT(88.375f), MAX(x, SPLAT(-87.0f)));                        \
+        VECTOR n = FMA(x, SPLAT(1.44269504f), magic) - magic;                    \
+        VECTOR r = FMA(n, SPLAT(2.12194440e-4f), FMA(n, SPLAT(-0.693359375f), x)); \
+        VECTOR y = SPLAT(1.9875691500e-4f);                                      \
+        y = FMA(y, r, SPLAT(1.3981999507e-3f));                                  \
+        y = FMA(y, r, SPLAT(8.3334519073e-3f));                                  \
+        y = FMA(y, r, SPLAT(4.1665795894e-2f));                                  \
+        y = FMA(y, r, SPLAT(1.6666665459e-1f));                                  \
+        y = FMA(y, r, SPLAT(5.0000001201e-1f));                                  \
+        y = FMA(y, r * r, r) + 1.0f;                                             \
+        return (VECTOR)((INTEGERS)y + (__builtin_convertvector(n, INTEGERS) << 23)); \
+    }
+DEFINE_EXP(exp8, v8, v8i, splat, fma8, max8, min8)

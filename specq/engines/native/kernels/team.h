@@ -12,13 +12,17 @@
 #include <stdlib.h>
 #include "simd.h"
 
-enum { SPINS = 2000, LINE = 64 }; /* SPINS: about 20 to 50 us; a phase of a pass is shorter */
+enum {
+    SPINS = 2000, /* about 20 to 50 us; a phase of a pass is shorter */
+    LINE = 64,
+    SMALLER = 4 /* how much smaller the last chunks of a task are */
+};
 
 /* Compute units first .. end of a task. `worker` is 0 for the caller, then 1, 2, ... */
 typedef void Work(const void *task, int first, int end, int worker);
 
 typedef struct {
-    int num_threads, num_helpers, chunk, num_units; /* threads: with the caller; helpers: started ones */
+    int num_threads, num_helpers, chunk; /* threads: with the caller; helpers: started ones */
     Work *work;
     const void *task;
     pthread_t *helpers;
@@ -27,7 +31,7 @@ typedef struct {
     long num_calls; /* protected by the lock, like is_over */
     int is_over;
     _Alignas(LINE) atomic_int is_open, num_seated;
-    _Alignas(LINE) atomic_ullong ticket; /* chunks on offer << 32 | chunks taken */
+    _Alignas(LINE) atomic_ullong ticket; /* units on offer << 32 | units taken */
     _Alignas(LINE) atomic_int num_done;
 } Team;
 
@@ -43,18 +47,25 @@ INLINE void pause_spin(int spins) {
 #endif
 }
 
-/* Take chunks until none is left; return how many. The task cannot change meanwhile: `share` waits for all chunks. */
+/* Return the units of the next chunk. The last chunks are smaller, so that all threads end at about the same time. */
+INLINE int next_chunk(const Team *t, int left) {
+    const int share = left / (2 * t->num_threads), least = (t->chunk + SMALLER - 1) / SMALLER;
+    return MIN(left, MIN(t->chunk, share > least ? share : least));
+}
+
+/* Take chunks until none is left; return how many. The task cannot change meanwhile: `share` waits for all units. */
 static int work_on(Team *t, int worker) {
     int count = 0;
     unsigned long long ticket = atomic_load_explicit(&t->ticket, memory_order_acquire);
-    while ((uint32_t)ticket < ticket >> 32)
-        if (atomic_compare_exchange_weak_explicit(&t->ticket, &ticket, ticket + 1, memory_order_acq_rel,
+    while ((uint32_t)ticket < ticket >> 32) {
+        const int first = (int)(uint32_t)ticket, units = next_chunk(t, (int)(ticket >> 32) - first);
+        if (atomic_compare_exchange_weak_explicit(&t->ticket, &ticket, ticket + units, memory_order_acq_rel,
                                                   memory_order_acquire)) {
-            int first = (int)(uint32_t)ticket * t->chunk;
-            t->work(t->task, first, MIN(first + t->chunk, t->num_units), worker);
-            atomic_fetch_add_explicit(&t->num_done, 1, memory_order_release);
+            t->work(t->task, first, first + units, worker);
+            atomic_fetch_add_explicit(&t->num_done, units, memory_order_release);
             count++, ticket = atomic_load_explicit(&t->ticket, memory_order_acquire);
         }
+    }
     return count;
 }
 
@@ -81,18 +92,17 @@ static void *help(void *team) {
     return NULL;
 }
 
-/* Compute a task of `num_units` units, `chunk` at a time. Without a team the caller computes it alone. */
+/* Compute a task of `num_units` units, at most `chunk` at a time. Without a team the caller computes it alone. */
 static void share(Team *t, Work *work, const void *task, int num_units, int chunk) {
     if (!t || num_units <= chunk) {
         work(task, 0, num_units, 0);
         return;
     }
-    int num_chunks = (num_units + chunk - 1) / chunk;
-    t->work = work, t->task = task, t->num_units = num_units, t->chunk = chunk;
+    t->work = work, t->task = task, t->chunk = chunk;
     atomic_store_explicit(&t->num_done, 0, memory_order_relaxed);
-    atomic_store_explicit(&t->ticket, (unsigned long long)num_chunks << 32, memory_order_release);
+    atomic_store_explicit(&t->ticket, (unsigned long long)num_units << 32, memory_order_release);
     work_on(t, 0);
-    for (int spins = 0; atomic_load_explicit(&t->num_done, memory_order_acquire) < num_chunks; spins++) pause_spin(spins);
+    for (int spins = 0; atomic_load_explicit(&t->num_done, memory_order_acquire) < num_units; spins++) pause_spin(spins);
 }
 
 /* The helpers are awake between call_team and dismiss_team. */

@@ -52,6 +52,30 @@ INLINE vec vec_fma(vec a, vec b, vec c) {
 #endif
 }
 
+/* a > b ? a : b, and a < b ? a : b. */
+INLINE vec vec_max(vec a, vec b) {
+#if LANES == 16
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif LANES == 8
+    return (vec)max8((v8)a, (v8)b);
+#else
+    const vec_int larger = a > b;
+    return (vec)((larger & (vec_int)a) | (~larger & (vec_int)b));
+#endif
+}
+INLINE vec vec_min(vec a, vec b) {
+#if LANES == 16
+    return (vec)_mm512_min_ps((__m512)a, (__m512)b);
+#elif LANES == 8
+    return (vec)min8((v8)a, (v8)b);
+#else
+    const vec_int smaller = a < b;
+    return (vec)((smaller & (vec_int)a) | (~smaller & (vec_int)b));
+#endif
+}
+
+DEFINE_EXP(vec_exp, vec, vec_int, vec_splat, vec_fma, vec_max, vec_min)
+
 /* Convert finite half-precision numbers (IEEE) to float. Their bits, read as a float, are too small by a factor
  * 2^112. */
 INLINE vec vec_load_half(const void *p) {
