@@ -17,7 +17,7 @@ from bench.rivals.llama import HOW_TO_GET, is_installed
 from bench.rivals.memory import memory_of
 from bench.rivals.prefill import LENGTH, measure_prefill
 from bench.suite import COUNT, option, repeatable, suite
-from specq.engines.native import EXACT, INTEGER
+from specq.engines import ARITHMETICS
 from specq.models import SHOWN_PAIR, default_pair
 from specq.runtime import Number
 from specq.samples import DATA, Prompt, codec_of, files_of, load_prompts, shipped
@@ -41,7 +41,7 @@ NOTES = (
 @suite("rivals")
 @option("--model", str, default_pair, "Target. llama.cpp needs a GGUF file.", show_default=SHOWN_PAIR)
 @option("--draft-model", str, default_pair, "Draft model of specq and the assistant.", show_default=SHOWN_PAIR)
-@option("--arithmetic", click.Choice(["auto", EXACT, INTEGER]), "auto", "specq's arithmetic of a GGUF file.")
+@option("--arithmetic", click.Choice(ARITHMETICS), "auto", "specq's arithmetic of a GGUF file.")
 @option(
     "--prompts",
     click.Path(exists=True, file_okay=False, path_type=Path),

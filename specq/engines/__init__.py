@@ -7,6 +7,7 @@ tests/engines/ runs over the table.
 
 from __future__ import annotations
 
+from specq.engines.arithmetic import ARITHMETICS
 from specq.engines.checkpoint import (
     check_no_gguf,
     describe,
@@ -52,6 +53,7 @@ ENGINES = Table(
 )
 
 __all__ = [
+    "ARITHMETICS",
     "ENGINES",
     "Computed",
     "Engine",

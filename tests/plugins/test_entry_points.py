@@ -45,7 +45,7 @@ def test_an_engine_of_another_package_has_a_section_of_its_own(tmp_path):
     path.write_text("[target]\nengine = 'counting'\n[target.counting]\nstride = 7\n", "utf-8")
     spec = ENGINES.resolve("counting")
     assert own_options(load(path).target, spec.options, ENGINES.names()).arguments() == {"stride": 7}
-    with pytest.raises(ConfigError, match=r"counting\.stride is 0, but must be from 1 to 100"):
+    with pytest.raises(ConfigError, match=r"--stride is 0, but must be from 1 to 100"):
         read_own(spec.options, {"stride": 0})
 
 

@@ -201,12 +201,14 @@ class Forecast:
     def choices(self, used: Choice) -> list[Choice]:
         """Return all choices, with few sources first.
 
-        With more than ALL_SETS sources, only the sets of none, one, two or all of them are choices.
+        With more than ALL_SETS sources, only the sets of none, one, two or all of them are choices. Drafts are verified
+        unread only after some were read: else the wait for them cannot be told from the step.
         """
         names = sorted(self.felt(Choice(self.sources)).sources)
         sizes = range(len(names) + 1) if len(names) <= ALL_SETS else (0, 1, 2, len(names))
         found = [Choice(frozenset(one)) for size in sizes for one in combinations(names, size)]
-        found += [Choice(one.sources, is_unread=True) for one in found if self.may_be_unread(one.sources)]
+        read = [one.sources for one in found if all(self._time.wait(name).num_seen for name in one.sources)]
+        found += [Choice(one, is_unread=True) for one in read if self.may_be_unread(one)]
         if self._overlaps and names == [REMOTE]:  # steps always wait for other sources
             found += [Choice(frozenset(names), is_early=True)]
         used = self.felt(used)
