@@ -202,7 +202,7 @@ class Forecast:
         """Return all choices, with few sources first.
 
         With more than ALL_SETS sources, only the sets of none, one, two or all of them are choices. Drafts are verified
-        unread only after some were read: else the wait for them cannot be told from the step.
+        unread only after some were read. Otherwise nothing separates the wait for them from the step.
         """
         names = sorted(self.felt(Choice(self.sources)).sources)
         sizes = range(len(names) + 1) if len(names) <= ALL_SETS else (0, 1, 2, len(names))
