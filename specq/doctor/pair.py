@@ -16,6 +16,7 @@ from typing import Any
 from specq.checkpoints import draft_form, is_gguf, read_config, read_gguf, weight_bytes
 from specq.config import cache_dir
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
+from specq.doctor.installation import writable
 from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.medusa.arrays import load_arrays
 from specq.engines import ends_told, local_checkpoint, read_info
@@ -192,10 +193,14 @@ def ends(target: PairModel) -> Check:
 
 def integers(target: PairModel) -> Iterator[Check]:
     """Report the arithmetic of a quantised file on a CPU, and check the room for its cache file."""
-    advice = "for the text of versions before 0.3: --arithmetic exact for files of Q4_1 and Q8_0, else rounded"
-    yield Check("arithmetic", NOTE, "products are those of integers, by default since 0.3", advice)
-    free_bytes = disk_usage(cache_dir()).free
-    if free_bytes < target.num_bytes and not has_block_cache(target.path):
+    advice = "for the text of 0.2: --arithmetic exact for files of Q4_1 and Q8_0, else rounded"
+    yield Check("arithmetic", NOTE, "products are those of integers, the default after 0.2", advice)
+    if has_block_cache(target.path):
+        return
+    free_bytes, place = disk_usage(cache_dir()).free, writable("cache", cache_dir() / "blocks")
+    if place.status == WRONG:
+        yield place
+    elif free_bytes < target.num_bytes:
         found = f"the repacked model takes {megabytes(target.num_bytes)} in {cache_dir()}"
         yield Check("cache", WRONG, f"{found}; {megabytes(free_bytes)} are free", "name another folder: SPECQ_CACHE")
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import deserialize
 
 from specq.checkpoints import gguf_tensors, is_gguf, read_gguf
 from specq.protocol import ConfigError, Float32Array
@@ -60,6 +59,8 @@ def _read(path: Path) -> tuple[Forms, Arrays]:
         tensors = load_pickle(path)
         forms = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
         return forms, {name: (t.float() if t.is_floating_point() else t).numpy() for name, t in tensors.items()}
+    from safetensors import deserialize
+
     try:
         stored = dict(deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
         forms = {name: (TYPES[one["dtype"]][0], tuple(one["shape"])) for name, one in stored.items()}

@@ -241,7 +241,10 @@ def keys_of_broker(config: BrokerConfig) -> str:
 
 
 def _status_text(status: int) -> str:
-    return f"status {status}" if status >= 0 else signal.Signals(-status).name
+    if status >= 0:
+        return f"status {status}"
+    cause = " (was a mapped model or cache file cut?)" if -status == signal.SIGBUS else ""
+    return signal.Signals(-status).name + cause
 
 
 def _start(member: Member, stdout: int | None) -> subprocess.Popen[bytes]:

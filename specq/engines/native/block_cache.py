@@ -16,6 +16,7 @@ ones of the same path, files of models that are gone, and files that were not op
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import mmap
@@ -82,9 +83,9 @@ def open_blocks(path: Path, library: ctypes.CDLL) -> BlockFile:
         try:
             _write(place, path, states, library)
         except OSError as error:
+            room = "It takes as much room as the model's file. " if error.errno == errno.ENOSPC else ""
             raise ConfigError(
-                f"cannot write the repacked model to {place}: {error.strerror}. It takes as much room as the model's "
-                f"file; SPECQ_CACHE names another folder"
+                f"cannot write the repacked model to {place}: {error.strerror}. {room}SPECQ_CACHE names another folder"
             ) from error
         found = _read(place, [_state(part) for part in gguf_parts(path)])
     if found is None:

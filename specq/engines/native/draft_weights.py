@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from specq.checkpoints import draft_form
 from specq.engines.native.weights import BLOCK, BlockWeight
@@ -61,6 +59,9 @@ def _read(path: Path, shape: draft_form.DraftModelShape) -> Stored:
     """Read the file. It must have exactly the tensors that `shape` requires."""
     if not path.is_file():
         raise ConfigError(f"{path.parent} has no {path.name}, which holds the weights of a draft model of this form")
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
     try:
         tensors: Stored = load_file(path)
     except (SafetensorError, OSError) as error:

@@ -107,12 +107,6 @@ class PrefillLimit:
         as_such = curve(1)
         return as_such + float(self._costs[0]), curve(num_rows) - as_such
 
-    def prompts_s(self, chunks: Chunks, num_decoding: int, curve: StepCurve, *, is_late: bool) -> float:
-        """Return the expected seconds that prompt parts add to a step of decoding sessions without nodes."""
-        attended = np.cumsum(_attended(chunks))
-        without = self._without(num_decoding, 0, curve, is_late=is_late)
-        return float(self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)[-1])
-
     def _most(
         self,
         free: Chunks,
