@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.checkpoints import gguf_tensors, is_gguf, read_gguf
+from specq.drafting.head_checks import GGUF_OUTPUTS, Forms, read_checked
 from specq.protocol import ConfigError, Float32Array
 
 Arrays = dict[str, npt.NDArray[Any]]
-Forms = dict[str, tuple[str, tuple[int, ...]]]  # number format and shape, by name
 # Number formats of safetensors: torch's name, and the type of the stored numbers.
 TYPES = {
     "F64": ("float64", np.float64),
@@ -33,31 +33,15 @@ TYPES = {
 
 
 def read_arrays(directory: Path, names: Sequence[str], reason_against: Callable[[Forms], str], kind: str) -> Arrays:
-    """Read the first file that exists, of these names. Values of bfloat16 are returned in float32.
-
-    reason_against   returns what is wrong with the number formats and shapes, or "".
-    kind             what is read, for messages.
-
-    Raises ConfigError if no file exists, the file is damaged, values are not finite, or `reason_against` objects.
-    """
-    path = next((directory / name for name in names if (directory / name).is_file()), None)
-    if path is None:
-        raise ConfigError(f"{directory} has neither {' nor '.join(names)}, which hold {kind}")
-    forms, arrays = _read(path)
-    if reason := reason_against(forms):
-        raise ConfigError(f"{path} does not fit its config.json: {reason}")
-    broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
-    if broken:
-        raise ConfigError(f"{path} has values that are not finite, in {broken[0]}")
-    return arrays
+    """Read a file of heads; see `read_checked`. Values of bfloat16 are returned in float32."""
+    return read_checked(directory, names, _read, lambda array: bool(np.isfinite(array).all()), reason_against, kind)
 
 
 def _read(path: Path) -> tuple[Forms, Arrays]:
     if path.suffix != ".safetensors":
-        from specq.drafting.head_files import load_pickle
+        from specq.drafting.head_files import read_file
 
-        tensors = load_pickle(path)
-        forms = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+        forms, tensors = read_file(path)
         return forms, {name: (t.float() if t.is_floating_point() else t).numpy() for name, t in tensors.items()}
     from safetensors import deserialize
 
@@ -73,9 +57,6 @@ def _array(stored: dict[str, Any]) -> npt.NDArray[Any]:
     name, kind = TYPES[stored["dtype"]]
     values = np.frombuffer(stored["data"], kind).reshape(stored["shape"])
     return (values.astype(np.uint32) << 16).view(np.float32) if name == "bfloat16" else values
-
-
-GGUF_OUTPUTS = ("output.weight", "token_embd.weight")
 
 
 def output_array(checkpoint: Path) -> Float32Array:

@@ -17,36 +17,22 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from specq.checkpoints import gguf_tensors, is_gguf, read_gguf
+from specq.drafting.head_checks import GGUF_INPUTS, GGUF_OUTPUTS, Forms, read_checked
 from specq.protocol import ConfigError
 
 Tensors = dict[str, torch.Tensor]
-Forms = dict[str, tuple[str, tuple[int, ...]]]  # number format and shape, by name
 
 
 def read_tensors(directory: Path, names: Sequence[str], reason_against: Callable[[Forms], str], kind: str) -> Tensors:
-    """Read the first file that exists, of these names.
-
-    reason_against   returns what is wrong with the number formats and shapes, or "".
-    kind             what is read, for messages.
-
-    Raises ConfigError if no file exists, the file is damaged, values are not finite, or `reason_against` objects.
-    """
-    path = next((directory / name for name in names if (directory / name).is_file()), None)
-    if path is None:
-        raise ConfigError(f"{directory} has neither {' nor '.join(names)}, which hold {kind}")
-    tensors = load_pickle(path) if path.suffix != ".safetensors" else _load(path, load_file)
-    forms = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
-    if reason := reason_against(forms):
-        raise ConfigError(f"{path} does not fit its config.json: {reason}")
-    broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-    if broken:
-        raise ConfigError(f"{path} has values that are not finite, in {broken[0]}")
-    return tensors
+    """Read the first file that exists, of these names; see `read_checked`."""
+    return read_checked(directory, names, read_file, lambda one: bool(one.isfinite().all()), reason_against, kind)
 
 
-def load_pickle(path: Path) -> Tensors:
-    """Return the named tensors of a pickle; ConfigError if it is damaged or has others."""
-    return _load(path, partial(torch.load, map_location="cpu", weights_only=True))
+def read_file(path: Path) -> tuple[Forms, Tensors]:
+    """Return the number formats and shapes of a file's tensors, and the tensors; ConfigError if it is damaged."""
+    read = load_file if path.suffix == ".safetensors" else partial(torch.load, map_location="cpu", weights_only=True)
+    tensors = _load(path, read)
+    return {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}, tensors
 
 
 def _load(path: Path, read: Callable[[Path], Tensors]) -> Tensors:
@@ -61,8 +47,6 @@ def _load(path: Path, read: Callable[[Path], Tensors]) -> Tensors:
 
 INPUTS = ("model.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 OUTPUTS = ("lm_head.weight", *INPUTS)  # the first that exists
-GGUF_INPUTS = ("token_embd.weight",)
-GGUF_OUTPUTS = ("output.weight", *GGUF_INPUTS)
 
 
 def output_matrix(checkpoint: Path) -> torch.Tensor:

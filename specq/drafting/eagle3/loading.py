@@ -17,6 +17,7 @@ import torch
 from specq.checkpoints import read_json
 from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.eagle3.network import EagleNetwork
+from specq.drafting.head_checks import check_tokenizer
 from specq.drafting.head_files import Tensors, input_matrix, read_tensors
 from specq.engines.torch.loading import pick_device, runs_triton
 from specq.protocol import ConfigError, Int32Array, ModelInfo
@@ -96,12 +97,7 @@ def _check_fit(directory: Path, shape: eagle_form.EagleShape, said: dict[str, ob
             f"{directory}: this head takes hidden states of size {shape.target_hidden_size}; those of {info.name} have "
             f"{said['hidden_size']}"
         )
-    if shape.tokenizer_hash and (shape.num_tokens, shape.tokenizer_hash) != (info.num_tokens, info.tokenizer_hash):
-        raise ConfigError(
-            f"{directory}: this head was trained for another tokenizer ({shape.num_tokens} tokens, "
-            f"{shape.tokenizer_hash[:12]}..) than that of {info.name} ({info.num_tokens}, "
-            f"{info.tokenizer_hash[:12]}..)"
-        )
+    check_tokenizer(directory, "this head was", shape.num_tokens, shape.tokenizer_hash, info)
     if not info.num_tokens <= shape.vocab_size <= info.vocab_size:
         raise ConfigError(
             f"{directory}: this head is for a vocabulary of {shape.vocab_size} tokens; {info.name} has "

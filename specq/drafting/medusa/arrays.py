@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from specq.checkpoints import draft_form, read_json
 from specq.drafting.head_arrays import output_array, read_arrays
+from specq.drafting.head_checks import check_tokenizer
 from specq.drafting.medusa import form as medusa_form
 from specq.engines.native import rounded
 from specq.protocol import ConfigError, Float32Array, Int32Array, ModelInfo
@@ -66,12 +67,7 @@ def _check_fit(directory: Path, shape: medusa_form.HeadsShape, arrays: Arrays, t
         raise ConfigError(
             f"{directory}: these heads take hidden states of size {hidden}; those of {info.name} have {wanted}"
         )
-    if shape.tokenizer_hash and (shape.num_tokens, shape.tokenizer_hash) != (info.num_tokens, info.tokenizer_hash):
-        raise ConfigError(
-            f"{directory}: these heads were trained for another tokenizer ({shape.num_tokens} tokens, "
-            f"{shape.tokenizer_hash[:12]}..) than that of {info.name} ({info.num_tokens}, "
-            f"{info.tokenizer_hash[:12]}..)"
-        )
+    check_tokenizer(directory, "these heads were", shape.num_tokens, shape.tokenizer_hash, info)
     known = ("", info.fingerprint, info.former_fingerprint)
     if info.fingerprint and shape.target_fingerprint not in known:
         raise ConfigError(

@@ -1,0 +1,56 @@
+"""The checks of draft heads, in arrays and in tensors of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from specq.protocol import ConfigError, ModelInfo
+
+Values = TypeVar("Values")
+Forms = dict[str, tuple[str, tuple[int, ...]]]  # number format and shape, by name
+
+GGUF_INPUTS = ("token_embd.weight",)
+GGUF_OUTPUTS = ("output.weight", *GGUF_INPUTS)  # the first that exists
+
+
+def read_checked(
+    directory: Path,
+    names: Sequence[str],
+    read: Callable[[Path], tuple[Forms, dict[str, Values]]],
+    is_finite: Callable[[Values], bool],
+    reason_against: Callable[[Forms], str],
+    kind: str,
+) -> dict[str, Values]:
+    """Read the first file that exists, of these names.
+
+    read, is_finite  how to read a file, and whether all values of a tensor are finite.
+    reason_against   returns what is wrong with the number formats and shapes, or "".
+    kind             what is read, for messages.
+
+    Raises ConfigError if no file exists, the file is damaged, values are not finite, or `reason_against` objects.
+    """
+    path = next((directory / name for name in names if (directory / name).is_file()), None)
+    if path is None:
+        raise ConfigError(f"{directory} has neither {' nor '.join(names)}, which hold {kind}")
+    forms, tensors = read(path)
+    if reason := reason_against(forms):
+        raise ConfigError(f"{path} does not fit its config.json: {reason}")
+    broken = [name for name, tensor in tensors.items() if not is_finite(tensor)]
+    if broken:
+        raise ConfigError(f"{path} has values that are not finite, in {broken[0]}")
+    return tensors
+
+
+def check_tokenizer(directory: Path, heads: str, num_tokens: int, tokenizer_hash: str, info: ModelInfo) -> None:
+    """Raise ConfigError if heads were trained for another tokenizer than the target's.
+
+    heads                       how a message calls them: "this head was" or "these heads were".
+    num_tokens, tokenizer_hash  as the heads name them. An empty hash is not checked.
+    """
+    if tokenizer_hash and (num_tokens, tokenizer_hash) != (info.num_tokens, info.tokenizer_hash):
+        raise ConfigError(
+            f"{directory}: {heads} trained for another tokenizer ({num_tokens} tokens, {tokenizer_hash[:12]}..) than "
+            f"that of {info.name} ({info.num_tokens}, {info.tokenizer_hash[:12]}..)"
+        )
