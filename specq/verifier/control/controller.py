@@ -184,7 +184,6 @@ class Controller:
 
     def end(self, collected: CollectedStep, rounds: Rounds, *, goes_on: bool) -> None:
         """Note the end of a step, for `learn`. `goes_on`: another step follows at once."""
-        self.learn()
         step, done, faults, ended, _ = collected
         waits = self._sources.clock.take(step.num_rows, self.curve)
         if len(done) == 1 and not faults.found and self.last_end is not None:
