@@ -26,7 +26,18 @@ import numpy as np
 from bench.grammars.step_cost import PROMPT, endless, wait_for_grammars
 from specq.config import TargetConfig
 from specq.processes.target import build_verifier
-from specq.protocol import Open, SamplingParams, Speculation, Verdict, encode, grammar_text
+from specq.protocol import (
+    Int32Array,
+    Int64Array,
+    Message,
+    Open,
+    SamplingParams,
+    Speculation,
+    Verdict,
+    Verdicts,
+    encode,
+    grammar_text,
+)
 from specq.runtime.machine import describe
 from specq.transport import calm_collector
 from specq.verifier import Verifier
@@ -70,39 +81,42 @@ def run(verifier: Verifier, side: Side, ids: Iterator[int], num_tokens: int, tem
 
     Of `mixed`, the free sessions count.
     """
-    counted: set[int] = set()
-    for number, grammar in enumerate(side.grammars()):
-        session_id = next(ids)
-        if not side.num_free or not grammar:
-            counted.add(session_id)
+    grammars, session_ids = side.grammars(), list[int]()
+    for number, grammar in enumerate(grammars):
+        session_ids.append(next(ids))
         params = SamplingParams(
             max_tokens=num_tokens, temperature=temperature, seed=number, ignore_eos=True, grammar=grammar
         )
-        message = Open(
-            session_id=session_id, epoch=1, prompt_len=len(PROMPT), tokens_left=num_tokens, params=params,
+        opening = Open(
+            session_id=session_ids[-1], epoch=1, prompt_len=len(PROMPT), tokens_left=num_tokens, params=params,
             speculation=Speculation(mode="plain"), token_ids=(PROMPT + number).astype(np.int32),
         )  # fmt: skip
-        assert not verifier.handle(message, 0.0)
+        assert not verifier.handle(opening, 0.0)
     wait_for_grammars(verifier)
-    seen: set[int] = set()
-    began, tokens = 0.0, 0
+    last_counted = session_ids[(side.num_free or len(grammars)) - 1]
+    began, counted, in_all = 0.0, 0, 0
     while verifier.has_work:
         step_began = time.perf_counter()
         verifier.begin(time.monotonic(), time.monotonic)
-        reports = verifier.step(time.monotonic)
-        for packed in reports.packed():
-            encode(packed)
-        for verdict in reports:
-            assert isinstance(verdict, Verdict), verdict
-            seen.add(verdict.session_id)
-            if began and verdict.session_id in counted:
-                tokens += len(verdict.token_ids)
+        for message in verifier.step(time.monotonic).packed():
+            encode(message)
+            who, each = _tokens(message)
+            in_all += int(each.sum())
+            counted += int(each[who <= last_counted].sum()) if began else 0
         now = time.perf_counter()
         if began:
             side.step_ms.append(1e3 * (now - step_began))
-        elif len(seen) == side.num_free + side.num_constrained:
+        elif in_all >= len(grammars):
             began = now
-    side.rates.append(tokens / (time.perf_counter() - began))
+    side.rates.append(counted / (time.perf_counter() - began))
+
+
+def _tokens(message: Message) -> tuple[Int64Array, Int32Array]:
+    """Return the sessions of a verdict, or of many, and how many tokens each has got."""
+    if isinstance(message, Verdicts):
+        return message.session_ids, message.num_tokens
+    assert isinstance(message, Verdict), message
+    return np.array([message.session_id]), np.array([len(message.token_ids)], np.int32)
 
 
 def measure(

@@ -83,6 +83,18 @@ def text_of(engine: Engine, session_id: int, params: SamplingParams, right: Sequ
     return text[len(PROMPT) :][:LENGTH]
 
 
+def forbidding_context(engine: Engine, params: SamplingParams) -> Int32Array:
+    """Return a prompt after which the token of the free text is forbidden."""
+    for first in range(3, 40):
+        context = np.array([first, *PROMPT[1:]], np.int32)
+        engine.open(1, context)
+        (judgement,) = engine.step([SessionStep(1, 0, context, params)]).judgements
+        engine.close(1)
+        if not is_allowed(len(context), judgement.token_ids)[0]:
+            return context
+    raise AssertionError("the masks allow what this model says after each of the prompts")
+
+
 def needs_masks(engine: Engine) -> None:
     """Skip a test of an engine without masks. Such an engine gets no jobs with grammars."""
     if not takes_masks(engine):
@@ -105,8 +117,8 @@ class MaskConformance:
     def test_masks_are_those_of_their_sessions(self, engine: Engine) -> None:
         """Beside sessions without a mask, chunks of prompts, and a session whose mask allows nothing."""
         needs_masks(engine)
-        context, params = np.array(PROMPT, np.int32), SamplingParams()
-        alone = []
+        params = SamplingParams()
+        context, alone = forbidding_context(engine, params), []
         for session_id, masks in ((1, [1]), (2, [])):
             engine.open(session_id, context)
             step = SessionStep(session_id, 0, context, params)
