@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import codecs
 
-from specq.cli.grammar_files import read_grammar, read_schema
+from specq.cli.submit import read_grammar, read_schema
 from specq.client import read_lines
 from specq.config import load
 from specq.config.values import read_tree

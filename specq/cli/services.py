@@ -1,4 +1,6 @@
-"""`specq up`: starts and stops a broker, verifiers and drafters on this machine."""
+"""`specq broker`, `specq worker --role target|draft`, `specq serve` and `specq up`.
+
+Each runs one process, or a whole deployment, until a signal stops it."""
 
 from __future__ import annotations
 
@@ -9,7 +11,86 @@ from typing import Any
 import click
 
 from specq.cli.options import OWN, OWN_NAMES, RUNNING, key_options, log_options, own_key_options, section_options
-from specq.config import NO_MODEL, Config, ServeConfig, TargetConfig, UpConfig, load, override, with_own
+from specq.config import (
+    NO_MODEL,
+    BrokerConfig,
+    Config,
+    DraftConfig,
+    ServeConfig,
+    TargetConfig,
+    UpConfig,
+    load,
+    override,
+    with_own,
+)
+from specq.runtime import log, resolve
+
+
+@click.command()
+@section_options(BrokerConfig)
+@log_options("info")
+@click.pass_context
+def broker(ctx: click.Context, /, config_file: str | None, log_level: str, *, log_json: bool, **values: Any) -> None:
+    """Run the broker, which accepts jobs, routes drafts and verdicts, and stores each job's transcript.
+
+    \b
+    Examples:
+      specq broker
+      specq broker --bind tcp://127.0.0.1:6000 --journal none
+    """
+    config = override(load(config_file).broker, **values)
+    log.configure(log_level, as_json=log_json)
+    from specq.processes.broker import run  # here, since `--help` does not need it
+
+    ctx.exit(run(config))
+
+
+PROCESSES = {"target": "specq.processes.target:run", "draft": "specq.processes.draft:run"}
+
+
+@click.command()
+@click.option(
+    "--role",
+    type=click.Choice(tuple(PROCESSES)),
+    required=True,
+    help="Role of the worker: verifier (target) or draft worker (draft).",
+)
+@section_options(TargetConfig, DraftConfig, own=OWN)
+@log_options("info")
+@click.pass_context
+def worker(
+    ctx: click.Context, /, role: str, config_file: str | None, log_level: str, *, log_json: bool, **values: Any
+) -> None:
+    """Run one verifier, which checks drafts and commits tokens, or one draft worker, which drafts tokens ahead.
+
+    \b
+    Examples:
+      specq worker --role target --model smollm2
+      specq worker --role draft --model smollm2 --broker tcp://127.0.0.1:5750
+    """
+    config = override(getattr(load(config_file), role), **with_own(values, OWN_NAMES))
+    log.configure("debug" if getattr(config, "verbose", False) else log_level, as_json=log_json)
+    ctx.exit(resolve("role", PROCESSES, role)(config))
+
+
+@click.command()
+@section_options(ServeConfig)
+@log_options("info")
+@click.pass_context
+def serve(ctx: click.Context, /, config_file: str | None, log_level: str, *, log_json: bool, **values: Any) -> None:
+    """Run the OpenAI-compatible HTTP gateway of a broker (docs/http-api.md).
+
+    \b
+    Examples:
+      specq serve
+      specq serve --bind tcp://127.0.0.1:8001 --cors-origin https://chat.example.org
+    """
+    config = override(load(config_file).serve, **values)
+    log.configure(log_level, as_json=log_json)
+    from specq.processes.gateway import run  # here, since `--help` does not need it
+
+    ctx.exit(run(config))
+
 
 # Keys of [target] for drafting in the verifier's process. They are options here and of `specq worker --role target`.
 DRAFTING = (
