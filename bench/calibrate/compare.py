@@ -11,7 +11,7 @@ from specq.protocol import Speculation
 from specq.simulate import Scenario
 from specq.simulate.run import Simulation
 from specq.simulate.settings import TrafficSettings
-from specq.simulate.stub_text import Choices, Texts
+from specq.simulate.stubs import Choices, Texts
 
 COMPARED = ("tokens_per_second", "mean_accepted_length", "hit_rate")
 WARM_LEN = 4  # tokens of the jobs that compute all prompts before the timed jobs

@@ -4,8 +4,7 @@ status; and jobs that nobody waits for, left to the broker, looked up, stopped, 
 import numpy as np
 import pytest
 
-from specq.client.core import LISTING, STATUS, TOKENIZER, VERIFIER_WAIT_S, ClientCore
-from specq.client.events import (
+from specq.client.completions import (
     AwaitedModel,
     FoundJob,
     JobAccepted,
@@ -14,6 +13,7 @@ from specq.client.events import (
     StatusReport,
     TokenizerReady,
 )
+from specq.client.core import LISTING, STATUS, TOKENIZER, VERIFIER_WAIT_S, ClientCore
 from specq.protocol.messages import (
     Accepted,
     Cancel,

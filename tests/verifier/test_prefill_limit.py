@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specq.protocol import Open, SamplingParams, Verdict
-from specq.simulate.calibration import HardwareCurve
+from specq.simulate.scenarios import HardwareCurve
 from specq.verifier.control.prefill_limit import UNLIMITED, PrefillLimit, _by_curve
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve

@@ -37,8 +37,8 @@ from specq.protocol import (
     Tap,
     Verdict,
 )
-from specq.simulate.calibration import HardwareCurve, Points
-from specq.simulate.stub_text import StubText, mix
+from specq.simulate.scenarios import HardwareCurve, Points
+from specq.simulate.stubs import StubText, mix
 from specq.verification import StepBatch
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
