@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from specq.client.base import BaseClient, BaseJob, PieceStream
-from specq.client.completions import Event
+from specq.client.events import Event
 from specq.client.request import Request, ServedModel
 from specq.client.result import Piece, Result
 from specq.protocol import ModelInfo

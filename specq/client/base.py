@@ -17,7 +17,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from specq.client.completions import AwaitedModel, Completions, Event, NewTokens, read_requests
+from specq.client.completions import Completions, read_requests
+from specq.client.events import AwaitedModel, Event, NewTokens
 from specq.client.link import Connection
 from specq.client.request import Request, ServedModel, read_request
 from specq.client.result import Piece, Result

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from specq.client.completions import (
+from specq.client.events import (
     AwaitedModel,
     Event,
     JobAccepted,

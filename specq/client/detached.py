@@ -19,8 +19,8 @@ from typing import Any, Self
 
 import orjson
 
-from specq.client.completions import LAST, Event, FoundJob, JobPage, RequestFailed, answered
 from specq.client.core import LISTING, ClientCore
+from specq.client.events import LAST, Event, FoundJob, JobPage, RequestFailed, answered
 from specq.client.link import Action, Link
 from specq.protocol import BROKER_GONE, JobError, Submit
 from specq.transport import CLIENT_ROLES, curve_to_broker

@@ -23,8 +23,8 @@ from typing import Any
 import orjson
 import zmq
 
-from specq.client.completions import LAST, Event, RequestFailed, StatusReport, TokenizerReady, TraceReport, answered
 from specq.client.core import STATUS, TOKENIZER, TRACE, ClientCore
+from specq.client.events import LAST, Event, RequestFailed, StatusReport, TokenizerReady, TraceReport, answered
 from specq.client.request import Request, ServedModel
 from specq.client.tokenizer_files import TokenizerCache
 from specq.protocol import JobError, ProtocolError, Submit, decode, encode

@@ -19,7 +19,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specq.client.completions import Event, FoundJob, ReceivedTranscript, RequestFailed
+from specq.client.events import Event, FoundJob, ReceivedTranscript, RequestFailed
 from specq.protocol import (
     GRAMMAR_KINDS,
     Cancel,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specq.client.completions import NewTokens, ReceivedTranscript
+from specq.client.events import NewTokens, ReceivedTranscript
 from specq.client.parameters import TextOptions
 from specq.client.request import Request
 from specq.protocol import OWN, RejectedDraft, RenamedCounts, RoundTime, SamplingParams, read_prompt_rows

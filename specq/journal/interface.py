@@ -88,7 +88,7 @@ class JobBound(NamedTuple):
 
 
 class Crashes(NamedTuple):
-    """The crashes that count against a job: see `specq.broker.workers.policy`.
+    """The crashes that count against a job: see `specq.broker.workers.assignment`.
 
     - `total`: verifiers that crashed while they held the job.
     - `lone`: crashes since the job runs alone.
@@ -114,7 +114,7 @@ class TokensAdded(NamedTuple):
     """One round's tokens, after `base_len` generated ones. All arrays as bytes, little-endian.
 
     - `token_ids`: i32[m].
-    - `origins`: u8[m] (`specq.protocol.origins`).
+    - `origins`: u8[m] (`specq.protocol.logprobs`).
     - `logprobs`: rows of `specq.journal.interface`, or empty. Those of the prompt come first, with the first tokens.
     - `num_nodes`: number of draft nodes that the round verified.
     - `cached_tokens`: with the first tokens, as in `JobStats`.

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, NamedTuple, Self
 
 from specq import Client
-from specq.client.completions import Event, JobDone, NewTokens, RequestFailed
+from specq.client.events import Event, JobDone, NewTokens, RequestFailed
 from specq.client.request import read_request
 
 

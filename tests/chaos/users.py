@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specq.client.completions import Event, JobDone, RequestFailed
 from specq.client.core import ClientCore
+from specq.client.events import Event, JobDone, RequestFailed
 from specq.protocol.messages import Submit
 
 

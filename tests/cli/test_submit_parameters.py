@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from specq.cli import main
-from specq.cli.options import GROUPS
+from specq.cli.parameters import GROUPS
 from specq.client import Piece, Result
 from specq.client.parameters import NAMES
 from specq.client.prompt_files import show_pieces

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from specq.client.completions import NewTokens
 from specq.client.core import ClientCore
+from specq.client.events import NewTokens
 from specq.protocol import Cancel, SamplingParams, Submit
 
 TEXT = list(range(10, 30))

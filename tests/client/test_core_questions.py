@@ -4,7 +4,8 @@ status; and jobs that nobody waits for, left to the broker, looked up, stopped, 
 import numpy as np
 import pytest
 
-from specq.client.completions import (
+from specq.client.core import LISTING, STATUS, TOKENIZER, VERIFIER_WAIT_S, ClientCore
+from specq.client.events import (
     AwaitedModel,
     FoundJob,
     JobAccepted,
@@ -13,7 +14,6 @@ from specq.client.completions import (
     StatusReport,
     TokenizerReady,
 )
-from specq.client.core import LISTING, STATUS, TOKENIZER, VERIFIER_WAIT_S, ClientCore
 from specq.protocol.messages import (
     Accepted,
     Cancel,

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from specq.client.completions import RequestFailed
 from specq.client.core import STATUS, TOKENIZER, ClientCore
+from specq.client.events import RequestFailed
 from specq.client.pending import MAX_TRIES, MAX_UNANSWERED
 from specq.protocol import Accepted, Cancel, Clock, Failed, GetClock, Submit, TraceEvents, trace_events
 from specq.testing.fake_broker import tokens

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.client.completions import JobAccepted, JobDone, NewTokens
 from specq.client.core import ClientCore
+from specq.client.events import JobAccepted, JobDone, NewTokens
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import Follow, JobInfo, JobTokens
 from specq.protocol.origins import CORRECTED, DRAFT_WORKER, PLAIN

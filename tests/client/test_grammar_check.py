@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from specq.client import Client
-from specq.client.completions import JobDone, RequestFailed, StatusReport
 from specq.client.core import STATUS, ClientCore
+from specq.client.events import JobDone, RequestFailed, StatusReport
 from specq.client.pending import CAPABILITIES, RECHECK_S
 from specq.protocol import (
     BROKER_CAPABILITIES,

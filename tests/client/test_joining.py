@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 import specq
-from specq.client.completions import NewTokens, RequestFailed
 from specq.client.core import ClientCore
+from specq.client.events import NewTokens, RequestFailed
 from specq.protocol import Accepted, Cancel, JobError, Submit
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, FakeBroker, answer, tokens
 from tests.client.asking import CHAT, run_async

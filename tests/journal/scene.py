@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specq.broker import Broker, Effect, Find, Send, Write
-from specq.client.completions import Event, JobDone, RequestFailed
 from specq.client.core import ClientCore
+from specq.client.events import Event, JobDone, RequestFailed
 from specq.protocol import SamplingParams, decode, encode
 from specq.protocol.messages import (
     Accepted,

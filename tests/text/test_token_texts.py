@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from specq.client.completions import NewTokens
+from specq.client.events import NewTokens
 from specq.client.parameters import TextOptions
 from specq.client.result import PieceMaker, Result, completion_text
 from specq.protocol import SamplingParams

@@ -5,8 +5,8 @@ from itertools import count, takewhile
 
 import numpy as np
 import pytest
-from specq.client.events import NewTokens
 
+from specq.client.events import NewTokens
 from specq.client.result import PieceMaker, Result, completion_text
 from specq.drafting.suffix.source import SuffixDecoder
 from specq.protocol import REMOTE, SUFFIX
