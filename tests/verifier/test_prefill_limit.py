@@ -18,7 +18,7 @@ from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.step.plan import plan
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import make_session
-from tests.verifier.timed_service import TEXT, Machine, TimedTarget
+from tests.verifier.timed_target import TEXT, Machine, TimedTarget
 
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
