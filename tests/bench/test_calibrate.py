@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench.calibrate import neighbours
+from bench.calibrate.compare import since
 from bench.calibrate.costs import Served, costs
-from bench.calibrate.steps import since
 from bench.suites import calibrate
 from specq.doctor import hardware
 from specq.engines.torch.engine import TorchEngine

@@ -26,10 +26,10 @@ from specq.drafting.vocabulary.shared import SharedMaker, renamed
 from specq.models import resolve_model
 from specq.protocol import ConfigError, SamplingParams
 from specq.testing import DrafterConformance
-from specq.testing.chains import commit_one
 from specq.testing.checkpoints import VOCAB, load_reference, make_renumbered, reference_logits
 from specq.testing.checkpoints_draft import PARALLEL, make_draft
 from specq.testing.exact import ExactWorld, error, point, sampled
+from specq.testing.toy_drafters import commit_one
 from specq.text import SharedTokens, TextCodec, load_tokenizer_files
 from specq.verification.sampling import perturbed_scores, target_probs
 from tests.drafting.vocabulary.drafts import (
