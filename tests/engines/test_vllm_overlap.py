@@ -18,9 +18,9 @@ from specq.protocol.types import SessionStep
 from specq.verification import StepBatch
 from tests.devices import NEEDS_VLLM
 from tests.engines.overlapping import GREEDY, NUM, counted, plain, serve
-from tests.engines.vllm_services import engine, opened, overlapping
+from tests.engines.vllm_services import engine, opened, overlapping, started
 
-__all__ = ["engine"]  # fixtures
+__all__ = ["engine", "started"]  # fixtures
 
 
 pytestmark = NEEDS_VLLM

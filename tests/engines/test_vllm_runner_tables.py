@@ -17,9 +17,9 @@ from specq.testing.checkpoints import VOCAB
 from tests.devices import NEEDS_VLLM
 from tests.engines.overlapping import GREEDY, plain, serve
 from tests.engines.test_vllm_arrays import chain
-from tests.engines.vllm_services import engine, opened, overlapping
+from tests.engines.vllm_services import engine, opened, overlapping, started
 
-__all__ = ["engine"]  # fixtures
+__all__ = ["engine", "started"]  # fixtures
 
 
 pytestmark = NEEDS_VLLM

@@ -31,12 +31,14 @@ from tests.drafting.eagle3.plain_eagle import (
     Text,
     check,
     head,
+    made,
     observe,
     plain,
     scores_of,
+    target,
 )
 
-__all__ = ["head", "plain"]  # fixtures
+__all__ = ["head", "made", "plain", "target"]  # fixtures
 
 
 CUT = replace(SAMPLED, top_k=3)

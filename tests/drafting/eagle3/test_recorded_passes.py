@@ -13,10 +13,22 @@ import torch
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.interface import TreeRequest
 from specq.drafting.eagle3.loading import EagleHead
-from tests.drafting.eagle3.plain_eagle import EVERYTHING, GREEDY, SAMPLED, Known, Text, check, head, observe, plain
+from tests.drafting.eagle3.plain_eagle import (
+    EVERYTHING,
+    GREEDY,
+    SAMPLED,
+    Known,
+    Text,
+    check,
+    head,
+    made,
+    observe,
+    plain,
+    target,
+)
 from tests.replaying import StandIn
 
-__all__ = ["head", "plain"]  # fixtures
+__all__ = ["head", "made", "plain", "target"]  # fixtures
 
 
 def test_kernels_that_do_not_run_are_done_without(plain: EagleHead) -> None:

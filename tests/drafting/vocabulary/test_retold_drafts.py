@@ -8,9 +8,20 @@ import pytest
 from specq.drafting import Expansion
 from specq.drafting.vocabulary import in_vocabulary
 from specq.protocol import EngineError, SamplingParams
-from tests.drafting.vocabulary.drafts import BOTH, INFO, PIECES, TEXT, TRAINED, ScriptedDraft, chain, drafted, drafter
+from tests.drafting.vocabulary.drafts import (
+    BOTH,
+    INFO,
+    PIECES,
+    TEXT,
+    TRAINED,
+    ScriptedDraft,
+    chain,
+    directory,
+    drafted,
+    drafter,
+)
 
-__all__ = ["drafter"]  # fixtures
+__all__ = ["directory", "drafter"]  # fixtures
 
 
 @pytest.mark.parametrize(
