@@ -32,7 +32,11 @@ test: $(DEV) ## Run the fast tests
 	@$(BIN)/pytest -m "not slow and not system" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 check: lint test ## Lint, types and all tests: what CI runs
-	@$(BIN)/pytest -m "slow and not system" $(ARGS)
+	@$(BIN)/pytest -m "slow and not system" --numprocesses 2 --dist loadfile $(COMPUTING) $(ARGS)
+	@$(BIN)/pytest -m "slow and not system" $(addprefix --ignore=,$(COMPUTING)) $(ARGS)
+
+# Folders whose slow tests only compute. All other slow tests time things or start several processes, so they run alone.
+COMPUTING = tests/drafting tests/grammar tests/simulate tests/training tests/verification tests/verifier
 
 test-system: $(DEV) ## Test what needs system packages, which it installs (Debian, as root): the page in real Chromium
 	@scripts/system.sh

@@ -1,19 +1,17 @@
 """Benchmarks: the suites of `specq bench`, each with a report in one format.
 
     suites        one file a suite: its options, what it measures, its table
-    suite, report what suites share: the command around them with its options, and the report
-    ratios        two reports of one suite side by side
+    suite, report what suites share: the command around them with its options, and the report, alone or beside another
 
 Some suites compare specq with other ways to serve the same prompts, in one run. They are short files over these:
 
     scenario      the request (models, prompts, sessions, temperature, lengths), and the result of one completion
-    contestants   the systems that complete: specq over its own processes
     rivals        other systems: transformers, llama.cpp and vLLM, in processes of their own
-    deployments   specq's processes by their drafters. They start one by one, and run while they are needed
+    deployments   the systems that complete: specq's processes by their drafters. They start one by one, and run while
+                  they are needed
     turns         interleaved repetitions: all contestants complete the same block, in rotating order
-    figures       medians, paired ratios with intervals, speculation figures, and their table
+    figures       medians, paired ratios with intervals, speculation figures, and their table, also by data set
     agreement     whether all contestants give the same text
-    by_dataset    the same for each data set, and a plot of each
     accuracy      whether the answers are right
     generated_code  runs code with its tests, in a process with limits
     tracking      a report as a run at Weights & Biases

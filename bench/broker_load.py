@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from bench.processes import cpu_seconds
+from bench.deployments import cpu_seconds
 from bench.stubs import hello
 from specq.protocol import (
     ORIGIN_CODES,

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from bench import agreement
-from bench.contestants import LOOKUP, PLAIN
+from bench.deployments import LOOKUP, PLAIN
 from bench.figures import Row, figures, of_contestants, or_dash, ratios
 from bench.methods import DRAFT, EVERYTHING, ServedMethod
 from bench.report import Figure, figure

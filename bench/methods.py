@@ -24,8 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.contestants import LOOKUP, PLAIN
-from bench.deployments import deployment
+from bench.deployments import LOOKUP, PLAIN, deployment
 from specq.checkpoints import draft_form, weight_bytes
 from specq.config import Config
 from specq.drafting.eagle3 import form as eagle_form

@@ -68,7 +68,7 @@ Positions count from the start of the context, which includes the prompt.
 STATES = """
 ## States of a job
 
-Generated from the table in `specq/broker/state/lifecycle.py`, the only place that changes a state.
+Generated from the table in `specq/broker/state/job.py`, the only place that changes a state.
 
 ```mermaid
 {}

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import codecs
 
-from specq.cli.grammar_files import read_grammar, read_schema
+from specq.cli.parameters import read_grammar, read_schema
 from specq.client import read_lines
 from specq.config import load
 from specq.config.values import read_tree
-from specq.gateway.api_keys import ApiKeys, make_key
-from specq.simulate.calibration import read_measured
-from specq.simulate.sweep import read_tables
+from specq.gateway.guard import ApiKeys, make_key
+from specq.simulate.scenarios import read_measured, read_tables
 from specq.transport.keys import make_keys, own_keys, read_grants
 
 

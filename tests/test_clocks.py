@@ -20,13 +20,13 @@ MAYBE = re.compile(r"time\.time|from time import|localtime|gmtime|ctime|mtime|at
 # Each module that reads the wall clock or the times of files, and what for. A new one must not compare them for order.
 USERS = {
     "specq/journal/interface.py": "where the time of a new journal begins",
-    "specq/broker/journal_link.py": "a lower bound of epochs",
+    "specq/broker/links.py": "a lower bound of epochs",
     "specq/processes/broker.py": "a lower bound of epochs",
     "specq/gateway/serving.py": "shown: `created`",
     "specq/text/messages.py": "the date in a chat template",
     "specq/training/report.py": "shown: the date of a report",
     "specq/runtime/machine.py": "shown: the date of a report",
-    "specq/gateway/api_keys.py": "has the file changed?",
+    "specq/gateway/guard.py": "has the file changed?",
     "specq/transport/keys.py": "has a file changed?",
     "specq/checkpoints/gguf_file.py": "has the file changed?",
     "specq/models/draft_choice.py": "has a file changed?",

@@ -21,7 +21,7 @@ from specq.verification import strategy
 from specq.verification.judge import judge
 from specq.verifier import StepCurve, Verifier
 from tests.plugins.conftest import install, site  # noqa: F401
-from tests.verifier.test_verifier import PROMPT, chain, open_session, step
+from tests.verifier.verifiers import PROMPT, chain, open_session, step
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")

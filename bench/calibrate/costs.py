@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from bench.calibrate.serving import Observed, Prompt, Setting, observed, serving
 from specq.config import DraftConfig
 from specq.protocol import SUFFIX
-from specq.simulate.calibration import HardwareCurve, Points
+from specq.simulate.scenarios import HardwareCurve, Points
 
 MICROSECONDS = 1e6
 FAN_OUT = DraftConfig().fan_out

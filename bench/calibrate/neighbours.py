@@ -17,7 +17,7 @@ from statistics import median
 
 import click
 
-from bench.processes import PYTHON
+from bench.deployments import PYTHON
 from specq.config import DraftConfig
 from specq.doctor.hardware import SOME, SOME_ROWS, load_engine, load_proposer, pass_times, pinned, step_times
 from specq.protocol import EngineError

@@ -10,10 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.calibrate.compare import WARM_LEN
-from bench.calibrate.steps import since
-from bench.deployments import deployment
-from bench.processes import first_line, process
+from bench.calibrate.compare import WARM_LEN, since
+from bench.deployments import deployment, first_line, process
 from specq.client import Client, Result
 from specq.processes.servers import Servers
 from specq.runtime.usage import Usage

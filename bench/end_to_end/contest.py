@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from bench.end_to_end import table
-from bench.end_to_end.cut_short import CutShortError
+from bench.end_to_end.streams import CutShortError
 from bench.end_to_end.workload import JOBS_EACH, Workload, check_engine
 from bench.report import Report, attempt, show
 from bench.suite import COUNT, option, options, repeatable

@@ -18,10 +18,8 @@ from functools import partial
 from typing import Any
 
 from bench.calibrate.serving import Service, proxy
-from bench.end_to_end.cut_short import keeping
-from bench.end_to_end.listening import ListeningClient
 from bench.end_to_end.serving import READY_S, Completer, speculation, verifier_config
-from bench.end_to_end.streams import Repetitions, Stream, StreamLoad
+from bench.end_to_end.streams import ListeningClient, Repetitions, Stream, StreamLoad, keeping
 from bench.end_to_end.workload import WARM_LEN, Workload
 from bench.figures import paired
 from bench.report import attempt, tell

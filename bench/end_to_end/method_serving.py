@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.contestants import PLAIN
-from bench.end_to_end.listening import ListeningClient
+from bench.deployments import PLAIN
 from bench.end_to_end.serving import BRISK_MS, READY_S, Completer, run, until_one_fails, verifier_config
-from bench.end_to_end.streams import StreamLoad
+from bench.end_to_end.streams import ListeningClient, StreamLoad
 from bench.end_to_end.workload import Workload
 from bench.methods import EAGLE, EVERYTHING, KINDS, MEDUSA, DraftFiles, choose, config_of
 from bench.step_split import StepSplit

@@ -8,9 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from bench.end_to_end.cut_short import keeping
-from bench.end_to_end.listening import ListeningClient
-from bench.end_to_end.streams import Stream, StreamLoad
+from bench.end_to_end.streams import ListeningClient, Stream, StreamLoad, keeping
 from bench.end_to_end.workload import MAX_LEN, VLLM, Workload, is_gpu
 from bench.report import attempt, tell
 from bench.step_split import StepSplit

@@ -24,9 +24,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bench.deployments import PYTHON
 from bench.end_to_end.streams import Stream, StreamLoad
 from bench.end_to_end.workload import MAX_LEN, Workload, is_gpu
-from bench.processes import PYTHON
 from bench.report import attempt, tell
 from specq.protocol import EngineError
 

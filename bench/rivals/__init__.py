@@ -2,11 +2,9 @@
 
     transformers   `generate` and assisted generation, in the process that loads it
     llama          llama.cpp through llama-cpp-python, likewise
-    children       a rival in a separate process (`python -m bench.rivals.children`), with requests as lines of JSON
+    children       a rival in a separate process (`python -m bench.rivals.children`) and its memory; lines of JSON
     field          the contestants: the rivals' processes and specq's, started and stopped
-    grid           cells of temperature and sessions, and the turns in them
-    prefill        the speed of computing a long prompt
-    memory         the memory of each process
+    grid           cells of temperature and sessions, the turns in them, and the speed of computing a long prompt
     summary        paired ratios, and their required values
 
 Rule: rivals run at their best, and idle contestants sleep. A completion's rate counts the tokens after the first ones

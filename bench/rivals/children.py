@@ -1,9 +1,10 @@
 """A rival in a separate process, so that its memory can be measured, and it is idle while others are measured.
 
+Memory is read from /proc, and empty on other systems.
+
 Both sides send lines of JSON. The input has the arguments of `complete`, the output its result, or {"error": why}. The
 process loads its model before the first line, and then writes {"ready": ...}. Seconds are measured in the process, so
-the pipe costs the rival nothing.
-"""
+the pipe costs the rival nothing."""
 
 from __future__ import annotations
 
@@ -11,14 +12,32 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from types import TracebackType
 from typing import Any, Self
 
-from bench.processes import PYTHON
+from bench.deployments import PYTHON
 from specq.protocol import EngineError
 from specq.runtime import reap
+
+_FIELDS = {"VmHWM": "peak_mb", "VmRSS": "now_mb"}
+
+
+def memory_of(processes: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """Return megabytes (10^6 bytes) of resident memory by the name of each process: the most so far, and now."""
+    return {name: found for name, pid in processes.items() if (found := _read(pid))}
+
+
+def _read(pid: int) -> dict[str, float]:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text("ascii", errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split(":") for line in lines if line.partition(":")[0] in _FIELDS)
+    return {_FIELDS[name]: round(int(value.split()[0]) * 1024 / 1e6, 1) for name, value in pairs}
+
 
 Complete = Callable[..., dict[str, Any]]
 PATIENCE_S = 10.0  # for a process to end by itself

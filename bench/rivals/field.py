@@ -17,8 +17,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from bench.contestants import NO_DRAFTS, PLAIN, Specq
-from bench.deployments import Deployments, deployment, starter
+from bench.deployments import NO_DRAFTS, PLAIN, Deployments, Specq, deployment, starter
 from bench.rivals.children import Child
 from bench.rivals.llama import FASTEST, HOW_TO_GET, is_installed
 from bench.scenario import Completion, Settings

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from bench.contestants import PLAIN
+from bench.deployments import PLAIN
 from bench.figures import interval_text, paired
 from bench.report import Figure, figure
 from bench.rivals.field import LLAMA_FASTEST, all_names, llama_on_all_cores

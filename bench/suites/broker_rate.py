@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from bench.broker_load import PATIENCE_S, Load, arguments
-from bench.processes import output, process
+from bench.deployments import output, process
 from bench.report import Report, figure, show, tell
 from bench.suite import COUNT, option, repeatable, suite
 from bench.turns import rotated

@@ -30,8 +30,8 @@ from specq.processes.deployment import divide_cores
 from specq.protocol import MODES
 from specq.runtime import Number, available_cores, log
 from specq.samples import codec_of, load_prompts
-from specq.simulate.calibration import Measured
-from specq.simulate.stub_text import Choices, Texts
+from specq.simulate.scenarios import Measured
+from specq.simulate.stubs import Choices, Texts
 
 Runs = dict[tuple[float, str], tuple[dict[str, Any], list[Result]]]  # figures and results by round trip and mode
 

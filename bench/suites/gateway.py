@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from bench.report import Report, figure, show
-from bench.rivals.memory import memory_of
+from bench.rivals.children import memory_of
 from bench.suite import COUNT, option, repeatable, suite
 from bench.turns import rotated
 from specq import AsyncClient

@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bench.agreement import texts_of
-from bench.contestants import NO_DRAFTS, Specq
-from bench.deployments import Deployments, deployment, starter
+from bench.deployments import NO_DRAFTS, Deployments, Specq, deployment, starter
 from bench.figures import Row, figures, or_dash
 from bench.report import Figure, Report, figure, show, tell
 from bench.scenario import Pair, Settings, parse_pairs

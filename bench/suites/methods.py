@@ -19,8 +19,7 @@ from typing import Any
 
 import click
 
-from bench.contestants import Specq
-from bench.deployments import Deployments, starter
+from bench.deployments import Deployments, Specq, starter
 from bench.method_figures import (
     NOTES,
     MeasuredMethod,

@@ -27,8 +27,7 @@ from typing import Any
 
 import click
 
-from bench.contestants import LOOKUP, NO_DRAFTS, PLAIN, Specq
-from bench.deployments import Deployments, Starter, deployment, starter
+from bench.deployments import LOOKUP, NO_DRAFTS, PLAIN, Deployments, Specq, Starter, deployment, starter
 from bench.figures import CONFIDENCE, interval_text, of_contestants, paired, rates, speculation
 from bench.report import Figure, Report, attempt, figure, show, tell
 from bench.scenario import Pair, Settings, parse_pairs

@@ -23,10 +23,8 @@ import click
 
 from bench import agreement
 from bench.accuracy import Shares, check_references, share_right
-from bench.by_dataset import by_dataset, can_draw, dataset_figures, dataset_table, draw
-from bench.contestants import NO_DRAFTS, Specq
-from bench.deployments import Deployments, Starter, deployment, starter
-from bench.figures import figures, table
+from bench.deployments import NO_DRAFTS, Deployments, Specq, Starter, deployment, starter
+from bench.figures import by_dataset, can_draw, dataset_figures, dataset_table, draw, figures, table
 from bench.report import Report, figure, show, tell
 from bench.scenario import Settings
 from bench.suite import COUNT, option, repeatable, serving_options, suite

@@ -11,11 +11,10 @@ import click
 
 from bench.report import Report, figure, show, tell
 from bench.rivals import summary
+from bench.rivals.children import memory_of
 from bench.rivals.field import Field, all_names, field
-from bench.rivals.grid import SETTLE_S, Cell, Grid
+from bench.rivals.grid import LENGTH, SETTLE_S, Cell, Grid, measure_prefill
 from bench.rivals.llama import HOW_TO_GET, is_installed
-from bench.rivals.memory import memory_of
-from bench.rivals.prefill import LENGTH, measure_prefill
 from bench.suite import COUNT, option, repeatable, suite
 from specq.engines import ARITHMETICS
 from specq.models import SHOWN_PAIR, default_pair

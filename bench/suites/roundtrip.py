@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from bench.processes import first_line, output, process
+from bench.deployments import first_line, output, process
 from bench.report import Report, figure, show, tell
 from bench.stubs import NUM_SESSIONS, VerdictCounter, draft_frames
 from bench.suite import COUNT, option, suite

@@ -5,8 +5,7 @@
 - `jobs/`: admits jobs, commits their tokens and sends these to the readers.
 - `workers/`: registers verifiers and drafters, gives them sessions, and notices their loss.
 - `state/`: the data that all components share. `validation` checks its invariants.
-- `front`: the sockets of clients and workers.
-- `journal_link`: the two threads of the journal.
+- `links`: the sockets of clients and workers, and the two threads of the journal.
 
 Input: frames of clients, drafters and verifiers. Output: effects, which are frames and records for the journal.
 To handle a new message, add one line in `Broker._front` or `Broker._back`.
@@ -16,9 +15,8 @@ Imports go one way: core, gate and jobs, workers, state.
 """
 
 from specq.broker.core import Broker
-from specq.broker.front import Front
-from specq.broker.journal_link import JournalLink
-from specq.broker.state.lifecycle import diagram
+from specq.broker.links import Front, JournalLink
+from specq.broker.state.job import diagram
 from specq.broker.state.memory import Connect, Disconnect, Effect, Find, FindFinished, Send, Write
 
 __all__ = [

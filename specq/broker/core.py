@@ -18,8 +18,7 @@ from typing import Any
 import structlog
 
 from specq.broker.gate import Gate, Revocation
-from specq.broker.jobs.delivery import Delivery
-from specq.broker.jobs.intake import Intake
+from specq.broker.jobs.intake import Delivery, Intake
 from specq.broker.jobs.reports import StatusReports
 from specq.broker.jobs.verdicts import VerdictHandler
 from specq.broker.state.ledger import Ledger, restored

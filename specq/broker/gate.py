@@ -22,9 +22,9 @@ import structlog
 from specq.broker.jobs.intake import Intake
 from specq.broker.state.job import BrokerJob
 from specq.broker.state.memory import BrokerState, Effect, Send, clipped
-from specq.broker.state.peers import DrafterLane, Drafters
 from specq.broker.state.registry import Worker
 from specq.broker.state.rights import NOBODY, Bucket, forbidden
+from specq.broker.state.transcript import DrafterLane, Drafters
 from specq.broker.workers.placement import Placement
 from specq.protocol import (
     ID,

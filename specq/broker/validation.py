@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from specq.broker.state.job import BrokerJob
-from specq.broker.state.lifecycle import JobState
+from specq.broker.state.job import BrokerJob, JobState
 from specq.broker.state.memory import BrokerState
 
 _ACTIVE = {JobState.ABSENT, JobState.WAITING, JobState.RUNNING}

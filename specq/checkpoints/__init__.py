@@ -5,8 +5,7 @@
 - draft_form: the configuration and tensors of a draft model in our own form, autoregressive or parallel.
 - gguf_file: the header of a GGUF file.
 - gguf_config: its metadata as config.json, and the tokens that end a text.
-- gguf_tokenizer: its metadata as tokenizer.json. gguf_vocabulary: the tokens. gguf_byte_level and gguf_sentencepiece:
-  what each kind of tokenizer does with them.
+- gguf_tokenizer: its metadata as tokenizer.json: the tokens, and what each kind of tokenizer does with them.
 - gguf_tensors: its tensors, dequantised, under transformers' names.
 
 Input: a path. Output: texts, numbers. No module here needs torch or writes to disk.
@@ -18,7 +17,7 @@ from specq.checkpoints.files import forget_gguf, read_config, read_json, read_te
 from specq.checkpoints.gguf_config import gguf_ends
 from specq.checkpoints.gguf_file import GgufFile, gguf_in, gguf_name, gguf_parts, is_gguf, read_gguf
 from specq.checkpoints.gguf_tensors import check_tensors
-from specq.checkpoints.gguf_vocabulary import num_gguf_tokens, same_tokenizer
+from specq.checkpoints.gguf_tokenizer import num_gguf_tokens, same_tokenizer
 
 __all__ = [
     "GgufFile",

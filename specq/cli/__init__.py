@@ -1,7 +1,7 @@
-"""The command line: one file per command. A file is imported only when its command is called, so that `specq --help` is
-fast.
+"""The command line: a file for commands that belong together. It is imported only when one of them is called, so that
+`specq --help` is fast.
 
-To add a command, add a file with a click command of the same name and one line in `COMMANDS`.
+To add a command, add a click command of the same name to a file, and one line in `COMMANDS`.
 
 Rule: an error that the user can correct exits with 2, any other failure with 1. Both print one line on standard error.
 """
@@ -24,22 +24,22 @@ COMMANDS = {
     "chat": "specq.cli.chat:chat",
     "demo": "specq.cli.demo:demo",
     "doctor": "specq.cli.doctor:doctor",
-    "up": "specq.cli.up:up",
+    "up": "specq.cli.services:up",
     "submit": "specq.cli.submit:submit",
     "jobs": "specq.cli.jobs:jobs",
-    "results": "specq.cli.results:results",
-    "cancel": "specq.cli.cancel:cancel",
-    "status": "specq.cli.status:status",
-    "top": "specq.cli.top:top",
-    "trace": "specq.cli.trace:trace",
+    "results": "specq.cli.jobs:results",
+    "cancel": "specq.cli.jobs:cancel",
+    "status": "specq.cli.watching:status",
+    "top": "specq.cli.watching:top",
+    "trace": "specq.cli.watching:trace",
     "keys": "specq.cli.keys:keys",
     "models": "specq.cli.models:models",
     "train": "specq.cli.train:train",
     "bench": "specq.cli.bench:bench",
     "simulate": "specq.cli.simulate:simulate",
-    "serve": "specq.cli.serve:serve",
-    "broker": "specq.cli.broker:broker",
-    "worker": "specq.cli.worker:worker",
+    "serve": "specq.cli.services:serve",
+    "broker": "specq.cli.services:broker",
+    "worker": "specq.cli.services:worker",
 }
 SUMMARIES = {
     "chat": "Chat with a model in the terminal.",

@@ -62,7 +62,6 @@ def _bench(ctx: click.Context, compare: tuple[Path, Path] | None) -> None:
         return
     if ctx.invoked_subcommand is not None:
         raise click.UsageError("--compare reads two reports and runs no suite; remove the suite name")
-    from bench.ratios import compare_reports
-    from bench.report import read_report, show
+    from bench.report import compare_reports, read_report, show
 
     show(*compare_reports(*map(read_report, compare)))

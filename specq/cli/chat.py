@@ -17,8 +17,8 @@ import click
 
 from specq.chat import MOST_TOKENS, Chat, ChatSettings, pen_for, with_history
 from specq.cli.options import section_options
+from specq.cli.outputs import is_terminal, read_all, read_piped
 from specq.cli.parameters import given, schema_option
-from specq.cli.standard_input import is_terminal, read_all, read_piped
 from specq.cli.waiting import WaitReport, served_instead, wait_options
 from specq.client import AsyncClient, Client, check_values
 from specq.config import DEFAULT_BROKER, NO_MODEL, ClientConfig, Config, load, override

@@ -12,9 +12,8 @@ import orjson
 
 from specq.runtime import OutFolder, columns, how_to_install, log, writing
 from specq.runtime.machine import describe
-from specq.simulate.calibration import read_measured, to_toml
 from specq.simulate.report import Outcome, run_points, table, to_json
-from specq.simulate.sweep import apply_settings, points, read_tables
+from specq.simulate.scenarios import apply_settings, points, read_measured, read_tables, to_toml
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 

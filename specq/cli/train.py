@@ -1,4 +1,4 @@
-"""`specq train METHOD`: a table of methods, each a command in its own file, imported only when called."""
+"""`specq train METHOD`: a table of methods, each a command of `train_methods.py`, imported only when called."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import click
 from specq.cli.groups import LazyGroup
 
 METHODS = {
-    "draft": "specq.cli.train_draft:draft",
-    "eagle3": "specq.cli.train_eagle:eagle3",
-    "medusa": "specq.cli.train_medusa:medusa",
-    "pair": "specq.cli.train_pair:pair",
-    "parallel": "specq.cli.train_parallel:parallel",
+    "draft": "specq.cli.train_methods:draft",
+    "eagle3": "specq.cli.train_methods:eagle3",
+    "medusa": "specq.cli.train_methods:medusa",
+    "pair": "specq.cli.train_methods:pair",
+    "parallel": "specq.cli.train_methods:parallel",
 }
 SUMMARIES = {
     "draft": "Train a small draft model for an existing target.",

@@ -34,8 +34,7 @@ from specq.client.events import (
     TokenizerReady,
     TraceReport,
 )
-from specq.client.grammar_check import GrammarCheck
-from specq.client.pending import OpenRequests, PendingRequest, Stops, own_job, search
+from specq.client.pending import GrammarCheck, OpenRequests, PendingRequest, Stops, own_job, search
 from specq.client.tokenizer_files import Recall, TokenizerPieces
 from specq.client.tracing import JobTracing
 from specq.protocol import (

@@ -28,8 +28,17 @@ from typing import Any
 
 import numpy as np
 
-from specq.client.parameters import OPTION_NAMES, JobOptions, Parameters, label_of, read_job_options, read_parameters
-from specq.client.text_options import TEXT_OPTIONS, TextOptions, read_text_options
+from specq.client.parameters import (
+    OPTION_NAMES,
+    TEXT_OPTIONS,
+    JobOptions,
+    Parameters,
+    TextOptions,
+    label_of,
+    read_job_options,
+    read_parameters,
+    read_text_options,
+)
 from specq.protocol import (
     MAX_SEED,
     Int32Array,

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specq.client.events import NewTokens, ReceivedTranscript
+from specq.client.parameters import TextOptions
 from specq.client.request import Request
-from specq.client.text_options import TextOptions
 from specq.protocol import OWN, RejectedDraft, RenamedCounts, RoundTime, SamplingParams, read_prompt_rows
 from specq.text import Detokenizer, PromptIds, StopMatcher, TextCodec
 

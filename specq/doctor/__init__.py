@@ -4,14 +4,12 @@
     installation  packages, kernels, cores, memory, GPU, directories, ports
     pair          the models: whether they are present and complete, and fit each other and this machine
     engines       the chosen engine: whether it can run this model here; and the needs of vLLM
-    measuring     the pair in this process, without sockets: the times of steps and drafts
-    watching      the results of drafts
+    measuring     the pair in this process, without sockets: the times of steps and drafts, and the results of drafts
     neighbours    the load from other processes
     prediction    the effect of each method for each number of sessions: computed, not measured
     serving       a running deployment: whether drafts change its texts, and its speed with and without them
     advice        the recommended command, with the reason
-    examination   all checks in turn
-    report        the result as text
+    examination   all checks in turn, and their result as text
 
 Input: a configuration and numbers of sessions. Output: an `Examination`. To add a check, add a function that returns a
 `Check`. Call it in `installation.look` or `pair.look`. checks, prediction and advice are pure.
@@ -19,8 +17,7 @@ Input: a configuration and numbers of sessions. Output: an `Examination`. To add
 Rule: a prediction is never called a measurement. If the machine is busy, no way of drafting is recommended.
 """
 
-from specq.doctor.examination import Examination, Question, examine
-from specq.doctor.report import lines
+from specq.doctor.examination import Examination, Question, examine, lines
 from specq.doctor.serving import examine_service
 
 __all__ = ["Examination", "Question", "examine", "examine_service", "lines"]

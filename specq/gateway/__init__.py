@@ -3,12 +3,11 @@
 It takes JSON and returns JSON or server-sent events.
 
     fields, *_call        bodies of requests, checked; pure
-    messages_input, messages_tools   conversations and tools of Anthropic's API, in the form of a chat; pure
-    idempotency, sse      requests that may be repeated, streams that may be resumed; pure
+    sse                   streams that may be resumed; pure
     shapes, answers, responses_answer, messages_answer   results and pieces as JSON; pure
     errors                every refusal, in the format of the path's API
-    serving               requests to the clients of the broker
-    api_keys, guard, connection   access and limits
+    serving               requests to the clients of the broker, also repeated ones
+    guard, connection     access and limits
     metrics               counts and times, for Prometheus
     routes/               the endpoints, one file per group
     endpoint, replies     the common parts of endpoints
@@ -18,10 +17,10 @@ To add a field, add a line in a table of `fields` or of its call. Add one in doc
 add its route in a file of `routes/`.
 """
 
-from specq.gateway.api_keys import ApiKeys, make_key
 from specq.gateway.app import make_app
 from specq.gateway.connection import limited_protocol
 from specq.gateway.endpoint import Parts
+from specq.gateway.guard import ApiKeys, make_key
 from specq.gateway.replies import BodyLimits
 from specq.gateway.serving import Upstream
 

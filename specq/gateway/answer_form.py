@@ -21,8 +21,7 @@ from specq.gateway.call_text import CALL_FORMS
 from specq.gateway.chat_call import BUDGET
 from specq.gateway.parts import END_OF_THINK, MAY_THINK, THINK, THINKS, PartsForm
 from specq.gateway.tool_fields import ToolUse
-from specq.gateway.tool_forms import choose_form, knows_tools, tool_grammar
-from specq.gateway.tool_prompt import general_messages, mistral_messages
+from specq.gateway.tool_forms import choose_form, general_messages, knows_tools, mistral_messages, tool_grammar
 from specq.protocol import MAX_WITHIN, JobError, SamplingParams, grammar_text
 from specq.text import TextCodec
 

@@ -9,9 +9,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from specq.gateway.api_keys import ApiKeys
 from specq.gateway.endpoint import Parts, of_http
-from specq.gateway.guard import Guard, with_cors
+from specq.gateway.guard import ApiKeys, Guard, with_cors
 from specq.gateway.routes.service import health_routes, metrics_routes, page_routes
 from specq.gateway.routes.text import completion_routes, messages_routes, responses_routes
 from specq.gateway.routes.tokens import model_routes, token_routes

@@ -26,8 +26,7 @@ from specq.gateway.fields import (
     is_object,
     read_top,
 )
-from specq.gateway.grammar_fields import COMPLETIONS, NO_GRAMMAR, FieldGrammar, choose_grammar
-from specq.gateway.grammar_reasons import in_words_of_request
+from specq.gateway.grammar_fields import COMPLETIONS, NO_GRAMMAR, FieldGrammar, choose_grammar, in_words_of_request
 from specq.gateway.parts import PLAIN, PartsForm
 from specq.gateway.tool_fields import NO_TOOLS, ToolUse
 from specq.protocol import JobError
@@ -50,7 +49,7 @@ class Call:
     n              completions of each prompt.
     explain        whether chunks have the origins of tokens and the rejected drafts (`specq.gateway.shapes`).
     repeated       the part of the request that the answer repeats.
-    evaluation     what else the answer holds (`specq.gateway.evaluation_fields`).
+    evaluation     what else the answer holds (`specq.gateway.evaluation_answer`).
     prompts        the requests of the client, one for each prompt, once they are read.
     names          the endpoint's names for arguments of the client, if they differ.
     chosen         the field that asks for a grammar.

@@ -3,7 +3,7 @@
 echo, prompt_logprobs        the prompt in the answer, and log-probabilities of its tokens
 return_token_ids, return_tokens_as_token_ids   token ids in the answer
 max_tokens 0                 one token is generated and left out
-the others                   arguments of the client: see `specq.client.text_options` and `SamplingParams`
+the others                   arguments of the client: see `specq.client.parameters` and `SamplingParams`
 """
 
 from __future__ import annotations

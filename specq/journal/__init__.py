@@ -1,7 +1,7 @@
 """The journal: the broker's durable record of jobs.
 
-- `interface`: the interface of a journal, the table of kinds, and the journal's time, which is stored with jobs.
-- `records`: the written records (jobs, their tokens, their ends), and the values that are read back.
+- `interface`: the written records (jobs, their tokens, their ends), and the values that are read back. Also the
+  interface of a journal, the table of kinds, and the journal's time, which is stored with jobs.
 - `threads`: the two threads that keep disk access out of the broker's loop.
 - `sqlite/`: the journal in a SQLite file.
 
@@ -14,19 +14,8 @@ count by position, so writing tokens twice has no effect.
 
 from specq.journal.interface import (
     EPOCHS,
-    Clocks,
-    Journal,
-    JournalReader,
-    Kept,
-    MachineClock,
-    Noted,
-    Opening,
-    offset_of,
-    open_journal,
-    read_clocks,
-)
-from specq.journal.records import (
     NO_CRASHES,
+    Clocks,
     Crashes,
     JobBound,
     JobCrashed,
@@ -34,10 +23,19 @@ from specq.journal.records import (
     JobEnded,
     JobSummary,
     JobTaken,
+    Journal,
+    JournalReader,
+    Kept,
+    MachineClock,
+    Noted,
+    Opening,
     Record,
     StoredJob,
     TokensAdded,
+    offset_of,
+    open_journal,
     pack,
+    read_clocks,
     unpack,
 )
 from specq.journal.threads import JournalLookup, JournalWriter, Keep, Question

@@ -85,7 +85,7 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "any": (lambda value: value is True, "true"),
 }
-GRAMMAR_KINDS = tuple(_FORMS)
+GRAMMAR_KINDS: tuple[str, ...] = tuple(_FORMS)
 _INNER = ("json_schema", "schema")  # where OpenAI's forms have the schema
 _WRAPPER = {*_INNER, "name", "description", "strict"}
 _OF_SCHEMAS = {"type", "properties", "items", "enum", "anyOf", "$ref", "$schema"}

@@ -4,13 +4,12 @@
                   and cache that processes share, and help: how long they compute beside each other
     processes     a verifier's, a drafter's and a client's process: when it receives, computes and sends
     world         a broker, its workers, and the lines between them
-    stub_text     the stub target's text, and which of a stub drafter's choices is right
-    stubs         a target and a draft model: the time of a step or a pass, and its result
+    stubs         a target and a draft model: the time of a step or a pass, and its result; the target's text
     settings      a scenario: hardware, network, traffic
-    traffic       jobs: a number at a time, or a rate
     run           from a scenario to its figures
-    sweep, report   from a TOML file to many scenarios, a table, JSON and PNG
-    calibration   from measured figures to a scenario
+    scenarios     from a TOML file to many scenarios, and from measured figures to one
+    figures       jobs, a number at a time or a rate; their rates, times and counts
+    report        these as a table, JSON and PNG
 
 Rule: all decisions are made by the code that serves. This package only imitates hardware, networks and users. A
 scenario and its seed determine every figure but those of the simulator's own speed.

@@ -14,8 +14,8 @@ from typing import Any
 from specq.runtime import log
 from specq.simulate.figures import Figures
 from specq.simulate.run import SimulatedSpeed, simulate_timed
+from specq.simulate.scenarios import Label, Point
 from specq.simulate.settings import Scenario
-from specq.simulate.sweep import Label, Point
 
 Row = tuple[object, ...]
 HEADER = (

@@ -11,12 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from specq.protocol import ModelInfo, Speculation
-from specq.simulate.figures import Counts, Figures, figures
+from specq.simulate.figures import CLIENT, Counts, Figures, Users, figures
 from specq.simulate.machine import LineSettings
 from specq.simulate.settings import NetworkSettings, Scenario, TrafficSettings
-from specq.simulate.stub_text import Choices, RecordedGuesses, RecordedText, StubGuesses, StubText, Texts
-from specq.simulate.stubs import TimedEngine, TimedProposer
-from specq.simulate.traffic import CLIENT, Users
+from specq.simulate.stubs import (
+    Choices,
+    RecordedGuesses,
+    RecordedText,
+    StubGuesses,
+    StubText,
+    Texts,
+    TimedEngine,
+    TimedProposer,
+)
 from specq.simulate.world import SimulatedWorld
 from specq.verifier import step_curves
 

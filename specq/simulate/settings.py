@@ -1,6 +1,6 @@
 """A scenario: hardware, network, hosts and traffic, as frozen dataclasses that check themselves.
 
-Each section is a table of the TOML file that `specq simulate` reads with `specq.simulate.sweep`. The names give the
+Each section is a table of the TOML file that `specq simulate` reads with `specq.simulate.scenarios`. The names give the
 units of times.
 """
 
@@ -78,7 +78,7 @@ class DrafterSettings(ScenarioSection):
     drafters     the number of drafters. 0: none.
     models       the number of draft models among them. Each makes its own errors.
     pass_ms      [[rows, milliseconds], ...]: a pass over this number of nodes (and tokens without KV).
-    acceptance, ranks, claims   as in `specq.simulate.stub_text.StubGuesses`.
+    acceptance, ranks, claims   as in `specq.simulate.stubs.StubGuesses`.
     width, fan_out, max_ahead   as in `specq.config.sections.DraftConfig`.
     """
 

@@ -5,8 +5,7 @@
 - `world`: a broker, verifiers and drafters in memory under a virtual clock, and one client.
 - `tokenizer`: a tiny byte-level tokenizer.
 - `checkpoints`: tiny random models of each architecture, and the results of transformers.
-- `fake_journal`: a journal in memory that refuses records which a broker must never write.
-- `journal_records`: records for a journal.
+- `fake_journal`: a journal in memory that refuses records which a broker must never write; records for a journal.
 - `conformance`: suites that every engine, drafter, journal and strategy must pass.
 - `reference`: speculative decoding in 80 lines, in textbook order.
 - `integer_reference`: the forward pass in integer arithmetic, in plain NumPy.

@@ -1,4 +1,6 @@
-"""Toy drafters for the text of `specq.testing.toy`: for draft workers, and of each kind for a verifier."""
+"""Toy drafters for the text of `specq.testing.toy`: for draft workers, and of each kind for a verifier.
+
+`commit_one` is for one session at a chain drafter, which takes many at once."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from specq.drafting import Chains, Children, Drafter, Expansion, Pending, draws_children
+from specq.drafting import ChainDrafter, Chains, Children, Drafter, Expansion, Pending, draws_children
 from specq.drafting.eagle3.interface import DeviceNodes, Grown, TreeRequest
 from specq.drafting.interface import NodeChains
 from specq.drafting.medusa.interface import HiddenRow, Ranked
@@ -280,3 +282,8 @@ class ToyGrowth:
         if not self._head.wrong_every or len(text) % self._head.wrong_every:
             return [right, *others]
         return [others[0], *([] if self._head.blind else [right]), *others[1:]]
+
+
+def commit_one(chains: ChainDrafter, session_id: int, token_ids: Int32Array) -> int:
+    """Append committed tokens to a session. Return how many of the tokens its last chain had predicted."""
+    return int(chains.commit([session_id], np.array([len(token_ids)]), token_ids)[0])

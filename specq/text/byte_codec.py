@@ -143,7 +143,7 @@ def _tokens(content: dict[str, Any], texts: TokenTexts) -> list[bytes | None]:
 def _copies(content: dict[str, Any]) -> frozenset[int]:
     """Return the ids of tokens whose text is encoded as another id.
 
-    `specq.checkpoints.gguf_vocabulary` marks them, and the decoder first removes the mark.
+    `specq.checkpoints.gguf_tokenizer` marks them, and the decoder first removes the mark.
     """
     first = next(iter(_parts(content.get("decoder"), "decoders")), {})
     if (first.get("type"), first.get("content")) != ("Replace", ""):

@@ -35,8 +35,7 @@ import jinja2.nodes
 import jinja2.parser
 
 from specq.protocol import JobError
-from specq.text.template_limits import LimitedEnvironment
-from specq.text.template_meter import limited
+from specq.text.template_limits import LimitedEnvironment, limited
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _MAY_STAND_ALONE = ("tool_calls", "function_call", "refusal", *_REASONING)  # fields of an assistant without content

@@ -3,8 +3,8 @@
 `pair` trains a small target and a draft for it, from scratch. Its stages are a table. Each stage reads and writes files
 in the work directory, so that a run can stop and continue at any stage:
 
-    tokenizer   vocabulary     a byte-level BPE that both models share
-    data        dataset        the corpus as token ids, some documents held out
+    tokenizer   corpus         a byte-level BPE that both models share
+    data        corpus         the corpus as token ids, some documents held out
     target      pretrain       next-token training
     rollouts    rollouts       the target's answers to prompts of the corpus
     draft       distil         the draft learns the target's distributions
@@ -22,7 +22,7 @@ module of the method's name:
 Rule: no training stage reads the benchmark prompts that `evaluate` reads.
 
 To add a method: write its stages in a module and add their table here. Add a command in `specq.cli` and a line in the
-table of `specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods. `runs` and `foresight`
+table of `specq train`. `optimizer`, `decoding` and `architecture` serve all methods. `runs` and `foresight`
 serve all methods for an existing target except `draft`.
 """
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specq.drafting.eagle3.network import RmsNorm
-from specq.training.vocabulary import MAX_POSITIONS, VOCAB_SIZE, save_tokenizer, stop_ids
+from specq.training.corpus import MAX_POSITIONS, VOCAB_SIZE, save_tokenizer, stop_ids
 
 ROPE_THETA = 10000.0
 IGNORED = -100  # label of a position without loss

@@ -21,12 +21,10 @@ from specq.training.architecture import (
     load_model,
     save_model,
 )
-from specq.training.dataset import load_dataset
+from specq.training.corpus import load_dataset, load_tokenizer, row_batches
 from specq.training.optimizer import apply_gradients, build_optimizers, schedule
-from specq.training.packing import row_batches
 from specq.training.rollouts import Rollouts, load_rollouts
 from specq.training.settings import BatchSettings, PairSettings
-from specq.training.vocabulary import load_tokenizer
 
 ROW_LENGTHS = (128, 192, 256, 320, 384, 512)  # rollouts are padded to one of these
 CORPUS_SHARE = 0.2

@@ -7,22 +7,22 @@ from pathlib import Path
 import click
 
 from specq.protocol import ConfigError
-from specq.training import dataset, distil, pretrain, report, rollouts, vocabulary
+from specq.training import corpus, distil, pretrain, report, rollouts
 from specq.training.settings import PairSettings
 
 
 def train_tokenizer(settings: PairSettings) -> None:
     """Train the tokenizer on the corpus."""
     settings.work.mkdir(parents=True, exist_ok=True)
-    tokenizer = vocabulary.train_tokenizer(settings.corpus, settings.limit)
-    vocabulary.save_tokenizer(tokenizer, settings.tokenizer_folder)
+    tokenizer = corpus.train_tokenizer(settings.corpus, settings.limit)
+    corpus.save_tokenizer(tokenizer, settings.tokenizer_folder)
 
 
 def tokenize_corpus(settings: PairSettings) -> None:
     """Turn the corpus into token ids."""
     _require("tokenizer", settings.tokenizer_folder)
-    tokenizer = vocabulary.load_tokenizer(settings.tokenizer_folder)
-    built = dataset.build_dataset(settings.corpus, tokenizer, settings.limit)
+    tokenizer = corpus.load_tokenizer(settings.tokenizer_folder)
+    built = corpus.build_dataset(settings.corpus, tokenizer, settings.limit)
     built.save(settings.dataset_file)
     click.echo(f"{len(built.token_ids)} tokens in {len(built.held_out)} documents")
 

@@ -18,11 +18,9 @@ from specq.training.architecture import (
     save_model,
     token_loss,
 )
-from specq.training.dataset import Dataset, load_dataset
+from specq.training.corpus import Dataset, load_dataset, load_tokenizer, pack_rows, row_batches
 from specq.training.optimizer import apply_gradients, build_optimizers, schedule
-from specq.training.packing import pack_rows, row_batches
 from specq.training.settings import PairSettings
-from specq.training.vocabulary import load_tokenizer
 
 REPORT_EVERY = 100
 

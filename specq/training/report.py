@@ -30,13 +30,12 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specq.training.architecture import hidden_states, load_model, weight_bytes
-from specq.training.dataset import load_dataset
+from specq.training.corpus import load_dataset, load_tokenizer, stop_ids
 from specq.training.decoding import generate
 from specq.training.pretrain import held_out_losses
 from specq.training.progress import Progress
 from specq.training.records import PROMPTS, bench_paths, read_records
 from specq.training.settings import PairSettings
-from specq.training.vocabulary import load_tokenizer, stop_ids
 
 DRAFT_LENGTH = 5
 LONGEST_PROMPT = 768

@@ -18,11 +18,9 @@ from transformers import PreTrainedTokenizerFast
 
 from specq.protocol import ConfigError
 from specq.training.architecture import load_model
-from specq.training.corpus import END_OF_TEXT
-from specq.training.dataset import Dataset, load_dataset
+from specq.training.corpus import END_OF_TEXT, Dataset, load_dataset, load_tokenizer, stop_ids, token_id
 from specq.training.decoding import generate
 from specq.training.settings import PairSettings
-from specq.training.vocabulary import load_tokenizer, stop_ids, token_id
 
 # shard -> share of the rollouts; shards without a prompt get none, unnamed ones 0.02
 ROLLOUT_SHARES: dict[str, float] = {

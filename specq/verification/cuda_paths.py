@@ -1,6 +1,6 @@
 """Drafted trees on a GPU: it finds the accepted nodes and the token after them, so the host waits once.
 
-The rules are those of `specq.verification.walks` and `specq.verification.longest`, in the kernels of
+The rules are those of `specq.verification.strategies.probabilistic` and `specq.verification.longest`, in the kernels of
 gpu_kernels/paths.py. This module also defines the memory layout of the Triton kernels' draws.
 """
 
@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 
 from specq.protocol import Float64Array, Int32Array, Int64Array
-from specq.verification.drafted import Drafted
 from specq.verification.host_kernels import Rows
 from specq.verification.judgements import NodePaths
+from specq.verification.packing import Drafted
 from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, Trees, check_numbers
 from specq.verification.transfers import Fetched, to_device
 

@@ -15,9 +15,9 @@ from specq.protocol import Float64Array, Int32Array, Int64Array, SamplingParams
 from specq.runtime import resolve
 from specq.verification import cuda_paths
 from specq.verification.cuda_paths import WORDS, draw_words
-from specq.verification.drafted import Drafted
 from specq.verification.gpu_kernels import KERNELS
 from specq.verification.host_kernels import Rows, make_rows
+from specq.verification.packing import Drafted
 from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
 from specq.verification.torch_rows import TorchRows
 from specq.verification.transfers import Fetched, to_device

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array
-from specq.verification.drafted import Drafted
 from specq.verification.host_kernels import Rows
+from specq.verification.packing import Drafted
 from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
 
 # Number of logits with T > 0 above which judging level by level is faster. It reads only the rows that accepted paths

@@ -1,4 +1,4 @@
-"""Applies the masks of grammars to target logits, in place: to arrays here, to tensors in `tensor_masking`.
+"""Applies the masks of grammars to target logits, in place: to arrays here, to tensors in `tensors`.
 
 Masks come before all other parameters. So a grammar is a part of the target, and log-probabilities are those of the
 masked distribution.
@@ -35,7 +35,7 @@ def mask_rows(logits: Logits, rows: Int64Array, words: Int32Array) -> None:
     if isinstance(logits, np.ndarray):
         _mask_on_host(logits, rows, np.ascontiguousarray(words))
         return
-    from specq.verification.tensor_masking import mask_tensor
+    from specq.verification.tensors import mask_tensor
 
     mask_tensor(logits, rows, words)
 

@@ -50,7 +50,7 @@ def _edits(logits: Logits) -> Edited:
     """Return logits that can be changed and restored, where they are."""
     if isinstance(logits, np.ndarray):
         return HostEdits(logits)
-    from specq.verification.tensor_edits import TensorEdits
+    from specq.verification.tensors import TensorEdits
 
     return TensorEdits(logits)
 

@@ -13,7 +13,7 @@ Every filter is a lower bound on s. So the kept set does not depend on the order
 **Tokens that tie with the last kept token are kept too.** An argmax takes the lowest token id among equals.
 
 The judge uses `specq.verification.target_rows` for these values. This module computes the same values for whole rows:
-arrays of arrays, tensors of tensors (`torch_sampling`).
+arrays of arrays, tensors of tensors (`tensors`).
 
 Log-probabilities for users come from the target's plain logits, before temperature, bias, penalties and cuts. OpenAI's
 API and vLLM's default report the same.
@@ -56,9 +56,9 @@ def perturbed_scores(
     - `token_ids`: the token of each column, if the columns are not all tokens in order.
     """
     if not isinstance(logits, np.ndarray):
-        from specq.verification import torch_sampling
+        from specq.verification import tensors
 
-        return torch_sampling.perturbed_scores(logits, params, positions, token_ids)
+        return tensors.perturbed_scores(logits, params, positions, token_ids)
     found = np.empty(logits.shape, np.float32)
     for kind, which, own in by_kind(make_rows(params, positions)):
         rows = logits[which]
@@ -93,9 +93,9 @@ def target_probs(logits: Logits, params: Sequence[SamplingParams]) -> Any:
     Raises EngineError as `choose_tokens` does.
     """
     if not isinstance(logits, np.ndarray):
-        from specq.verification import torch_sampling
+        from specq.verification import tensors
 
-        return torch_sampling.target_probs(logits, params)
+        return tensors.target_probs(logits, params)
     probs = np.zeros(logits.shape)
     target = target_rows(logits)
     for kind, which, own in by_kind(make_rows(params, [0] * len(params))):

@@ -16,9 +16,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from specq.protocol import EngineError, Float32Array, Float64Array, Int32Array, Int64Array
-from specq.verification.drafted import Drafted
 from specq.verification.host_kernels import Rows
 from specq.verification.judgements import NodePaths
+from specq.verification.packing import Drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,9 @@ class TargetRows(Protocol):
         ...
 
     def walk(self, rows: Rows, drafted: Drafted, residuals: Float64Array) -> JudgedPaths | None:
-        """Judge trees with these rows by the rule of `specq.verification.walks`, and draw the next tokens.
+        """Judge trees with these rows by the rule of `specq.verification.strategies.probabilistic`.
+
+        Draw the next tokens too.
 
         `residuals`: f64[rows], the random numbers of the draws, one for each possible end of a path. Return None if the
         host must walk the trees.

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array
-from specq.verification.drafted import Drafted
 from specq.verification.host_kernels import CUT, GREEDY, Rows, by_kind, noise_keys
+from specq.verification.packing import Drafted
 from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
 from specq.verification.torch_noise import gumbel_torch
 

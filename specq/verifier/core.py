@@ -39,7 +39,6 @@ from specq.verifier.sessions.grammars import Builder, SessionGrammars
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftSource, SourceSet
-from specq.verifier.step.commit import commit
 from specq.verifier.step.in_flight import CollectedStep, InFlightStep, StepsInFlight
 from specq.verifier.step.meter import (
     Moments,
@@ -52,7 +51,7 @@ from specq.verifier.step.meter import (
 from specq.verifier.step.node_choice import Shares
 from specq.verifier.step.plan import StepPlanner
 from specq.verifier.step.rounds import Rounds, in_one
-from specq.verifier.step.verdicts import NO_REPORTS, Reports, failure, verdicts_of
+from specq.verifier.step.verdicts import NO_REPORTS, Reports, commit, failure, verdicts_of
 from specq.verifier.trees import DraftTrees
 
 log = structlog.get_logger(__name__)

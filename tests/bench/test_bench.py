@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench import deployments, scenario
-from bench.contestants import Specq
+from bench.deployments import Specq
 from bench.scenario import Settings
 from bench.stubs import VerdictCounter, draft_frames, encode_key, open_session
 from bench.suites.pair import NAMES, default_names, kinds

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.broker_load import FIRST_JOB, TOKEN, Received, Steps
-from bench.processes import cpu_seconds
+from bench.deployments import cpu_seconds
 from specq.cli import main
 from specq.protocol.errors import EngineError
 from specq.protocol.messages import Failed, JobTokens, Open, Tokens, Verdicts

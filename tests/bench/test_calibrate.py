@@ -13,18 +13,16 @@ from pathlib import Path
 import pytest
 
 from bench.calibrate import neighbours
+from bench.calibrate.compare import since
 from bench.calibrate.costs import Served, costs
-from bench.calibrate.steps import since
 from bench.suites import calibrate
 from specq.doctor import hardware
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.runtime.usage import Usage, busy_s, cpu_s
-from specq.simulate.calibration import drafting, read_measured
+from specq.simulate.scenarios import drafting, points, read_measured
 from specq.simulate.settings import DrafterSettings, EngineSettings, HostSettings
-from specq.simulate.stub_text import StubGuesses, StubText
-from specq.simulate.stubs import TimedEngine, TimedProposer
-from specq.simulate.sweep import points
+from specq.simulate.stubs import StubGuesses, StubText, TimedEngine, TimedProposer
 from specq.testing.toy import toy_info
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from bench.delay_proxy import DelayProxy
-from bench.processes import PYTHON
+from bench.deployments import PYTHON
 from specq import Client
 from specq.client import count_ready
 from specq.client.detached import JobDesk

@@ -88,7 +88,7 @@ def canvas(monkeypatch):
     canvas.subplots.side_effect = lambda rows, columns, squeeze: [[canvas] * columns]
     monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", SimpleNamespace(Figure=lambda **_: canvas))
-    monkeypatch.setattr("bench.by_dataset.find_spec", lambda name: name == "matplotlib")
+    monkeypatch.setattr("bench.figures.find_spec", lambda name: name == "matplotlib")
     return canvas
 
 

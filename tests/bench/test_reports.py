@@ -6,8 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.ratios import HEADER, compare_reports
-from bench.report import Report, figure
+from bench.report import HEADER, Report, compare_reports, figure
 from bench.suites import DEFAULT, SUITES, SUMMARIES
 from specq.cli import main
 from specq.protocol import ConfigError

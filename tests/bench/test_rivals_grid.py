@@ -9,11 +9,9 @@ from click.testing import CliRunner
 
 from bench.rivals import field as fields
 from bench.rivals import summary
-from bench.rivals.children import Child
+from bench.rivals.children import Child, memory_of
 from bench.rivals.field import Field, all_names
-from bench.rivals.grid import JOBS_EACH, SLOW_EVERY, Cell, Grid, in_turns
-from bench.rivals.memory import memory_of
-from bench.rivals.prefill import LENGTH, measure_prefill
+from bench.rivals.grid import JOBS_EACH, LENGTH, SLOW_EVERY, Cell, Grid, in_turns, measure_prefill
 from bench.scenario import Completion
 from specq.cli import main
 from specq.protocol import EngineError

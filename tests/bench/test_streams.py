@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.end_to_end import serving
-from bench.end_to_end.listening import ListeningClient
-from bench.end_to_end.streams import Repetitions, Stream, StreamLoad, busy_rate, latencies
+from bench.end_to_end.streams import ListeningClient, Repetitions, Stream, StreamLoad, busy_rate, latencies
 from bench.end_to_end.workload import Workload
 
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 
-from specq.broker import Broker
 from specq.broker.jobs import intake
 from specq.broker.jobs.reports import status_report
 from specq.broker.state import table
 from specq.broker.state.rights import REQUESTS_BURST
-from specq.journal import JobTaken, Opening, StoredJob, open_journal
-from specq.journal.threads import _groups
 from specq.protocol import (
     BROKER_CAPABILITIES,
     CAPABILITIES,
@@ -41,12 +36,12 @@ from specq.protocol import params as params_module
 from specq.protocol.grammars import grammar_text
 from specq.testing.toy import toy_info
 from tests.broker.desk import ANN, VERIFIER, Desk
+from tests.broker.grammar_jobs import IDS, MASKING, SCHEMA, opened, wait
 from tests.each import each
 
-SCHEMA = grammar_text({"json_schema": {"type": "object", "properties": {"b": {}, "a": {}}}})
 REGEX = grammar_text({"regex": "[0-9]+"})
-IDS = np.array([5, 6], np.int32)
-MASKING = (*CAPABILITIES, *GRAMMAR_CAPABILITIES)
+
+
 OLDER: list[tuple[str, ...]] = [(), (OWNERS,), CAPABILITIES]  # protocol 5, 6 without grammars, no llguidance there
 
 
@@ -55,18 +50,6 @@ def submit(desk: Desk, job_id: int, grammar: str = SCHEMA, *, max_tokens: int = 
     params = SamplingParams(max_tokens=max_tokens, grammar=grammar)
     received = desk.front(ANN, Submit(job_id=job_id, params=params, prompt_ids=IDS, **fields))
     return [message for message in received if isinstance(message, Failed)]
-
-
-def opened(desk: Desk) -> list[tuple[bytes, int]]:
-    return [(to, message.session_id) for to, message in desk.sent if isinstance(message, Open)]
-
-
-def wait(desk: Desk, seconds: float) -> None:
-    for _ in range(round(2 * seconds)):
-        desk.now += 0.5
-        for worker in desk.broker.state.workers.all():
-            desk.beat(worker.identity)
-        desk.take(desk.broker.tick(desk.now))
 
 
 # --- where they go ----------------------------------------------------------------------------------------------------
@@ -157,6 +140,8 @@ def test_quarantine_frees_only_a_verifier_that_masks() -> None:
 
 
 EVENTS = ("hello", "hello", "leaving", "failed", "draining", "submit", "submit", "submit", "verdict", "tick", "tick")
+
+
 ABLE = [(), (OWNERS,), CAPABILITIES, MASKING, MASKING, (*CAPABILITIES, grammar_capability("regex"))]
 
 
@@ -291,59 +276,6 @@ def test_the_broker_names_the_kinds_that_it_passes_on() -> None:
     assert all(has_grammar_kind(named, kind) for kind in GRAMMAR_KINDS)
     assert has_grammar_kind(["grammar/7/regex"], "regex")
     assert not any(has_grammar_kind(CAPABILITIES, kind) for kind in GRAMMAR_KINDS)
-
-
-# --- the journal ------------------------------------------------------------------------------------------------------
-
-
-def journal_of(path: Path, *jobs: Submit) -> list[StoredJob]:
-    """Write jobs to a journal, and read them as a broker does that starts again."""
-    with_owner = Opening(owner="first")
-    journal = open_journal(str(path), with_owner)
-    journal.write([JobTaken(job, "", 1.0, 0.0) for job in jobs])
-    journal.close()
-    journal = open_journal(str(path), with_owner)
-    stored = journal.unfinished()
-    journal.close()
-    return stored
-
-
-def a_job(job_id: int, grammar: str = SCHEMA) -> Submit:
-    params = SamplingParams(max_tokens=9, grammar=grammar)
-    return Submit(job_id=job_id, model="toy", params=params, prompt_ids=IDS)
-
-
-def test_a_stored_job_keeps_its_grammar_and_is_placed_by_the_same_rules(tmp_path: Path) -> None:
-    stored = journal_of(tmp_path / "journal", a_job(1))
-    assert [one.submit.params.grammar for one in stored] == [SCHEMA]
-    desk = Desk(capabilities=CAPABILITIES, has_journal=True)
-    desk.broker.restore(stored, desk.now)
-    wait(desk, 5)
-    assert opened(desk) == []
-    desk.hello(b"new", capabilities=MASKING)
-    assert opened(desk) == [(b"new", 1)]
-    (message,) = desk.received(b"new", Open)
-    assert message.params.grammar == SCHEMA
-
-
-@each("grammar", ['{"ebnf":"x"}', '{"regex":""}', "[", '{"json_schema":{},"strict":1}'])
-def test_a_stored_grammar_that_is_malformed_by_now_fails_at_the_start(tmp_path: Path, grammar: str) -> None:
-    """With the reason. It never runs without its grammar."""
-    path = tmp_path / "journal"
-    stored = journal_of(path, replace(a_job(1), params=replace(a_job(1).params, grammar=grammar)))
-    broker = Broker(incarnation=1, has_journal=True)
-    broker.restore(stored, 0.0)
-    job = broker.state.jobs.finished[1]
-    assert job.transcript.failure is not None
-    assert (job.transcript.finish, job.transcript.failure.code) == ("error", "invalid")
-    assert "its values are out of bounds: grammar" in job.transcript.failure.reason
-
-
-def test_groups_of_records_count_the_grammars() -> None:
-    """A group of the journal is at most 4 MiB, whatever its jobs consist of."""
-    long = grammar_text({"regex": "a" * 60_000})
-    records = [JobTaken(a_job(job_id, long), "", 0.0, 0.0) for job_id in range(100)]
-    assert max(end - start for start, end in _groups(records)) < 75
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specq.broker import diagram
-from specq.broker.state.job import Durable
-from specq.broker.state.lifecycle import TRANSITIONS, JobEvent, JobState, after
+from specq.broker.state.job import TRANSITIONS, Durable, JobEvent, JobState, after
 from specq.broker.validation import validate
 from specq.testing import World
 

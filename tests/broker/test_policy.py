@@ -7,7 +7,7 @@ import pytest
 
 from specq.broker.state.job import BrokerJob, JobRequest
 from specq.broker.state.registry import Worker
-from specq.broker.workers.policy import (
+from specq.broker.workers.assignment import (
     AFFINITY_SLACK,
     FRESH_S,
     GROSS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specq.broker import Send
-from specq.broker.state.peers import MAX_MISSED, MAX_READERS
+from specq.broker.state.transcript import MAX_MISSED, MAX_READERS
 from specq.protocol.messages import Follow, JobInfo, Tokens
 from specq.protocol.wire import encode
 from tests.broker.desk import ANN, BEN, Desk, desk_with, token_ids

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specq.broker.state.peers import HeartbeatMark
-from specq.broker.workers.policy import Action, Expected, Kind, Reported, reconcile
+from specq.broker.state.transcript import HeartbeatMark
+from specq.broker.workers.assignment import Action, Expected, Kind, Reported, reconcile
 
 
 def session(length: int = 10, at_last: int = -1, *, is_missing: bool = False) -> dict[int, Expected]:

@@ -11,7 +11,7 @@ import pytest
 from specq.broker import Broker, Effect, Send, Write
 from specq.broker.state.job import BrokerJob, Requirements
 from specq.journal import Opening, open_journal
-from specq.journal.records import JobBound, JobEnded, JobTaken, TokensAdded
+from specq.journal.interface import JobBound, JobEnded, JobTaken, TokensAdded
 from specq.protocol.messages import Hello, Open, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from specq.broker import Broker, Effect, core
-from specq.broker.jobs.delivery import Delivery
+from specq.broker.jobs.intake import Delivery
 from specq.broker.jobs.verdicts import Added, VerdictHandler
 from specq.broker.state.job import BrokerJob
 from specq.broker.state.table import Jobs
 from specq.broker.state.transcript import Commit
-from specq.broker.workers.assignment import DrafterAssignment
-from specq.broker.workers.policy import Expected, Reported
+from specq.broker.workers.assignment import DrafterAssignment, Expected, Reported
 from specq.broker.workers.presence import Presence
 from specq.client.core import ClientCore
 from specq.protocol import Judgement, Message, Open, SessionStep, Verdict

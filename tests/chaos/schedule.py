@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.broker.workers.policy import LONE_CRASHES
+from specq.broker.workers.assignment import LONE_CRASHES
 from specq.simulate.machine import LineSettings
 from specq.testing.toy import toy_text
 from tests.chaos.stubs import moody_text_is_right

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from specq.checkpoints.gguf_byte_level import RULES
 from specq.checkpoints.gguf_file import GgufFile
-from specq.checkpoints.gguf_tokenizer import tokenizer_files
+from specq.checkpoints.gguf_tokenizer import RULES, tokenizer_files
 from specq.protocol import ConfigError
 from specq.testing import tokenizer_files as made_files
 from specq.testing import tokenizer_json

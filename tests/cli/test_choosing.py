@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from specq.cli import chat, main, standard_input
+from specq.cli import chat, main, outputs
 from specq.protocol import EngineError
 from tests.each import each
 
@@ -30,7 +30,7 @@ def outcome(monkeypatch):
 
     def run(*arguments: str, typed: str = "", at_terminal: bool = True) -> tuple[list[str], str, int]:
         done.clear()
-        for module in (chat, standard_input):
+        for module in (chat, outputs):
             monkeypatch.setattr(module, "is_terminal", lambda: at_terminal)
         ended = CliRunner().invoke(main, ["chat", *arguments, "hi"], input=typed)
         return list(done), ended.stderr, ended.exit_code

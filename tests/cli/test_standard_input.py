@@ -13,7 +13,7 @@ import click
 import pytest
 
 from specq.cli.chat import _question
-from specq.cli.standard_input import read_all, read_piped
+from specq.cli.outputs import read_all, read_piped
 from tests.each import each
 
 PATIENCE_S = 30.0  # less than a test may take

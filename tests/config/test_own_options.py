@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specq.cli.worker import worker
+from specq.cli.services import worker
 from specq.config.loading import OwnOptions, load, options_of, override, own_options, read_own, to_arguments, with_own
 from specq.config.sections import DraftConfig, TargetConfig
 from specq.drafting import DRAFTERS

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specq.cli.up import up
-from specq.cli.worker import worker
+from specq.cli.services import up, worker
 from specq.config.loading import RENAMED, load, options_of, override, to_arguments, with_own
 from specq.config.options import kinds
 from specq.config.sections import SECTIONS, Config, DraftConfig, TargetConfig

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from specq.doctor.hardware import comparable
-from specq.doctor.measuring import host_times, scaled, slowness
+from specq.doctor.measuring import WatchedRun, host_times, round_of, scaled, slowness, usual
 from specq.doctor.prediction import PredictedRound, PredictedRounds
-from specq.doctor.watching import WatchedRun, round_of, usual
 from specq.protocol import Verdict
 from specq.verifier import StepCurve
 

@@ -19,8 +19,8 @@ from specq.protocol import EngineError
 from specq.testing.checkpoints import make_renumbered
 from specq.testing.checkpoints_eagle import change_eagle, eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import make_heads
-from specq.training.draft_network import save_draft
-from specq.training.parallel_network import open_draft
+from specq.training.draft import save_draft
+from specq.training.parallel import open_draft
 from tests.deploying import QUESTION, READY_S, connected, group_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

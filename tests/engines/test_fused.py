@@ -26,7 +26,6 @@ from specq.engines.torch.generic import GenericForward
 from specq.protocol.params import SamplingParams
 from specq.protocol.step_output import FINAL, Tap
 from specq.protocol.types import ScratchRows, SessionStep, Tree
-from specq.testing.chains import commit_one
 from specq.testing.checkpoints import (
     CONFIGS,
     VOCAB,
@@ -37,6 +36,7 @@ from specq.testing.checkpoints import (
     random_tree,
     reference_logits,
 )
+from specq.testing.toy_drafters import commit_one
 from tests.devices import HAS_CUDA
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -12,9 +12,9 @@ from specq.drafting.draft_model.drafter import DraftModel
 from specq.engines.native.chains import NativeChainDrafter
 from specq.engines.native.compiler import kernels
 from specq.protocol import SamplingParams
-from specq.testing.chains import commit_one
 from specq.testing.checkpoints import make_checkpoint, random_tokens
 from specq.testing.checkpoints_draft import VOCAB, head_tokens, make_draft
+from specq.testing.toy_drafters import commit_one
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.9, seed=5)
 CUT = SamplingParams(temperature=0.9, top_k=40, seed=5)

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from specq.gateway.api_keys import make_key
+from specq.gateway.guard import make_key
 from specq.protocol import FetchTokenizer, GetStatus, Status
 from specq.testing.fake_broker import ANSWER, INFO, FakeBroker, answer
 from specq.testing.tokenizer import tokenizer_files

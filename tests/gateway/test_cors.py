@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from specq.cli import main
 from specq.config import ServeConfig, to_arguments
-from specq.gateway.api_keys import make_key
+from specq.gateway.guard import make_key
 from specq.protocol import ConfigError
 from tests.each import each
 from tests.gateway.serving import connected, running

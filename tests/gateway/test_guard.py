@@ -12,8 +12,7 @@ import openai
 import pytest
 
 from specq.config import ServeConfig
-from specq.gateway.api_keys import ApiKeys, make_key
-from specq.gateway.guard import is_known
+from specq.gateway.guard import ApiKeys, is_known, make_key
 from specq.protocol import Accepted, ConfigError, Submit
 from specq.testing.fake_broker import FakeBroker, answer
 from specq.testing.waiting import wait_until

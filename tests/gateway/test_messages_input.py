@@ -3,8 +3,7 @@
 import pytest
 
 from specq.gateway.errors import ApiError
-from specq.gateway.messages_input import read_conversation
-from specq.gateway.messages_tools import read_tools
+from specq.gateway.messages_call import read_conversation, read_tools
 from tests.each import each
 
 # --- conversations ----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from specq.gateway.api_keys import make_key
+from specq.gateway.guard import make_key
 from specq.gateway.routes.service import FILES
 from specq.testing.fake_broker import ANSWER
 from tests.each import each

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from specq.gateway import chat_call, completion_call, idempotency, responses_call
+from specq.gateway import chat_call, completion_call, responses_call, serving
 from specq.gateway.errors import ApiError
 from specq.protocol import Accepted, Failed, Submit
 from specq.testing.fake_broker import CODEC, answer, tokens
@@ -235,10 +235,10 @@ def test_a_keys_request_is_another_one_with_other_properties_first():
     """The order of fields does not count in a request, but the text's properties follow it."""
     turned = SCHEMA | {"properties": dict(reversed(SCHEMA["properties"].items()))}
     bodies = [CHAT | {"guided_json": schema} for schema in (SCHEMA, turned)]
-    keyed = [idempotency.read({"idempotency-key": "k"}, "/", body, chat_call.read(body)) for body in bodies]
+    keyed = [serving.read({"idempotency-key": "k"}, "/", body, chat_call.read(body)) for body in bodies]
     assert keyed[0].digest != keyed[1].digest
     same = {"guided_json": SCHEMA, **CHAT}
-    assert idempotency.read({"idempotency-key": "k"}, "/", same, chat_call.read(same)).digest == keyed[0].digest
+    assert serving.read({"idempotency-key": "k"}, "/", same, chat_call.read(same)).digest == keyed[0].digest
 
 
 # --- through the gateway ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from specq.broker import Broker
 from specq.journal import Clocks, Journal, MachineClock, Noted, Opening, offset_of, open_journal
 from specq.journal.interface import NOTE_S
 from specq.journal.sqlite.connection import connect
-from specq.testing.journal_records import ended, taken
+from specq.testing.fake_journal import ended, taken
 from specq.testing.toy import toy_text
 from tests.journal.scene import Scene
 

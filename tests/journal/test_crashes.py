@@ -9,8 +9,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from specq.broker.jobs.delivery import Delivery
-from specq.broker.jobs.intake import Intake
+from specq.broker.jobs.intake import Delivery, Intake
 from specq.broker.state.job import BrokerJob
 from specq.broker.state.ledger import Ledger
 from specq.broker.state.table import Jobs

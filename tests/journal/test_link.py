@@ -18,7 +18,7 @@ from specq.journal.sqlite.rows import SqliteReader
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
 from specq.protocol.errors import JournalBusyError, JournalLostError
 from specq.testing import wait_until
-from specq.testing.journal_records import added, ended, taken
+from specq.testing.fake_journal import added, ended, taken
 from tests.each import each
 
 PATIENCE_S = 30.0

@@ -16,7 +16,7 @@ from specq.journal import JobEnded, JobTaken, Opening, Record, open_journal
 from specq.journal.threads import MOST_BYTES, JournalWriter, Keep
 from specq.protocol import Failed, Hello, SamplingParams, Submit, decode, encode
 from specq.testing import toy_info, wait_until
-from specq.testing.journal_records import added, ended, taken
+from specq.testing.fake_journal import added, ended, taken
 
 MIB = 1 << 20
 SLACK = 16 * MIB  # the log, and what one group adds before something is forgotten

@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 
 from specq.journal import Opening, StoredJob, pack, unpack
-from specq.journal.sqlite.connection import connect
-from specq.journal.sqlite.schema import STEPS, prepare, room
+from specq.journal.sqlite.connection import STEPS, connect, prepare, room
 from specq.journal.sqlite.store import SqliteJournal
 from specq.protocol import ConfigError, JournalBusyError, LogprobRecord, SamplingParams
 from specq.testing.conformance.journals import take_over_and_go_on
-from specq.testing.fake_journal import FakeJournal
-from specq.testing.journal_records import PARAMS, added, ended, groups, history, taken
+from specq.testing.fake_journal import PARAMS, FakeJournal, added, ended, groups, history, taken
 from tests.each import each
 
 

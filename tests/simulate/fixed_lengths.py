@@ -17,7 +17,7 @@ import numpy as np
 from specq.runtime import log
 from specq.runtime.machine import describe
 from specq.simulate import Scenario, simulate
-from specq.simulate.calibration import read_measured
+from specq.simulate.scenarios import read_measured
 from specq.verifier.step import node_choice, plan
 
 LENGTHS = (1, 2, 3, 4, 6, 8)

@@ -6,9 +6,8 @@ import random
 import pytest
 
 from specq.protocol.errors import ConfigError
-from specq.simulate.calibration import Measured, drafting, read_measured
+from specq.simulate.scenarios import Measured, drafting, points, read_measured
 from specq.simulate.settings import HostSettings
-from specq.simulate.sweep import points
 
 
 def test_measured_figures_replace_what_stood_there():

@@ -9,7 +9,7 @@ from bench.calibrate.compare import predict
 from specq.simulate import Scenario
 from specq.simulate.run import Simulation
 from specq.simulate.settings import DrafterSettings, EngineSettings, TrafficSettings
-from specq.simulate.stub_text import RecordedGuesses, RecordedText, StubGuesses
+from specq.simulate.stubs import RecordedGuesses, RecordedText, StubGuesses
 
 PERIOD = [11, 12, 13, 14, 15, 16, 17, 18]
 REPEATING = [([3, 4], PERIOD * 8), ([5], PERIOD * 8)]

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from specq.cli import main
 from specq.simulate.report import numeric_axes, run_points, series, table, to_json, vs_plain
-from specq.simulate.sweep import points
+from specq.simulate.scenarios import points
 
 QUICK = """
     [network]

@@ -10,10 +10,9 @@ from specq.drafting import Expansion
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep, Tree
-from specq.simulate.calibration import HardwareCurve
+from specq.simulate.scenarios import HardwareCurve
 from specq.simulate.settings import DrafterSettings, EngineSettings
-from specq.simulate.stub_text import StubGuesses, StubText
-from specq.simulate.stubs import TimedEngine, TimedProposer
+from specq.simulate.stubs import StubGuesses, StubText, TimedEngine, TimedProposer
 from specq.testing.toy import toy_info
 
 TEXT = StubText(seed=5)

@@ -6,9 +6,8 @@ from itertools import product
 import pytest
 
 from specq.protocol.errors import ConfigError
-from specq.simulate.calibration import to_toml
+from specq.simulate.scenarios import apply_settings, points, read_tables, to_toml
 from specq.simulate.settings import Scenario
-from specq.simulate.sweep import apply_settings, points, read_tables
 from tests.each import each
 
 

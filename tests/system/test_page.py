@@ -216,7 +216,7 @@ def test_markup_of_a_message_stays_text(browser, url):
 
 def test_with_api_keys_the_page_asks_for_one(browser, tmp_path):
     """And works with it; the key is in no storage that outlives the tab."""
-    from specq.gateway.api_keys import make_key
+    from specq.gateway.guard import make_key
 
     key = make_key(tmp_path / "api.toml", "alice")
     with deployed(tmp_path, "--api-keys", str(tmp_path / "api.toml")) as url:

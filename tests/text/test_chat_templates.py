@@ -18,10 +18,10 @@ from transformers.utils import chat_template_utils
 from specq.models import resolve_model
 from specq.protocol import ConfigError, JobError
 from specq.testing.tokenizer import tokenizer_json
-from specq.text import TextCodec, load_tokenizer_files, template_meter
+from specq.text import TextCodec, load_tokenizer_files, template_limits
 from specq.text import messages as ours
 from specq.text.messages import normalised
-from specq.text.template_meter import SIZE_LIMIT
+from specq.text.template_limits import SIZE_LIMIT
 from tests.text.conversations import CONVERSATIONS, NORMALISED, TOOLS, USER, call, calling
 
 TEMPLATES = {
@@ -248,7 +248,7 @@ ENDLESS = {  # would run for minutes, or use all memory
 
 def test_any_template_ends_soon(monkeypatch):
     """In any thread, with an error of the same kind as other refusals, and without much memory."""
-    monkeypatch.setattr(template_meter, "TIME_LIMIT_S", 0.02)
+    monkeypatch.setattr(template_limits, "TIME_LIMIT_S", 0.02)
     found: dict[str, Any] = {}
 
     def try_all() -> None:

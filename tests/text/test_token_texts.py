@@ -9,8 +9,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from specq.client.events import NewTokens
+from specq.client.parameters import TextOptions
 from specq.client.result import PieceMaker, Result, completion_text
-from specq.client.text_options import TextOptions
 from specq.protocol import SamplingParams
 from specq.testing.tokenizer import sentencepiece_files, tokenizer_files
 from specq.text import ByteCodec, StopMatcher, TextCodec

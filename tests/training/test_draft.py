@@ -17,8 +17,7 @@ from specq.text import TextCodec, load_tokenizer_files, tokenizer_hash
 from specq.training.architecture import hidden_states
 from specq.training.chat_prompts import chat_of, corpus_prompts
 from specq.training.decoding import generate
-from specq.training.draft import WARM_UP_STEPS, rate
-from specq.training.draft_network import build_draft, principal, save_draft
+from specq.training.draft import WARM_UP_STEPS, build_draft, principal, rate, save_draft
 from specq.training.optimizer import build_optimizers
 from specq.training.report import count_rounds
 from specq.training.rollouts import join_rollouts, load_rollouts, save_rollouts

@@ -18,13 +18,14 @@ from specq.protocol import ConfigError, SamplingParams, SessionStep, Speculation
 from specq.testing.checkpoints_eagle import eagle_logits, eagle_shape_of, make_eagle
 from specq.training.architecture import tapped_states
 from specq.training.distil import RolloutBatch, token_losses
-from specq.training.eagle import layers_of, step_losses
-from specq.training.eagle_network import (
+from specq.training.eagle import (
     LEAST_SCALE,
     build_eagle,
     channel_scales,
+    layers_of,
     save_eagle,
     start_eagle,
+    step_losses,
     trained_states,
 )
 from tests.drafting.eagle3.test_eagle import ASYNC, drafting

@@ -23,10 +23,9 @@ from specq.testing.checkpoints import make_checkpoint
 from specq.testing.checkpoints_draft import MADE, PARALLEL, VOCAB, change_draft, draft_logits, make_draft, places_logits
 from specq.training.architecture import hidden_states
 from specq.training.distil import RolloutBatch
-from specq.training.draft_network import FactorisedEmbedding, save_draft
+from specq.training.draft import FactorisedEmbedding, save_draft
 from specq.training.foresight import BEYOND, UNKNOWN
-from specq.training.parallel import draw_masks, place_losses, place_ranks
-from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft
+from specq.training.parallel import Masks, ParallelDraft, draw_masks, foresee, open_draft, place_losses, place_ranks
 from tests.each import each
 from tests.training.stages import (
     SMALL,

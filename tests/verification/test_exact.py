@@ -8,7 +8,7 @@ import pytest
 from specq.protocol.params import SamplingParams
 from specq.testing.conformance.strategies import CUTS, PLANS, ExactConformance
 from specq.testing.exact import ExactWorld, drafts, drawing, error, joint_distribution, point, sampled
-from specq.verification import host_kernels, walks
+from specq.verification import host_kernels
 from specq.verification.longest import longest_path
 from specq.verification.strategies import probabilistic
 from tests.each import each
@@ -150,13 +150,13 @@ class TestMutants:
     @each("plan", ["one", "chain", "two candidates", "tree", "mixed siblings"])
     def test_no_residual(self, plan, monkeypatch):
         """The seed project's rule: accept with min(1, target / draft), else a plain draw from the target."""
-        exact_end = walks.end_path
+        exact_end = probabilistic.end_path
 
         def end(step, paths, sibling_group):
             exact_end(step, paths, sibling_group)
             paths.num_edits[step] = 0
 
-        monkeypatch.setattr(walks, "end_path", end)
+        monkeypatch.setattr(probabilistic, "end_path", end)
         assert is_caught(plan)
 
     @each("plan", ["one", "chain", "tree"])
@@ -171,14 +171,14 @@ class TestMutants:
 
     @each("plan", ["two candidates", "three candidates", "tree"])
     def test_siblings_not_renormalised(self, plan, monkeypatch):
-        monkeypatch.setattr(walks, "strike", lambda sibling_group, place: None)
+        monkeypatch.setattr(probabilistic, "strike", lambda sibling_group, place: None)
         assert is_caught(plan)
 
     @each("plan", ["two candidates", "three candidates"])
     def test_duplicates_merged(self, plan, monkeypatch):
         """Siblings drawn independently, each judged by the whole distribution, lose the trial of a duplicate that was
         merged away."""
-        monkeypatch.setattr(walks, "strike", lambda sibling_group, place: None)
+        monkeypatch.setattr(probabilistic, "strike", lambda sibling_group, place: None)
         assert is_caught(plan, with_replacement=True)
 
     @each("plan", ["one", "chain", "two candidates", "tree"])
@@ -193,12 +193,14 @@ class TestMutants:
             own = drafted.weights * (drafted.named[:, :-1] == drafted.named[:, -1:])
             return sorted(children, key=lambda child: -own[child].sum())
 
-        monkeypatch.setattr(walks, "order_of_judgement", by_weight)
+        monkeypatch.setattr(probabilistic, "order_of_judgement", by_weight)
         assert is_caught(plan)
 
     def test_point_masses_judged_before_sampled_siblings(self, monkeypatch):
         monkeypatch.setattr(
-            walks, "order_of_judgement", lambda children, drafted: sorted(children, key=lambda c: drafted.is_sampled[c])
+            probabilistic,
+            "order_of_judgement",
+            lambda children, drafted: sorted(children, key=lambda c: drafted.is_sampled[c]),
         )
         assert is_caught("mixed siblings")
 
@@ -211,17 +213,17 @@ class TestMutants:
             parents, sibling_groups = drafted.parents[first:end], {}
             accepted = np.zeros(end - first, bool)
             for node in range(-1, end - first):
-                ordered = walks.order_of_judgement((first + np.flatnonzero(parents == node)).tolist(), drafted)
-                sibling_groups[node] = walks.sibling_group_of(ordered, drafted, probs)
+                ordered = probabilistic.order_of_judgement((first + np.flatnonzero(parents == node)).tolist(), drafted)
+                sibling_groups[node] = probabilistic.sibling_group_of(ordered, drafted, probs)
                 for child in ordered:
                     of_child = drafted.named[child, -1], drafted.uniforms[child], drafted.is_sampled[child]
-                    accepted[child - first] = walks.judge_child(sibling_groups[node], *of_child)
+                    accepted[child - first] = probabilistic.judge_child(sibling_groups[node], *of_child)
             path = longest_path(parents, accepted, np.full(end - first, 0.5))
             paths.nodes[first : first + len(path)], paths.lengths[step] = path, len(path)
             paths.ends[step] = path[-1] if path else -1
-            walks.end_path(step, paths, sibling_groups[int(paths.ends[step])])
+            probabilistic.end_path(step, paths, sibling_groups[int(paths.ends[step])])
 
-        monkeypatch.setattr(walks, "walk", longest)
+        monkeypatch.setattr(probabilistic, "walk", longest)
         assert is_caught(plan)
 
 

@@ -8,8 +8,8 @@ import pytest
 from specq.protocol import EngineError, EngineLostError, Fault, Judgement
 from specq.runtime import Faults
 from specq.verification import Judgements
-from specq.verifier.step.commit import commit
 from specq.verifier.step.node_choice import NO_SHARES
+from specq.verifier.step.verdicts import commit
 from tests.each import each
 
 

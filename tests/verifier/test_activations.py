@@ -12,22 +12,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from specq.drafting.eagle3.source import EagleSource
-from specq.drafting.worker import DraftWorker
 from specq.protocol import (
     BF16,
     INT8,
     MOST_ACTIVATION_BYTES,
     NO_TAP,
-    ActivationRequest,
     Activations,
-    Assign,
-    Draft,
-    Float32Array,
-    GetActivations,
-    Int32Array,
-    Open,
     ProtocolError,
-    SamplingParams,
     SessionStep,
     Speculation,
     StepOutput,
@@ -35,44 +26,12 @@ from specq.protocol import (
     Verdict,
     encode,
 )
-from specq.testing.toy import ToyEngine, toy_info, toy_text
-from specq.testing.toy_drafters import ToyProposer, ToyTrees
+from specq.testing.toy import ToyEngine, toy_text
+from specq.testing.toy_drafters import ToyTrees
 from specq.testing.world import World
-from specq.verifier import DraftSource, StepCurve, Verifier
+from specq.verifier import DraftSource
 from specq.verifier.sources import activations as module
-
-PROMPT = [5, 6, 7]
-CURVE = StepCurve([1, 64], [0.005, 0.006])
-
-
-class ToyReader(ToyProposer):
-    """A toy proposer that says nothing of a text of which it has no states, and checks that those it is sent are the
-    text's own."""
-
-    def __init__(self, layers: tuple[int, ...] = (0, 1), window: int = 64, form: str = BF16, **options: Any) -> None:
-        super().__init__(replace(toy_info(), fingerprint=f"reader {layers} {form}"), **options)
-        self.activations, self.width = ActivationRequest(layers, form, window), 3 * len(layers)
-        self.rows: dict[
-            int, list[tuple[int, Float32Array]]
-        ] = {}  # by session: the tokens' places, and the rows before them
-
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        super().open(session_id, token_ids, params)
-        self.rows[session_id] = []
-
-    def observe(self, session_id: int, first: int, states: Float32Array) -> None:
-        self.rows[session_id] += [(first + i, row) for i, row in enumerate(states)]
-
-    def knows(self, session_id: int) -> bool:
-        return bool(self.rows[session_id])
-
-    def places(self, session_id: int, text: Sequence[int]) -> list[int]:
-        """Return the tokens before which rows came, in the order in which they came; fails for rows of another text."""
-        for place, row in self.rows[session_id]:
-            own = [number for layer in self.activations.layers for number in (layer, place - 1, text[place - 1])]
-            tolerance = 0.0 if self.activations.form == BF16 else max(place, 50) / 250
-            np.testing.assert_allclose(row, own, atol=tolerance)
-        return [place for place, _ in self.rows[session_id]]
+from tests.verifier.activations import PROMPT, ToyReader, ask, open_message, opened
 
 
 class Rows(ToyEngine):
@@ -309,34 +268,6 @@ def test_what_is_kept_of_all_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch
     assert sent[1] == sent[2] == list(range(1, 32))
 
 
-# --- what is wrong
-# --------------------------------------------------------------------------------------------------------
-
-
-def open_message(session_id: int, prompt: Sequence[int], max_tokens: int) -> Open:
-    return Open(
-        session_id=session_id,
-        epoch=1,
-        prompt_len=len(prompt),
-        tokens_left=max_tokens,
-        params=SamplingParams(max_tokens=max_tokens),
-        token_ids=np.array(prompt, np.int32),
-    )
-
-
-def opened(prompt: Sequence[int] = PROMPT, engine: ToyEngine | None = None, max_tokens: int = 100) -> Verifier:
-    """A verifier with one session."""
-    verifier = Verifier(engine or ToyEngine(), CURVE, incarnation=1, measures_drafts=False)
-    verifier.handle(open_message(1, prompt, max_tokens), 0.0)
-    return verifier
-
-
-def ask(session_id: int = 1, layers: tuple[int, ...] = (0, 1), window: int = 64, epoch: int = 1) -> GetActivations:
-    return GetActivations(
-        session_id=session_id, epoch=epoch, lane=0, tap_layers=layers, tap_form=BF16, tap_window=window
-    )
-
-
 def test_layers_that_the_engine_does_not_give_are_refused() -> None:
     """With what there is; nothing is tapped then. What is asked of another session, or of an earlier one, is not
     answered."""
@@ -369,140 +300,6 @@ def test_what_cannot_be_kept_costs_the_states_alone(monkeypatch: pytest.MonkeyPa
         assert [type(message) for message in verifier.step(lambda: 0.0)] == [Verdict]
     assert verifier.sessions[1].token_ids == [*PROMPT, *toy_text(PROMPT, 4)]
     assert [source.name for source in verifier.sources.sources] == ["remote"]
-
-
-def assigned(proposer: ToyProposer) -> DraftWorker:
-    """A drafter with one session."""
-    drafter = DraftWorker(proposer, incarnation=1)
-    params, token_ids = SamplingParams(), np.array(PROMPT, np.int32)
-    drafter.handle(Assign(session_id=1, epoch=1, lane=0, prompt_len=3, params=params, token_ids=token_ids))
-    return drafter
-
-
-def rows_message(**changes: Any) -> Activations:
-    """Rows before the first two tokens, of the toy's two layers."""
-    data = np.array([[0, 0, 5, 1, 0, 5], [0, 1, 6, 1, 1, 6]], np.float32)
-    halves = (data.view(np.uint32) >> 16).astype("<u2")
-    fields: dict[str, Any] = {
-        "session_id": 1,
-        "epoch": 1,
-        "lane": 0,
-        "first": 1,
-        "tap_layers": (0, 1),
-        "tap_form": BF16,
-        "width": 6,
-        "data": halves.reshape(-1).view(np.uint8),
-    }
-    return Activations(**{**fields, **changes})
-
-
-NAN = np.full(12, 0x7FC0, "<u2").view(np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"tap_layers": (0, 2)},
-            r"of layers \(0, 2\) in bf16, 6 numbers a row; this drafter reads layers \(0, 1\) in bf16, 6 a row",
-        ),
-        (
-            {"tap_form": INT8},
-            r"of layers \(0, 1\) in int8, 6 numbers a row; this drafter reads layers \(0, 1\) in bf16",
-        ),
-        ({"width": 3}, r"3 numbers a row; this drafter reads .* 6 a row"),
-        ({"data": np.zeros(13, np.uint8)}, r"13 bytes are not rows of 6 numbers of 2 layers, 12 bytes each"),
-        ({"data": NAN}, "not finite"),
-        ({"scales": np.ones(2, np.float32)}, r"2 scales, and 2 rows in bf16 have 0"),
-    ],
-)
-def test_rows_that_do_not_fit_are_dropped_with_the_reason(changes: dict[str, Any], reason: str) -> None:
-    """They harm neither the drafter nor what it knows already."""
-    reader = ToyReader()
-    drafter = assigned(reader)
-    with pytest.raises(ProtocolError, match=reason):
-        drafter.handle(rows_message(**changes))
-    assert not drafter.has_work
-    drafter.handle(rows_message())
-    assert reader.places(1, PROMPT) == [1, 2]
-    (draft,) = drafter.step()
-    assert isinstance(draft, Draft)
-
-
-def test_rows_of_other_sessions_epochs_and_lanes_are_ignored() -> None:
-    reader = ToyReader()
-    drafter = assigned(reader)
-    for changes in ({"session_id": 2}, {"epoch": 2}, {"lane": 1}):
-        drafter.handle(rows_message(**changes))
-    assert reader.rows == {1: []}
-    with pytest.raises(ProtocolError, match="this drafter reads no hidden states"):
-        assigned(ToyProposer()).handle(rows_message())
-
-
-def test_int8_rows_need_a_scale_for_each_layer() -> None:
-    drafter = assigned(ToyReader(form=INT8))
-    data = np.zeros(12, np.uint8)
-    with pytest.raises(ProtocolError, match=r"3 scales, and 2 rows in int8 have 4"):
-        drafter.handle(rows_message(tap_form=INT8, data=data, scales=np.ones(3, np.float32)))
-    huge = np.full(4, np.finfo(np.float32).max, np.float32)
-    with pytest.raises(ProtocolError, match="not finite"):
-        drafter.handle(rows_message(tap_form=INT8, data=np.full(12, 127, np.uint8), scales=huge))
-    drafter.handle(rows_message(tap_form=INT8, data=data, scales=np.ones(4, np.float32)))
-
-
-def test_a_synchronous_session_without_states_is_answered() -> None:
-    """With nothing, so that its rounds do not wait for a drafter that has nothing to say."""
-
-    class Silent(ToyReader):
-        def expand(self, requests: Any) -> Any:
-            return [children.first(0) for children in super().expand(requests)]
-
-    reader = Silent()
-    drafter = DraftWorker(reader, incarnation=1)
-    params, token_ids = SamplingParams(), np.array(PROMPT, np.int32)
-    sync = Speculation(mode="sync")
-    drafter.handle(
-        Assign(session_id=1, epoch=1, lane=0, prompt_len=3, params=params, speculation=sync, token_ids=token_ids)
-    )
-    (draft,) = drafter.step()
-    assert not len(draft.token_ids)
-    assert not drafter.has_work
-
-
-def test_a_repeated_request_sends_no_rows_twice() -> None:
-    """The broker repeats a request that may be lost. A restarted drafter has another lane."""
-    verifier = opened()
-    assert verifier.handle(ask(), 0.0) == []
-    verifier.step(lambda: 0.0)
-    assert verifier.handle(ask(), 0.0) == []
-    (message,) = verifier.handle(replace(ask(), lane=1), 0.0)
-    assert isinstance(message, Activations)
-    assert message.lane == 1
-    assert message.first + len(message.rows()) == verifier.sessions[1].length
-    assert {one.lane for one in verifier.step(lambda: 0.0).packed() if isinstance(one, Activations)} == {0, 1}
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-def test_a_drafter_that_leaves_or_changes_layers_keeps_states_of_others(leaves: bool) -> None:
-    """What was kept for it is forgotten with it; other sessions' rows come without a gap."""
-    verifier = opened(max_tokens=400)
-    verifier.handle(open_message(2, PROMPT, 400), 0.0)
-    verifier.handle(ask(2, layers=(1,)), 0.0)
-    places = list[int]()
-    with capture_logs() as logs:
-        for turn in range(60):
-            other = replace(ask(layers=[(0,), (0, 1), (1,)][turn // 2 % 3]), lane=turn // 6)
-            verifier.handle(other, 0.0)
-            for message in verifier.step(lambda: 0.0).packed():
-                if isinstance(message, Activations) and message.session_id == 2:
-                    places += range(message.first, message.first + len(message.rows()))
-            if leaves:
-                verifier.handle(replace(other, tap_layers=()), 0.0)
-    assert places == list(range(1, len(places) + 1))
-    assert len(places) >= 55
-    assert [one for one in logs if one["event"] == "activation_store_failed"] == []
-    kept = verifier.sources.mailbox.feeds._feeds
-    assert 1 not in kept if leaves else len(kept[1].kept) <= 3
 
 
 def test_layers_that_are_refused_are_logged_once() -> None:

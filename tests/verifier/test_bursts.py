@@ -13,7 +13,7 @@ from specq.testing.toy import ToyEngine, toy_info
 from specq.verifier import StepCurve, Verifier
 from specq.verifier.control.bursts import GAPS, LEAST, MOST_GAP_S, PATIENCE_S, Bursts
 from tests.verifier.test_prefill_limit import Service, Text, on_cpu, on_gpu
-from tests.verifier.timed_service import Machine, TimedTarget
+from tests.verifier.timed_target import Machine, TimedTarget
 
 STEP_S = 0.03
 

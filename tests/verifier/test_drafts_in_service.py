@@ -22,7 +22,8 @@ from specq.protocol import (
     SUFFIX_LANE,
 )
 from specq.verifier.models.step_curve import StepCurve
-from tests.verifier.timed_service import Machine, TimedChains, TimedService, TimedSource, TimedTarget, gpu
+from tests.verifier.timed_service import TimedChains, TimedService, TimedSource, gpu
+from tests.verifier.timed_target import Machine, TimedTarget
 
 
 def rate_of(service: TimedService, mode: str, num_sessions: int) -> float:

@@ -14,7 +14,7 @@ from specq.protocol.origins import DRAFT_WORKER, ORIGINS, SUFFIX, SUFFIX_LANE
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
 from specq.testing.toy import toy_text
-from tests.verifier.test_verifier import PROMPT, chain, make_verifier, open_session, step
+from tests.verifier.verifiers import PROMPT, chain, make_verifier, open_session, step
 
 TEXT = toy_text(PROMPT, 4)
 

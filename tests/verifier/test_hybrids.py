@@ -23,7 +23,8 @@ from specq.protocol import (
 )
 from specq.verifier.control.policy import LOOK_STEPS
 from specq.verifier.sessions.grafting import DraftBatch
-from tests.verifier.timed_service import Machine, TimedService, TimedSource, TimedTarget
+from tests.verifier.timed_service import TimedService, TimedSource
+from tests.verifier.timed_target import Machine, TimedTarget
 
 STEPS_MS = {
     "small": [(1, 8.7), (4, 9.5), (8, 11.0), (16, 14.5), (80, 80.0)],

@@ -102,7 +102,7 @@ def test_nodes_deeper_than_is_counted_count_with_the_last():
 
 
 def test_a_verifier_times_its_steps_by_the_clock_that_it_is_given():
-    from tests.verifier.test_verifier import chain, open_session
+    from tests.verifier.verifiers import chain, open_session
 
     verifier = Verifier(SlowJudge(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1)
     open_session(verifier)
@@ -144,7 +144,7 @@ def test_counters_never_fall_when_sessions_end():
 
 
 def test_a_session_that_is_closed_twice_counts_once():
-    from tests.verifier.test_verifier import chain, open_session
+    from tests.verifier.verifiers import chain, open_session
 
     verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1)
     open_session(verifier)

@@ -13,9 +13,9 @@ from specq.testing.toy import toy_text
 from specq.verifier.core import Verifier
 from specq.verifier.sessions.grafting import batch_of_chains, graft_batch
 from specq.verifier.sessions.session import Session
+from tests.drafting.draft_model.colocated import open_session as open_beside
 from tests.drafting.draft_model.test_colocated import complete, make
-from tests.drafting.draft_model.test_colocated import open_session as open_beside
-from tests.verifier.test_verifier import PROMPT, chain, make_verifier, open_session, step
+from tests.verifier.verifiers import PROMPT, chain, make_verifier, open_session, step
 
 TEXT = toy_text(PROMPT, 12)
 WRONG = 49

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from specq.protocol import Open, SamplingParams, Verdict
-from specq.simulate.calibration import HardwareCurve
+from specq.simulate.scenarios import HardwareCurve
 from specq.verifier.control.prefill_limit import UNLIMITED, PrefillLimit, _by_curve
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.step.plan import plan
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import make_session
-from tests.verifier.timed_service import TEXT, Machine, TimedTarget
+from tests.verifier.timed_target import TEXT, Machine, TimedTarget
 
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 

@@ -13,7 +13,7 @@ from specq.protocol import Heartbeat, Hello, Open, SamplingParams
 from specq.verifier.control.prefill_limit import LEAST_ROWS, LONGEST_S
 from specq.verifier.core import SLOWER, Verifier
 from specq.verifier.models.step_curve import StepCurve
-from tests.verifier.timed_service import INFO, TEXT, Machine, TimedTarget
+from tests.verifier.timed_target import INFO, TEXT, Machine, TimedTarget
 
 BEAT_S, LIVENESS_S = 0.5, 3.0
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]

@@ -21,7 +21,7 @@ from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.models.token_yield import NUM_LEVELS
 from specq.verifier.sources.source_clock import BITS, SourceClock, by_lane, judged_of
 from specq.verifier.step.rounds import NO_ROUNDS
-from tests.verifier.test_verifier import chain, make_verifier, open_session, step
+from tests.verifier.verifiers import chain, make_verifier, open_session, step
 
 TICK_S = 1e-6
 PROMPT = [5, 6, 7]

@@ -26,10 +26,13 @@ from specq.verifier.trees.arrays import (
     FIRST_OWN_LANE,
     MAX_LANES,
     NUM_OWN_LANES,
+    SOURCE,
     WINDOW,
+    CompiledTrees,
     _Struct,
+    kernels,
+    with_signatures,
 )
-from specq.verifier.trees.compiled import SOURCE, CompiledTrees, kernels, with_signatures
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")

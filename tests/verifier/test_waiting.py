@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from specq.verifier.control.round_trips import RoundTrips
-from tests.verifier.timed_service import FarDrafters, Machine, TimedService, h200_target
+from tests.verifier.timed_service import FarDrafters, TimedService, h200_target
+from tests.verifier.timed_target import Machine
 
 
 def service(far: FarDrafters, *, is_measured: bool = True) -> TimedService:

@@ -1,41 +1,148 @@
-"""The broker's side towards clients: how jobs enter and end. `specq.broker.jobs.delivery` sends the tokens.
+"""The broker's side towards clients: how jobs enter and end, and what their readers receive.
 
-Rules:
+Readers receive the acceptance of a job, its tokens, its end. Rules: a reader receives only what the journal holds, and
+each token once. Tokens of a message not taken are sent again at the next tick. New tokens of several jobs of one client
+go in one message.
+
+Rules of jobs:
 - Submitting twice is harmless. The same id with the same content attaches to the job. The client receives what it
   lacks. The same id with other content is refused.
 - The journal holds a job's data before a client receives it.
 - A key may hold at most as many jobs as there are free places. That is half of the queue for one key, a third each for
-  two.
-"""
+  two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import structlog
 
-from specq.broker.jobs.delivery import Delivery
-from specq.broker.state.job import BrokerJob, JobRequest, bucket
+from specq.broker.state.job import BrokerJob, JobEvent, JobRequest, bucket
 from specq.broker.state.ledger import Ledger, ended_record, restored, taken_record
-from specq.broker.state.lifecycle import JobEvent
-from specq.broker.state.memory import BrokerState, Find, clipped
+from specq.broker.state.memory import BrokerState, Find, Send, clipped
 from specq.broker.state.registry import Worker, incapable
+from specq.broker.state.transcript import JobReader
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.tokenizers import no_verifier
 from specq.journal import JobDropped, StoredJob
 from specq.protocol import (
+    Accepted,
     Cancel,
     Failed,
     Follow,
+    JobTokens,
     JournalBusyError,
     ModelInfo,
     Submit,
+    Tokens,
+    decode,
     reason_against_prompt_rows,
     too_large,
+    type_of,
 )
 from specq.verification import reason_against
+
+Span = tuple[BrokerJob, int, int]  # a job, and the range of generated tokens that a client lacks: start, end
+
+
+class Delivery:
+    """Sends the readers of jobs the tokens that the journal holds and they lack."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self.state = state
+        self._changed: dict[int, BrokerJob] = {}  # since the last `flush`
+
+    def note(self, job: BrokerJob) -> None:
+        """Note that a job has more to send. `flush` sends it."""
+        self._changed[job.job_id] = job
+
+    def flush(self) -> None:
+        """Send all readers of the noted jobs what they lack."""
+        if self._changed:
+            self.update(list(self._changed.values()))
+
+    def update(self, jobs: Sequence[BrokerJob]) -> None:
+        """Send all readers of the given jobs what they lack."""
+        together: defaultdict[bytes, list[Span]] = defaultdict(list)
+        for job in jobs:
+            self._changed.pop(job.job_id, None)
+            durable = job.durable
+            if durable.is_registered:
+                end, is_alone = durable.num_tokens, durable.has_ended or job.has_details
+                for client, reader in job.readers.by_client.items():
+                    if reader.missed:
+                        continue
+                    if is_alone or not reader.greeted:
+                        self._update(job, client, reader)
+                    elif end > reader.sent:
+                        together[client].append((job, reader.sent, end))
+                        reader.sent = end
+            if durable.has_ended and job.explanation:
+                job.explanation.clear()
+        for client, spans in together.items():
+            self._send(client, spans)
+
+    def _send(self, client: bytes, spans: Sequence[Span]) -> None:
+        """Send a client tokens of running jobs."""
+        self.state.outbox.send_front(client, spans[0][0].delta(spans[0][1]) if len(spans) == 1 else tokens_of(spans))
+        for job, _, _ in spans:
+            if job.trace is not None:
+                self._trace(job)
+
+    def _update(self, job: BrokerJob, client: bytes, reader: JobReader) -> None:
+        """Send one client what it lacks of one job. For a failed job: first its tokens, then the reason."""
+        if not reader.greeted:
+            self.state.outbox.send_front(
+                client, job.info(self.state.clock.journal_time) if reader.info else Accepted(job_id=job.job_id)
+            )
+            reader.greeted = True
+            if job.trace is not None:
+                job.trace.note_once("journaled", self.state.clock.now)
+        durable, failure = job.durable, job.transcript.failure
+        if durable.num_tokens > reader.sent or (durable.has_ended and not failure):
+            self.state.outbox.send_front(client, job.delta(reader.sent))
+            reader.sent = max(reader.sent, durable.num_tokens)
+            self._trace(job)
+        if durable.has_ended and failure:
+            self.state.outbox.send_front(client, failure)
+
+    def _trace(self, job: BrokerJob) -> None:
+        if (trace := job.trace) is not None and trace.in_all_processes:
+            trace.add_often(self.state.clock.now, "delivered", job.durable.num_tokens)
+
+    def update_again(self, jobs: Sequence[BrokerJob]) -> None:
+        """Send again what clients did not take."""
+        for job in jobs:
+            job.readers.next_tick()
+        self.update(jobs)
+
+    def note_undelivered(self, effect: Send) -> None:
+        """Note that a client did not take a message. Its tokens are sent again from their position."""
+        if type_of(effect.frames) not in (Tokens, JobTokens):
+            return
+        message = decode(effect.frames)
+        for tokens in message.each() if isinstance(message, JobTokens) else [message]:
+            if isinstance(tokens, Tokens) and (job := self.state.jobs.get(tokens.job_id)) is not None:
+                job.readers.note_undelivered(effect.to, tokens.base_len)
+
+
+def tokens_of(spans: Sequence[Span]) -> JobTokens:
+    """Return one message with the tokens of the spans."""
+    tokens = chain.from_iterable([job.transcript.token_ids[start:end] for job, start, end in spans])
+    origins = b"".join([job.transcript.origins[start:end] for job, start, end in spans])
+    return JobTokens(
+        job_ids=np.array([job.job_id for job, _, _ in spans], np.int64),
+        base_lens=np.array([start for _, start, _ in spans], np.int32),
+        num_tokens=np.array([end - start for _, start, end in spans], np.int32),
+        token_ids=np.fromiter(tokens, np.int32),
+        origins=np.frombuffer(origins, np.uint8),
+    )
+
 
 log = structlog.get_logger(__name__)
 

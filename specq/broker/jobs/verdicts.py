@@ -22,13 +22,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from specq.broker.jobs.delivery import Delivery
-from specq.broker.jobs.intake import Intake
+from specq.broker.jobs.intake import Delivery, Intake
 from specq.broker.state.job import BrokerJob
 from specq.broker.state.ledger import added_record
 from specq.broker.state.memory import BrokerState, Send
-from specq.broker.state.peers import DrafterLane
-from specq.broker.state.transcript import Commit
+from specq.broker.state.transcript import Commit, DrafterLane
 from specq.broker.workers.placement import Placement
 from specq.protocol import (
     MAX_NODES,

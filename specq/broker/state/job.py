@@ -1,35 +1,43 @@
-"""Jobs: the request, the committed tokens, and the workers, each in its own part.
+"""Jobs: the request, the committed tokens, and the workers, each in its own part; and the states of a job.
+
+A submitted job waits in the queue until a verifier has space. It runs there, and ends once. If its verifier is lost,
+leaves, or gives it back, the job waits again. It then continues from its transcript elsewhere. If a verifier held the
+job when an earlier broker stopped, the job is absent. It then waits for that verifier to come back first.
+
+Rule: only `BrokerJob.note` changes a state. An event that the table does not have is a bug, and raises. The diagram in
+docs/reference/protocol.md is drawn from this table.
+
+The parts of a job:
 
 - `request` (JobRequest): what the client asked for.
 - `session` (JobSession): the verifier that holds the job.
 - `durable` (Durable): what the journal holds. `state/ledger.py` converts jobs to records and back.
 - `transcript` (`state/transcript.py`): prompt, committed tokens, end.
 - `stats` (`state/transcript.py`): counts.
-- `readers` (`state/peers.py`): the clients that follow the job.
-- `drafters` (`state/peers.py`): the drafters of the job.
+- `readers` (`state/transcript.py`): the clients that follow the job.
+- `drafters` (`state/transcript.py`): the drafters of the job.
 - `explanation` (`specq.protocol.explanation`): the fate of draft nodes, if the client asked for it.
-- `crashes` (`specq.broker.workers.policy`): crashes of verifiers that held the job.
+- `crashes` (`specq.broker.workers.assignment`): crashes of verifiers that held the job.
 - `trace` (`state/traces.py`): what happened to the job.
-- `state` (`state/lifecycle.py`): the current state.
+- `state`: the current state.
 
 Rule: the transcript is the truth once the journal holds it. A client sees a token only after that. Any verifier with
 the same weights can continue a job from its transcript. Ended jobs stay in memory for a while. An absent client can
-still fetch them. The journal keeps the jobs that the broker has forgotten.
-"""
+still fetch them. The journal keeps the jobs that the broker has forgotten."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from specq.broker.state.lifecycle import JobEvent, JobState, after
-from specq.broker.state.peers import Drafters, HeartbeatMark, Readers
 from specq.broker.state.traces import JobTrace
-from specq.broker.state.transcript import JobStats, Transcript
+from specq.broker.state.transcript import Drafters, HeartbeatMark, JobStats, Readers, Transcript
 from specq.journal import NO_CRASHES, Crashes
 from specq.protocol import (
     ALLOWED_TOKENS,
@@ -46,6 +54,77 @@ from specq.protocol import (
     grammar_kind,
     num_prompt_bytes,
 )
+
+
+class JobState(StrEnum):
+    """The state of a job."""
+
+    NEW = "new"  # made, not in a table yet
+    ABSENT = "absent"  # read from the journal; its former verifier may come back
+    WAITING = "waiting"  # in the queue
+    RUNNING = "running"  # a verifier holds its session
+    GIVEN_UP = "given up"  # no verifier can continue it; it fails before the broker handles the next message
+    ENDED = "ended"  # it has a finish reason
+    DROPPED = "dropped"  # the journal does not hold it and will not
+
+
+class JobEvent(StrEnum):
+    """An event in a job's life."""
+
+    QUEUED = "queued"  # it waits for a verifier: submitted, read from the journal, or taken from a verifier
+    READ_PLACED = "read, placed"  # read from the journal, which names a verifier for it
+    READ_ENDED = "read, ended"  # read from the journal, with its end
+    OPENED = "opened"  # its session was opened at a verifier, or opened anew
+    GAVE_UP = "gave up"  # too many verifiers failed on it or crashed
+    FINISHED = "finished"  # complete, stopped, cancelled, failed
+    REFUSED = "refused"  # the journal cannot take it
+
+
+Ways = Mapping[JobEvent, JobState]
+_ENDS: Ways = {JobEvent.FINISHED: JobState.ENDED, JobEvent.REFUSED: JobState.DROPPED}
+TRANSITIONS: Mapping[JobState, Ways] = {
+    JobState.NEW: {
+        JobEvent.QUEUED: JobState.WAITING,
+        JobEvent.READ_PLACED: JobState.ABSENT,
+        JobEvent.READ_ENDED: JobState.ENDED,
+    },
+    JobState.ABSENT: {JobEvent.QUEUED: JobState.WAITING, JobEvent.GAVE_UP: JobState.GIVEN_UP, **_ENDS},
+    JobState.WAITING: {JobEvent.OPENED: JobState.RUNNING, **_ENDS},
+    JobState.RUNNING: {
+        JobEvent.OPENED: JobState.RUNNING,
+        JobEvent.QUEUED: JobState.WAITING,
+        JobEvent.GAVE_UP: JobState.GIVEN_UP,
+        **_ENDS,
+    },
+    JobState.GIVEN_UP: {JobEvent.FINISHED: JobState.ENDED},
+    JobState.ENDED: {},
+    JobState.DROPPED: {},
+}
+
+
+def after(state: JobState, event: JobEvent) -> JobState:
+    """Return the state after an event.
+
+    Raises AssertionError if the event cannot happen in this state.
+    """
+    following = TRANSITIONS[state].get(event)
+    assert following is not None, f"a job that is {state} cannot be {event}"
+    return following
+
+
+def diagram() -> str:
+    """Return the table as a Mermaid diagram."""
+    lines = [
+        f"    {_id(state)} --> {_id(following)}: {event}"
+        for state, ways in TRANSITIONS.items()
+        for event, following in ways.items()
+    ]
+    return "\n".join(["stateDiagram-v2", *lines])
+
+
+def _id(state: JobState) -> str:
+    return state.value.replace(" ", "_")
+
 
 PREFIX_LENGTHS = (16, 64, 256, 1024)  # numbers of prompt tokens at which prompts are compared
 QUARANTINE_CRASHES = 2  # a job runs alone after this number of crashes of verifiers that held it
@@ -200,7 +279,7 @@ class JobRequest:
     def prefix_keys(self, sharers: str) -> tuple[int, ...]:
         """Return hashes of the prompt's prefixes. Equal prefixes of the same `sharers` have equal hashes.
 
-        `specq.broker.workers.policy` uses them.
+        `specq.broker.workers.assignment` uses them.
         """
         return tuple(hash((sharers, of_prompt)) for of_prompt in self._prefix_hashes)
 
@@ -275,7 +354,7 @@ class BrokerJob:
 
     @property
     def is_quarantined(self) -> bool:
-        """Return whether the job may be the cause of verifier crashes: see `specq.broker.workers.policy`."""
+        """Return whether the job may be the cause of verifier crashes: see `specq.broker.workers.assignment`."""
         return self.crashes.total >= QUARANTINE_CRASHES
 
     @property

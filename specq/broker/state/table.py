@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import TypeVar
 
-from specq.broker.state.job import BrokerJob, Requirements
-from specq.broker.state.lifecycle import JobEvent
+from specq.broker.state.job import BrokerJob, JobEvent, Requirements
 
 AGED_S = 300.0  # seconds since submission after which a job is placed in spite of higher priorities
 Place = TypeVar("Place")

@@ -12,13 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specq.broker.state.job import BrokerJob, Requirements
+from specq.broker.state.job import BrokerJob, JobEvent, JobState, Requirements
 from specq.broker.state.ledger import bound_record, crashed_record
-from specq.broker.state.lifecycle import JobEvent, JobState
 from specq.broker.state.memory import GRACE_S, BrokerState, Disconnect
 from specq.broker.state.registry import Worker
-from specq.broker.workers.assignment import DrafterAssignment
-from specq.broker.workers.policy import after_crash, choose, is_given_up, moves, open_to, to_clear
+from specq.broker.workers.assignment import (
+    DrafterAssignment,
+    after_crash,
+    choose,
+    is_given_up,
+    moves,
+    open_to,
+    to_clear,
+)
 from specq.journal import NO_CRASHES, Crashes
 from specq.protocol import Close, Open, SessionFailed
 

@@ -25,8 +25,8 @@ import structlog
 from specq.broker.state.job import BrokerJob, JobSession, Requirements, Unconfirmed
 from specq.broker.state.memory import BrokerState, Connect
 from specq.broker.state.registry import Worker, ability
+from specq.broker.workers.assignment import Action, Expected, Reported, reconcile
 from specq.broker.workers.placement import Placement
-from specq.broker.workers.policy import Action, Expected, Reported, reconcile
 from specq.protocol import (
     BROKER_CAPABILITIES,
     Ack,

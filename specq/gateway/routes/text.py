@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from specq.client import ServedModel
-from specq.gateway import chat_call, completion_call, idempotency, messages_call, responses_call
+from specq.gateway import chat_call, completion_call, messages_call, responses_call, serving
 from specq.gateway.answer_form import read_chat
 from specq.gateway.answers import Answering
 from specq.gateway.chat_call import MAX_LENGTH
@@ -59,7 +59,7 @@ async def answer(read: Read, make_answering: MakeAnswering, parts: Parts, reques
     """Answer a request for text, whole or as a stream."""
     body, size = await read_json(request, parts.limits)
     call = read(body)
-    repeatable = idempotency.read(request.headers, request.url.path, body, call)
+    repeatable = serving.read(request.headers, request.url.path, body, call)
     try:
         prepared = await prepare(parts.upstream, call, make_answering, request.scope[CALLER], repeatable, size)
         if call.stream:

@@ -14,8 +14,17 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 
-from specq.journal.interface import JournalReader
-from specq.journal.records import JobDropped, JobEnded, JobSummary, JobTaken, Record, StoredJob, TokensAdded, num_bytes
+from specq.journal.interface import (
+    JobDropped,
+    JobEnded,
+    JobSummary,
+    JobTaken,
+    JournalReader,
+    Record,
+    StoredJob,
+    TokensAdded,
+    num_bytes,
+)
 from specq.journal.sqlite.connection import connect
 from specq.protocol import (
     ConfigError,

@@ -14,22 +14,37 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from specq.journal.interface import Journal, Kept, Noted, Opening
-from specq.journal.records import (
+from specq.journal.interface import (
     Crashes,
     JobBound,
     JobCrashed,
     JobDropped,
     JobEnded,
     JobTaken,
+    Journal,
+    Kept,
+    Noted,
+    Opening,
     Record,
     StoredJob,
     TokensAdded,
 )
 from specq.journal.sqlite import rows
-from specq.journal.sqlite.connection import acquire, configure, connect, is_newest, note, opening_errors, writing_errors
+from specq.journal.sqlite.connection import (
+    acquire,
+    configure,
+    connect,
+    give_back,
+    is_newest,
+    let_shrink,
+    note,
+    oldest,
+    opening_errors,
+    prepare,
+    room,
+    writing_errors,
+)
 from specq.journal.sqlite.rows import SqliteReader
-from specq.journal.sqlite.schema import give_back, let_shrink, oldest, prepare, room
 from specq.protocol import JournalBusyError, JournalLostError
 
 SCHEME = "sqlite://"
@@ -177,7 +192,7 @@ class SqliteJournal(Journal):
             note(self._connection, noted)
 
     def give_back(self, most_bytes: int, *, idle: bool) -> bool:
-        """Return free space to the file system in one small step: see `specq.journal.sqlite.schema`."""
+        """Return free space to the file system in one small step: see `specq.journal.sqlite.connection`."""
         with writing_errors(self._path):
             return give_back(self._connection, self._path, most_bytes, idle=idle)
 

@@ -11,8 +11,7 @@ import pytest
 
 from specq.journal import EPOCHS, Clocks, Crashes, JobCrashed, JobDropped, Journal, MachineClock, Noted, Opening
 from specq.protocol import ConfigError, JournalLostError
-from specq.testing.fake_journal import FakeJournal
-from specq.testing.journal_records import added, ended, groups, history, plain, taken
+from specq.testing.fake_journal import FakeJournal, added, ended, groups, history, plain, taken
 
 Open = Callable[..., Journal]
 

@@ -5,7 +5,7 @@
 - `tops_kernel`, `heads_kernel` and `weigh_kernel` of heads.py.
 - `distributions_kernel` of distributions.py.
 - For drafted trees: `walk_kernel` or `longest_kernel` of paths.py, else `probs_kernel` of distributions.py.
-- For grammars, before all others: `mask_kernel` of mask.py.
+- For grammars, before all others: `mask_kernel` of rows.py.
 - For own tokens: `choose_kernel` and `pick_kernel` of choose.py.
 - For draws: `chunks_kernel` and `draw_kernel` of rows.py, which also has the shared functions.
 
@@ -20,7 +20,7 @@ The kernels are imported only where they run, on a GPU or under Triton's interpr
 """
 
 KERNELS = {
-    "mask": "specq.verification.gpu_kernels.mask:mask_kernel",
+    "mask": "specq.verification.gpu_kernels.rows:mask_kernel",
     "tops": "specq.verification.gpu_kernels.heads:tops_kernel",
     "heads": "specq.verification.gpu_kernels.heads:heads_kernel",
     "weigh": "specq.verification.gpu_kernels.heads:weigh_kernel",

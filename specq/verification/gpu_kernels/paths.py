@@ -46,7 +46,7 @@ def walk_kernel(
     edit_values, lengths, nodes,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (steps). Judge by the rule of `probabilistic`, as in `specq.verification.walks`.
+    """Grid (steps). Judge by the rule of `probabilistic`, as in `specq.verification.strategies.probabilistic`.
 
     Writes:
     - lengths i32[steps]: of the accepted paths. -1 if a row has no finite numbers.

@@ -4,7 +4,8 @@ ROW of `specq.verification.host_kernels` defines the fields, in words of 8 bytes
 `chunks_kernel` and `draw_kernel` draw tokens from edited distributions by inversion. The first sums the weights of each
 chunk of a row. The second finds the chunk that contains a row's uniform number, and the token there. DRAW of
 `specq.verification.cuda_paths` defines the layout of a draw, in words of 8 bytes.
-"""
+
+`mask_kernel` removes the tokens that a grammar forbids."""
 
 from __future__ import annotations
 
@@ -150,3 +151,25 @@ def draw_kernel(
         last = tl.maximum(last, tl.max(tl.where(weights > 0, token_ids, 0), 0))
         before += tl.sum(weights, 0)
     tl.store(chosen + row, tl.where(token < vocab, token, last))
+
+
+# Mypy does not know Triton's decorator and types, since the package is missing on a machine without a GPU.
+# mypy: ignore-errors
+
+
+@triton.jit
+def mask_kernel(logits, stride, vocab, num_words, rows, masks, BLOCK: tl.constexpr):
+    """Grid (rows, splits). Set the logits of forbidden tokens to -inf.
+
+    `rows` i64[rows]: their places in the logits. `masks` i32[rows, num_words]: a bit for each token.
+    Tokens without a bit are forbidden.
+    """
+    place, split = tl.program_id(0), tl.program_id(1)
+    row = tl.load(rows + place)
+    words = masks + place.to(tl.int64) * num_words
+    for at in range(split * BLOCK, vocab, tl.num_programs(1) * BLOCK):
+        token_ids = at + tl.arange(0, BLOCK)
+        is_in = token_ids < vocab
+        word = tl.load(words + (token_ids >> 5), mask=is_in & ((token_ids >> 5) < num_words), other=0)
+        is_forbidden = ((word >> (token_ids & 31)) & 1) == 0
+        tl.store(logits + row * stride + token_ids, float("-inf"), mask=is_in & is_forbidden)

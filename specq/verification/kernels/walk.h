@@ -1,4 +1,5 @@
-/* Speculative sampling down the drafted trees of many sessions. `specq.verification.walks` explains the rule. */
+/* Speculative sampling down the drafted trees of many sessions.
+   `specq.verification.strategies.probabilistic` has the rule. */
 #pragma once
 #include <math.h>
 #include <stdint.h>

@@ -4,7 +4,9 @@ It grows with the transcript, so that no step reads the whole context again.
 
 Rule: this state depends only on the transcript, the prompt's length and the parameters. So a session that is opened
 again, here or on another verifier, has the same counts.
-"""
+
+It also has the log-probabilities of the prompt, for jobs with `prompt_logprobs`. Rule: the values are a function of the
+prompt alone. Rows may be computed again, for example after an eviction."""
 
 from __future__ import annotations
 
@@ -12,7 +14,20 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from specq.protocol import NO_TOKENS, Bans, Float32Array, History, Int32Array, Int64Array, SamplingParams
+from specq.protocol import (
+    NO_SCORED,
+    NO_TOKENS,
+    Bans,
+    Float32Array,
+    History,
+    Int32Array,
+    Int64Array,
+    Logprobs,
+    SamplingParams,
+    ScoredRows,
+    UInt8Array,
+    prompt_rows,
+)
 
 _ROOM = 64  # initial room of the arrays, in tokens; it doubles when they are full
 
@@ -103,3 +118,33 @@ class TokenCounts:
             array[place + 1 : self._size + 1] = array[place : self._size]
         self._token_ids[place], self._counts[place] = token, 0
         self._size += 1
+
+
+class PromptScores:
+    """The values so far. Row i holds those of prompt token i + 1."""
+
+    def __init__(self, prompt_ids: Int32Array, num_top: int) -> None:
+        self._token_ids, self._num_top = prompt_ids, num_top
+        self._rows = np.zeros((len(prompt_ids) - 1, 1 + 2 * num_top), "<i4")
+        self._is_known = np.zeros(len(self._rows), np.bool_)
+
+    def wanted(self, start: int, end: int) -> ScoredRows:
+        """Return the scored rows of a step that computes the tokens from position `start` to before `end`."""
+        following = self._token_ids[start + 1 : end + 1]
+        return ScoredRows(following, self._num_top) if len(following) else NO_SCORED
+
+    def put(self, start: int, found: Logprobs) -> None:
+        """Store the values of the rows from position `start` on."""
+        rows = prompt_rows(found)
+        self._rows[start : start + len(rows)] = rows
+        self._is_known[start : start + len(rows)] = True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all values are known."""
+        return bool(self._is_known.all())
+
+    def packed(self) -> UInt8Array:
+        """Return all values as `Verdict.prompt_rows`."""
+        assert self.is_complete, "a row of the prompt has KV and no log-probabilities"
+        return self._rows.reshape(-1).view(np.uint8)

@@ -3,7 +3,7 @@
 A step reads lengths, limits and flags for all sessions at once. So the trees' arrays store these. The attributes here
 read and write the same places.
 
-Rules: only `specq.verifier.step.commit` changes the transcript, for all sessions of a step at once. No I/O, no clock,
+Rules: only `specq.verifier.step.verdicts` changes the transcript, for all sessions of a step at once. No I/O, no clock,
 no model. `specq.verifier.sessions.grafting` attaches drafts to the tree.
 
 The module also has a session's states, and the events that lead between them.
@@ -43,8 +43,7 @@ from specq.protocol import (
 )
 from specq.text import StopMatcher, TextCodec
 from specq.verification import make_rows, strategy, traits_of
-from specq.verifier.sessions.history import Past
-from specq.verifier.sessions.prompt_scores import PromptScores
+from specq.verifier.sessions.history import Past, PromptScores
 from specq.verifier.trees import MAX_END_IDS, MAX_LIVE_NODES, NONE, DraftTrees, Lane
 
 NO_BYTES: UInt8Array = np.zeros(0, np.uint8)
@@ -161,7 +160,7 @@ class Session:
         self._past = Past(message.params, message.prompt_len, end_ids)
         self.logprobs = LogprobRecord(message.params.logprobs)  # of the tokens from opened_len on
         self.opened_len = len(self.token_ids)
-        self.origins = bytearray()  # of the tokens from opened_len on: codes of `specq.protocol.origins`
+        self.origins = bytearray()  # of the tokens from opened_len on: codes of `specq.protocol.logprobs`
         self._stop_matcher: StopMatcher | None = None
         self.grammar: SessionGrammar | None = None
         self.finish = ""

@@ -41,7 +41,7 @@ class Round(NamedTuple):
     base_len    the committed length before the round.
     token_ids   i32[m]: the accepted path, then the correction or bonus, up to the token that ends the text.
     nodes       i32[n]: the verified nodes; path: the places of the accepted nodes among them.
-    origins     u8[m]: the code of each token's origin (`specq.protocol.origins`).
+    origins     u8[m]: the code of each token's origin (`specq.protocol.logprobs`).
     node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes, as a verdict reports them.
     first_arrived  when the oldest node arrived; 0 without nodes.
     """

@@ -1,8 +1,7 @@
 """The draft trees of all sessions of a verifier.
 
 draft_trees  sessions, lanes and nodes, and the operations on them; the interface for other modules.
-arrays       the columns.
-compiled     the operations in C (kernels/).
+arrays       the columns, and the operations in C (kernels/).
 reference    the operations in plain Python; reference_graft, reference_choice and reference_commit explain one kind
              each.
 """

@@ -27,8 +27,7 @@ from specq.protocol import (
     stacked,
 )
 from specq.verification import Calibration
-from specq.verifier.trees.arrays import COUNTS, MAX_LIVE_NODES, NONE, WINDOW, Arrays
-from specq.verifier.trees.compiled import CompiledTrees, kernels
+from specq.verifier.trees.arrays import COUNTS, MAX_LIVE_NODES, NONE, WINDOW, Arrays, CompiledTrees, kernels
 from specq.verifier.trees.reference import ReferenceTrees
 from specq.verifier.trees.reference_choice import calibration_of
 from specq.verifier.trees.reference_graft import HEAD

@@ -14,8 +14,8 @@ from specq.drafting.draft_model.making import level_times
 from specq.engines.native import ForwardOutput, PackedRows
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
-from specq.testing.chains import commit_one
 from specq.testing.checkpoints import VOCAB, make_checkpoint, random_tokens
+from specq.testing.toy_drafters import commit_one
 from specq.verification import NO_TOKEN
 
 SAMPLED = SamplingParams(temperature=0.9, seed=5)

@@ -22,7 +22,7 @@ from specq.verifier.control.choices import Choice, Step
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.grafting import graft_batch
-from tests.verifier.timed_service import Machine
+from tests.verifier.timed_target import Machine
 
 PROMPT = [5, 6, 7]
 LEVELS = 4

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from specq.config import TargetConfig, read_tree
+from specq.config import TargetConfig
 from specq.drafting import Pending, make_sources
-from specq.drafting.medusa import source as module
 from specq.drafting.medusa.drafter import Medusa
 from specq.drafting.medusa.interface import HiddenRow
 from specq.drafting.medusa.network import load_heads
 from specq.drafting.medusa.source import MedusaSource
-from specq.drafting.rank_trees import WIDTH, RankTree, checked_tree, tree_for
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import (
@@ -43,15 +41,10 @@ from specq.testing.toy import ToyEngine, toy_text
 from specq.testing.toy_drafters import ToyHeads
 from specq.verifier import Setup, StepCurve, Verifier
 from specq.verifier.sources.interface import DraftSource
+from tests.drafting.medusa.serving import ASYNC, CHOICES, serving
 from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, MemorylessEngine, chi_squares
 
-ASYNC = Speculation()
 CURVE = StepCurve([1, 64], [0.005, 0.006])
-
-
-def serving(heads: ToyHeads, tree: tuple[tuple[int, ...], ...] = (), **options: Any) -> tuple[Serving, MedusaSource]:
-    source = MedusaSource(heads, tree)
-    return Serving([source], lambda verifier: None, **options), source
 
 
 def kept(serving: Serving, source: MedusaSource) -> bool:
@@ -131,109 +124,6 @@ def test_a_step_without_a_hidden_state_drafts_no_tokens(count: int) -> None:
     sessions[-1].token_ids.append(1)
     assert source.begin(sessions, None, 0.0) == (count > 1)  # type: ignore[arg-type]
     assert heads.num_started[-1:] == ([] if count == 1 else [count - 1])
-
-
-# --- trees
-# ----------------------------------------------------------------------------------------------------------------
-
-
-def paths_of(tree: RankTree, wanted: Any = None) -> list[tuple[int, ...]]:
-    """The paths of the wanted nodes of a tree."""
-    paths: list[tuple[int, ...]] = []
-    for rank, parent in zip(tree.ranks.tolist(), tree.parents.tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), rank))
-    return [path for i, path in enumerate(paths) if wanted is None or wanted[i]]
-
-
-CHOICES = "[(0,), (0, 0), (1,), (0, 1), (2,), (0, 0, 0), (1, 0), (0, 0, 0, 1), (3,)]"  # as Medusa's choices are written
-
-
-def test_choices_load_as_they_are_published(tmp_path: Path) -> None:
-    """As tuples or lists, in the option or in a file; what is missing above a path comes with it."""
-    (tmp_path / "choices.txt").write_text(CHOICES.replace("(", "[").replace(")", "]"))
-    for said in (CHOICES, str(tmp_path / "choices.txt")):
-        tree = tree_for(Speculation.from_dict({"tree": read_tree(said)}), 4)
-        assert set(paths_of(tree)) == {
-            *((0,), (1,), (2,), (3,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1)),
-        }  # fmt: skip
-        assert tree.is_fixed
-
-
-@pytest.mark.parametrize(
-    ("said", "match"),
-    [
-        ("[[0]", "is neither a list of paths"),
-        ("nowhere.txt", "is neither a list of paths .* nor a file"),
-        ("[[0],[0,0,0,0,0]]", r"the path \[0, 0, 0, 0, 0\], which is 5 deep; there are 4 heads"),
-        ("[[99]]", "tree is .*, but must be at most 1024 non-empty paths of ranks"),
-        ("[5]", "tree is"),
-        ("[[]]", "tree is"),
-    ],
-)
-def test_a_tree_that_makes_no_sense_is_refused(said: str, match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        checked_tree(said, 4, "there are 4 heads")
-
-
-def test_a_job_gets_the_tree_that_it_asks_for() -> None:
-    """The shapes of jobs, down to the last head; without one the configured tree, else best first."""
-    default = ((0, 0), (1,))
-    assert paths_of(tree_for(ASYNC, 4, default)) == [(0,), (1,), (0, 0)]
-    assert paths_of(tree_for(Speculation(max_depth=1), 4, default)) == [(0,), (1,)]
-    assert paths_of(tree_for(Speculation(num_candidates=2, max_depth=2), 4, default)) == [(0,), (1,), (0, 0), (1, 0)]
-    assert max(map(len, paths_of(tree_for(Speculation(tree=((0,) * 7,)), 4)))) == 4
-    best = paths_of(tree_for(ASYNC, 3))
-    assert set(best) == {
-        path
-        for path in np.ndindex(WIDTH, WIDTH, WIDTH)
-        for path in (path, path[:2], path[:1])
-        if np.prod(np.array(path) + 1) <= WIDTH
-    }
-
-
-def test_best_first_takes_the_likeliest_nodes_and_those_above_them() -> None:
-    """Against the plain way: sort all paths by their chance."""
-    rng = np.random.default_rng(5)
-    tree = tree_for(ASYNC, 3)
-    chances = -np.sort(-rng.dirichlet(np.full(WIDTH, 0.4), (6, 3)).astype(np.float32))  # [contexts, places, ranks]
-    with np.errstate(divide="ignore"):
-        scores = tree.scores(np.log(chances))
-    for most in (1, 5, 20, 1000):
-        wanted = tree.likeliest(tree.reach(scores), most, np.log(0.02))
-        for i in range(6):
-            found = paths_of(tree, wanted[i])
-            assert all(path[:-1] in found for path in found if len(path) > 1)
-            reach = {
-                path: float(np.prod([chances[i, k, rank] for k, rank in enumerate(path)])) for path in paths_of(tree)
-            }
-            plain = [path for path in sorted(reach, key=lambda path: -reach[path])[:most] if reach[path] >= 0.02]
-            assert sorted(reach[path] for path in found) == pytest.approx(sorted(reach[path] for path in plain))
-
-
-def test_what_heads_do_not_know_is_not_drafted() -> None:
-    """Fewer tokens than the tree has ranks, and tokens that the sampler rules out."""
-    tree = tree_for(Speculation(tree=((0, 0), (1, 1), (2,))), 2)
-    scores = np.log(np.array([[[0.6, 0.4], [1.0, 0.0]]], np.float32), out=np.full((1, 2, 2), -np.inf, np.float32),
-    where=np.array([[[True, True], [True, False]]]))  # fmt: skip
-    nodes = tree.scores(scores)
-    assert paths_of(tree, tree.likeliest(tree.reach(nodes), 99, -9.0)[0]) == [(0,), (1,), (0, 0), (1, 0)]
-
-
-def test_few_sessions_get_large_trees_and_many_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The total number of nodes is limited."""
-    sizes: dict[int, int] = {}
-    for count in (1, 8, 20):
-        started, source = serving(ToyHeads(PROMPT, wrong_every=1, blind=True))
-        for i in range(count):
-            started.open(i, seed=i)
-        for _ in range(count):
-            started.turn()
-        monkeypatch.setattr(module, "FLOOR", 1e-9)
-        sessions = list(started.verifier.sessions.values())
-        source.begin(sessions, None, 0.0)  # type: ignore[arg-type]
-        (batch,) = source.collect(sessions, None, lambda: 0.0)  # type: ignore[arg-type]
-        sizes[count] = int(np.max(batch.sizes))
-    assert sizes == {1: 64, 8: 32, 20: 12}
 
 
 # --- with a real model

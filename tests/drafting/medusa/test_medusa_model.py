@@ -24,7 +24,7 @@ from specq.testing.checkpoints_draft import MADE, make_draft
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import change_heads, make_published
 from tests.drafting.draft_model.test_draft_model import Tree
-from tests.drafting.vocabulary.test_vocabulary import BOTH, INFO, TEXT
+from tests.drafting.vocabulary.drafts import BOTH, INFO, TEXT
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.9, top_k=40, seed=5)
 DRAWN = SamplingParams(temperature=0.9, strategy="probabilistic", seed=5)

@@ -3,7 +3,6 @@ it must."""
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,113 +13,46 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specq.drafting import CONTEXT, Drafter, Expansion, bridge
+from specq.drafting import CONTEXT, Expansion, bridge
 from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.drafter import DraftModel
 from specq.drafting.draft_model.making import level_times
 from specq.drafting.draft_model.spec import draft_trees
-from specq.drafting.interface import Children, NodeChains
+from specq.drafting.interface import NodeChains
 from specq.drafting.suffix.ngram import NgramDrafter
 from specq.drafting.vocabulary import in_vocabulary
 from specq.drafting.vocabulary.shared import SharedMaker, renamed
 from specq.models import resolve_model
-from specq.protocol import ConfigError, EngineError, SamplingParams
-from specq.testing import DrafterConformance, make_checkpoint
-from specq.testing.chains import commit_one
+from specq.protocol import ConfigError, SamplingParams
+from specq.testing import DrafterConformance
 from specq.testing.checkpoints import VOCAB, load_reference, make_renumbered, reference_logits
 from specq.testing.checkpoints_draft import PARALLEL, make_draft
 from specq.testing.exact import ExactWorld, error, point, sampled
-from specq.testing.tokenizer import sentencepiece_files, tokenizer_files
-from specq.testing.toy import toy_info
-from specq.text import ByteCodec, SharedTokens, TextCodec, Vocabularies, load_tokenizer_files
+from specq.testing.toy_drafters import commit_one
+from specq.text import SharedTokens, TextCodec, load_tokenizer_files
 from specq.verification.sampling import perturbed_scores, target_probs
+from tests.drafting.vocabulary.drafts import (
+    BOTH,
+    DRAWN,
+    INFO,
+    PIECES,
+    TEXT,
+    TRAINED,
+    chain,
+    directory,
+    drafter,
+    shared,
+)
 
-TRAINED, PIECES = ByteCodec(tokenizer_files()), ByteCodec(sentencepiece_files())
-BOTH = Vocabularies(
-    PIECES, TRAINED
-)  # the draft model is SentencePiece's: its checkpoint knows the first 99 of its tokens
-INFO = replace(toy_info(), num_tokens=len(TRAINED.tokens), tokenizer_hash="trained", eos_ids=(2,))
+__all__ = ["directory", "drafter"]  # fixtures
+
+
 SAMPLED = SamplingParams(temperature=0.9, top_k=20, seed=5)
-DRAWN = SamplingParams(temperature=1.0, strategy="probabilistic")
-TEXT = TRAINED.encode(b"Janet sells her eggs")
-
-
-class ScriptedDraft(Drafter):
-    """A draft model that knows one text by heart, in its own tokens; it draws nothing."""
-
-    def __init__(self, text: bytes, end: list[int] | None = None) -> None:
-        self.info = replace(toy_info(), vocab_size=len(PIECES.tokens), num_tokens=len(PIECES.tokens))
-        self.tokens = [*PIECES.encode(text), *(end or [])]
-        self.context: list[int] = []
-        self.nodes: dict[int, int] = {}
-        self.num_passes = 0
-
-    def open(self, session_id, token_ids, params, owner=""):
-        self.context, self.nodes = token_ids.tolist(), {CONTEXT: 0}
-
-    def close(self, session_id):
-        self.context = []
-
-    def commit(self, session_id, token_ids, path):
-        self.context += token_ids.tolist()
-        depth = len(token_ids) if len(path) == len(token_ids) else 10**6
-        self.nodes = {i: at - depth for i, at in self.nodes.items() if at > depth} | {CONTEXT: 0}
-
-    def expand(self, requests):
-        self.num_passes += 1
-        answers = []
-        for request in requests:
-            if request.node_id not in self.nodes:
-                raise EngineError("unknown node")
-            depth = self.nodes[request.node_id]
-            said = len(PIECES.decode(self.context)), self.tokens[self._at() + depth :][:1]
-            for child_id in request.child_ids[:1]:
-                self.nodes[child_id] = depth + 1
-            answers.append(Children(np.array(said[1], np.int32), np.full(len(said[1]), -0.5, np.float32)))
-        return answers
-
-    def _at(self):
-        """Return how many of its text's tokens stand in the context."""
-        length = len(PIECES.decode(self.context))
-        ends = list(itertools.accumulate(len(PIECES.tokens[i] or b"") for i in self.tokens))
-        return ends.index(length) + 1 if length in ends else 0
-
-
-def shared(directory, **options):
-    draft = DraftModel(str(directory), device="cpu", kv_slots=1024, rng=np.random.default_rng(0), **options)
-    return draft, in_vocabulary(draft, "shared", BOTH, INFO)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(params=["shared", "text", "text of ngram"])
-def drafter(request, directory):
-    way, _, kind = request.param.partition(" of ")
-    draft = DraftModel(str(directory), device="cpu", kv_slots=1024) if not kind else NgramDrafter()
-    return in_vocabulary(draft, way, BOTH, INFO)
 
 
 class TestConformance(DrafterConformance):
     """Around a draft model, and around one that has no logits and cannot go back."""
-
-
-NODE_IDS = itertools.count()
-
-
-def chain(drafter, depth, session_id=1):
-    """Draft a chain; return its tokens and node ids."""
-    token_ids, node_ids = [], []
-    for node_id in itertools.islice(NODE_IDS, depth):
-        (children,) = drafter.expand([Expansion(session_id, node_ids[-1] if node_ids else CONTEXT, (node_id,))])
-        if not len(children.token_ids):
-            break
-        token_ids.append(int(children.token_ids[0]))
-        node_ids.append(node_id)
-    return token_ids, node_ids
 
 
 def test_it_stands_for_a_drafter_of_the_targets_vocabulary(directory):
@@ -322,67 +254,6 @@ def test_without_a_shared_token_shared_is_refused(directory):
         in_vocabulary(draft, "shared", BOTH, replace(INFO, num_tokens=0))
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
-
-
-def drafted(text, context=b"Janet", end=None, depth=40):
-    """Return what `text` drafts after a context, in the target's tokens."""
-    drafter = in_vocabulary(ScriptedDraft(context + text, end), "text", BOTH, INFO)
-    drafter.open(1, np.array(TRAINED.encode(context), np.int32), DRAWN)
-    return chain(drafter, depth)[0]
-
-
-@pytest.mark.parametrize(
-    "text", [" sells the eggs.", " return a + b\n", "naïve", " 中文 🙂🙃", "🙂", "\n\n    return", " <|im_end|> "]
-)
-def test_text_is_drafted_as_the_target_would_cut_it(text):
-    assert TRAINED.decode(drafted(text.encode())) == text.encode()
-
-
-def test_most_words_are_whole():
-    """What the draft model spells letter by letter are the target's own tokens, but for those longer than it waits
-    for."""
-    text = b" return a + b\n"
-    assert len(drafted(text)) < len(PIECES.encode(text))
-
-
-def test_half_a_character_in_the_context_is_completed():
-    smile = "🙂".encode()
-    drafter = in_vocabulary(ScriptedDraft(b"a" + smile + b"b"), "text", BOTH, INFO)
-    drafter.open(1, np.array(TRAINED.encode(b"a" + smile[:2]), np.int32), SamplingParams())
-    assert TRAINED.decode(chain(drafter, 8)[0]) == smile[2:] + b"b"
-
-
-def test_the_end_of_a_text_is_drafted_as_the_targets():
-    """And a special token that the target lacks ends the draft."""
-    assert (
-        drafted(b" eggs.", end=[PIECES.special["</s>"], *PIECES.encode(b"never")])[-1] == TRAINED.special["<|im_end|>"]
-    )
-    assert TRAINED.decode(drafted(b" eggs.", end=[PIECES.special["<s>"]])) == b" eggs."
-
-
-def test_an_accepted_draft_is_not_drafted_twice():
-    text = b" sells the eggs. return a + b"
-    draft = ScriptedDraft(b"Janet" + text)
-    drafter = in_vocabulary(draft, "text", BOTH, INFO)
-    drafter.open(1, np.array(TRAINED.encode(b"Janet"), np.int32), SamplingParams())
-    said = []
-    for _ in range(20):
-        token_ids, node_ids = chain(drafter, 3)
-        said += token_ids[:2]
-        if token_ids:
-            drafter.commit(1, np.array(token_ids[:2], np.int32), node_ids[:2])
-    assert TRAINED.decode(said) == text
-    assert draft.num_passes <= len(draft.tokens) + 1
-
-
-def test_an_unknown_node_is_named():
-    drafter = in_vocabulary(ScriptedDraft(b"Janet"), "text", BOTH, INFO)
-    drafter.open(1, np.array(TEXT, np.int32), SamplingParams())
-    with pytest.raises(EngineError, match="draft node 77 is unknown or was removed"):
-        drafter.expand([Expansion(1, 77, (78,))])
-
-
 # --- a model whose tokens have other numbers
 # ----------------------------------------------------------------------------
 
@@ -402,9 +273,9 @@ def test_a_model_whose_tokens_have_other_numbers_drafts_the_same(renumbered, par
     bridged = bridge(other.info, "shared", load_tokenizer_files(renumbered), files, "tiny")(other)
     context = TextCodec(files).encode_chat([{"role": "user", "content": "What is 12 times 7?"}])
     drafts = []
-    for drafter in (plain, bridged):
-        drafter.open(1, np.array(context, np.int32), params)
-        drafts.append(chain(drafter, 8)[0])
+    for one in (plain, bridged):
+        one.open(1, np.array(context, np.int32), params)
+        drafts.append(chain(one, 8)[0])
     assert drafts[0] == drafts[1]
     assert len(drafts[0]) == 8
 

@@ -26,7 +26,7 @@ from specq.verifier import Budget, ComputedDrafts, DraftBatch, DraftSource, Step
 from specq.verifier.sources import Rounds, Session, batch_of_chains
 from tests.verifier.services.service import Service
 from tests.verifier.services.texts import NUM_ROWS, Texts
-from tests.verifier.timed_service import INFO, Machine
+from tests.verifier.timed_target import INFO, Machine
 
 CLAIM = 0.7  # of drafters that do not know how often they are right
 DRAFT_S = 0.00005  # of the verifier's host, to receive a remote draft

@@ -14,7 +14,7 @@ from specq.verification import Judgements, StepBatch
 from specq.verifier import StepCurve
 from tests.verifier.services.service import STALL_STEPS, Service
 from tests.verifier.services.texts import Texts
-from tests.verifier.timed_service import INFO, Machine
+from tests.verifier.timed_target import INFO, Machine
 
 CURVE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 OF_REPEATS = 10_000  # between the seeds of two repeats: more than there are services

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from specq.protocol import COLOCATED, EAGLE, REMOTE, SUFFIX
-from specq.simulate.calibration import HardwareCurve
+from specq.simulate.scenarios import HardwareCurve
 
 TOGETHER, ONE_BY_ONE, POISSON, BURSTS = "together", "one by one", "poisson", "bursts"
 WAVES = (TOGETHER, BURSTS)

@@ -17,7 +17,7 @@ from tests.verifier.services.engine import ServiceEngine
 from tests.verifier.services.service import WAVES, Service
 from tests.verifier.services.texts import Texts
 from tests.verifier.services.traffic import Traffic
-from tests.verifier.timed_service import TEXT, Machine
+from tests.verifier.timed_target import TEXT, Machine
 
 LABELS_OF_PHASE = 1_000_000
 

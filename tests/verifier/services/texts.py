@@ -9,7 +9,7 @@ import numpy as np
 
 from specq.protocol import BoolArray, Float32Array, Int32Array, IntpArray, Verdict
 from tests.verifier.services.service import Service
-from tests.verifier.timed_service import INFO
+from tests.verifier.timed_target import INFO
 
 NUM_ROWS = 1024  # more than sessions that are open at a time
 ROOM = 32  # tokens behind the end of a text, which a step in flight may ask for
