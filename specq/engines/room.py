@@ -21,6 +21,15 @@ def free_slots(num_free: int, block_size: int, slacks: IntpArray) -> int:
     return Slacks.of(block_size, slacks).free_slots(num_free)
 
 
+def next_to_grow(slacks: IntpArray, block_size: int, most: int) -> IntpArray:
+    """Return the places of the at most `most` sessions that need their next block soonest, i64[any].
+
+    slacks: i64[n], as in `free_slots`. Sessions with room for a whole block are left out.
+    """
+    near: IntpArray = (slacks < block_size).nonzero()[0]
+    return near[slacks[near].argsort(kind="stable")[:most]]
+
+
 @dataclass(slots=True)
 class Slacks:
     """The summary of session slacks that `free_slots` needs. Sessions can be added.

@@ -12,7 +12,7 @@ import pytest
 import structlog
 import torch
 
-from specq.engines.room import Slacks, free_slots
+from specq.engines.room import Slacks, free_slots, next_to_grow
 from specq.engines.vllm import versions
 from specq.engines.vllm.options import _NEEDED, _WISHED, prepare_environment, refusal
 
@@ -47,6 +47,21 @@ def test_sessions_may_be_added_while_each_can_have_a_block(slacks):
 
 def test_without_sessions_all_blocks_are_free():
     assert free_slots(7, 16, np.zeros(0, np.intp)) == 112
+
+
+@pytest.mark.parametrize(
+    ("slacks", "most", "expected"),
+    [
+        ([3, 0, 9, 1], 2, [1, 3]),
+        ([3, 0, 9, 1], 9, [1, 3, 0, 2]),
+        ([15, 16, 31, 15], 9, [0, 3]),
+        ([5, 5, 5], 2, [0, 1]),
+        ([], 2, []),
+    ],
+)
+def test_sessions_with_the_least_room_grow_first(slacks, most, expected):
+    """A session with room for a whole block does not grow."""
+    assert next_to_grow(np.array(slacks, np.intp), 16, most).tolist() == expected
 
 
 def test_a_tested_version_is_not_warned_of():
