@@ -89,12 +89,16 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types if
         """
         for i in has_grown:
             holding = holdings[i]
-            block_ids = self.kv_cache_manager.get_block_ids(holding.request.request_id)
-            sent, holding.num_sent = holding.num_sent, [len(ids) for ids in block_ids]
-            if sent is None:
+            groups = self.kv_cache_manager.get_blocks(holding.request.request_id).blocks
+            is_new, sent = holding.num_sent is None, holding.num_sent or [0] * len(groups)
+            holding.num_sent = [len(blocks) for blocks in groups]
+            block_ids = tuple(
+                [block.block_id for block in blocks[count:]] for blocks, count in zip(groups, sent, strict=True)
+            )
+            if is_new:
                 delta.new[i] = NewRequestData.from_request(holding.request, block_ids)
             else:
-                delta.blocks[i] = tuple(ids[count:] for ids, count in zip(block_ids, sent, strict=True))
+                delta.blocks[i] = block_ids
         delta.zeroed = self._get_new_block_ids_to_zero()
         if self.finished_req_ids:
             delta.ended = [*self.finished_req_ids]
