@@ -8,6 +8,8 @@ import numpy as np
 
 from specq.protocol import IntpArray
 
+BLOCKS_AHEAD = 2  # that a session gets before it needs them; the second one costs half as much host time
+
 
 def free_slots(num_free: int, block_size: int, slacks: IntpArray) -> int:
     """Return the most tokens that always fit, however they are divided among sessions.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.engines.room import free_slots
+from specq.engines.room import BLOCKS_AHEAD, free_slots
 from specq.engines.vllm.engine import VllmEngine
 from specq.testing.checkpoints import load_reference, make_checkpoint, random_tokens, reference_text
 from tests.devices import NEEDS_VLLM, vllm_arguments
@@ -79,15 +79,15 @@ def test_blocks_of_equal_sessions_are_spread_over_steps(
         allocate(*given)
 
     monkeypatch.setattr(engine._sessions._scheduler, "allocate", counted)
-    size = engine._block_slots
-    texts = opened(engine, [size + 2] * NUM)
+    num, size = 24, engine._block_slots
+    texts = opened(engine, [size + 2] * num)
     for _ in range(3 * size):
         counts.append(0)
         decode(engine, texts)
-        assert set(num_ahead(engine, texts)) <= {0, 1}
-    assert counts[0] == NUM
-    assert max(counts[1:]) <= -(-NUM // size)
-    assert sum(counts[1:]) >= 3 * NUM
+        assert set(num_ahead(engine, texts)) <= {0, 1, BLOCKS_AHEAD}
+    assert counts[0] == num
+    assert max(counts[1:]) <= -(-num // size)
+    assert sum(counts[1:]) >= 3 * num // BLOCKS_AHEAD
     reference = load_reference(directory)
     for text in list(texts.values())[::13]:
         assert text.said == reference_text(reference, text.prompt, 3 * size)
@@ -114,7 +114,7 @@ def test_free_slots_count_blocks_ahead_as_room_of_their_sessions(engine: VllmEng
             engine.close(min(texts))
             del texts[min(texts)]
             check()
-    assert {0, 1} <= seen
+    assert {0, BLOCKS_AHEAD} <= seen
 
 
 def test_blocks_that_are_promised_are_not_taken(engine: VllmEngine) -> None:
@@ -141,7 +141,7 @@ def test_the_last_whole_block_of_a_closed_session_is_shared(engine: VllmEngine) 
     texts = opened(engine, [size - 2] * 3)
     for _ in range(3):
         decode(engine, texts)
-    assert num_ahead(engine, texts) == [1, 1, 0]
+    assert num_ahead(engine, texts) == [BLOCKS_AHEAD, BLOCKS_AHEAD, 0]
     decode(engine, texts)
     for i, text in texts.items():
         assert text.kv_len == size + 1

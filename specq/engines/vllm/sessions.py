@@ -18,7 +18,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
-from specq.engines.room import Slacks, free_slots, next_to_grow
+from specq.engines.room import BLOCKS_AHEAD, Slacks, free_slots, next_to_grow
 from specq.engines.vllm.flights import Members, SessionFlight
 from specq.engines.vllm.padding import MIXED, even_length, row_counts
 from specq.engines.vllm.patches.scheduler import Holding, SessionScheduler
@@ -276,7 +276,7 @@ class Sessions:
         ends, rooms = table.computed[places] + sizes, table.rooms[places]
         grows, num_ahead = ends > rooms, np.zeros_like(ends)
         ahead = self._to_grow_ahead(batch, ends, rooms, int(sizes.sum()))
-        grows[ahead], num_ahead[ahead] = True, (rooms + block_size - ends)[ahead]
+        grows[ahead], num_ahead[ahead] = True, (rooms + BLOCKS_AHEAD * block_size - ends)[ahead]
         has_news = grows
         if delta.request_ids is not None:
             is_new = np.array([holding.num_sent is None for holding in members.holdings], np.bool_)
@@ -302,7 +302,7 @@ class Sessions:
         block_size, needs_none = self._scheduler.block_size, ends <= rooms
         most = -(-len(batch) // block_size) - int(np.count_nonzero(~needs_none))
         promised = num_rows + self._table.num_pending + self.max_length
-        if most <= 0 or self.free_slots < promised + most * block_size:
+        if most <= 0 or self.free_slots < promised + most * BLOCKS_AHEAD * block_size:
             return np.zeros(0, np.intp)
         may_grow = batch.is_judged & needs_none & (rooms < self.max_length)
         return next_to_grow(np.where(may_grow, rooms - ends, block_size), block_size, most)
