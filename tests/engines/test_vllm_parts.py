@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from specq.engines.room import Slacks, free_slots, next_to_grow
 from specq.engines.vllm import versions
 from specq.engines.vllm.options import _NEEDED, _WISHED, prepare_environment, refusal
+from specq.protocol import History, SamplingParams, ScoredRows, SessionStep
+from specq.verification import StepBatch
 
 
 def fits(num_free: int, block_size: int, slacks: tuple[int, ...], rows: tuple[int, ...]) -> bool:
@@ -62,6 +65,16 @@ def test_without_sessions_all_blocks_are_free():
 def test_sessions_with_the_least_room_grow_first(slacks, most, expected):
     """A session with room for a whole block does not grow."""
     assert next_to_grow(np.array(slacks, np.intp), 16, most).tolist() == expected
+
+
+def test_another_process_scores_no_rows_of_a_step_that_has_none():
+    """Such a step may have other optional parts, here a history."""
+    tokens = np.array([5, 6], np.int32)
+    history = SessionStep(1, 0, tokens, SamplingParams(), history=History(2))
+    scored = SessionStep(2, 0, tokens, SamplingParams(), scored=ScoredRows(tokens[1:], 3))
+    found = pickle.loads(pickle.dumps(StepBatch.of([history, scored]))).scored
+    assert [*found] == [1]
+    assert found[1].token_ids.tolist() == [6]
 
 
 def test_a_tested_version_is_not_warned_of():

@@ -35,7 +35,7 @@ from specq.protocol import (
     StepOutput,
 )
 from specq.protocol import SamplingParams as JobParams
-from specq.verification import DeviceTokens, StepBatch, TokenMasks
+from specq.verification import DeviceTokens, Judgements, StepBatch, TokenMasks
 from specq.verification.begun import says_own
 
 log = structlog.get_logger(__name__)
@@ -217,12 +217,12 @@ class Sessions:
 
     def _collect(self, flight: SessionFlight) -> StepOutput:
         """Wait for the oldest step in flight; see `Launched.collect`."""
-        judgements = self._workers.collect()
-        self._slacks = None
+        output = self._workers.collect()
+        judgements, self._slacks = Judgements.of(output.judgements), None
         self._table.commit(
             flight.batch, flight.members.places, self._are_open(flight), judgements, feeds=flight.gives_tokens
         )
-        return StepOutput(judgements)
+        return output
 
     def _discard(self, flight: SessionFlight) -> None:
         """Forget the newest step in flight; see `Launched.discard`. Its sessions keep the blocks that it took."""
