@@ -68,22 +68,28 @@ def num_ahead(engine: VllmEngine, texts: dict[int, Text]) -> list[int]:
     return [num_blocks(engine, i) - -(-text.kv_len // engine._block_slots) for i, text in texts.items()]
 
 
+def counted(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list whose last number counts the sessions that the engine allocates for from now on."""
+    counts, allocate = [0], engine._sessions._scheduler.allocate
+
+    def noted(*given: Any) -> None:
+        counts[-1] += 1
+        allocate(*given)
+
+    monkeypatch.setattr(engine._sessions._scheduler, "allocate", noted)
+    return counts
+
+
 def test_blocks_of_equal_sessions_are_spread_over_steps(
     engine: VllmEngine, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the prompts, a step allocates at most about as many blocks as sessions fill in a step."""
-    counts, allocate = list[int](), engine._sessions._scheduler.allocate
-
-    def counted(*given: Any) -> None:
-        counts[-1] += 1
-        allocate(*given)
-
-    monkeypatch.setattr(engine._sessions._scheduler, "allocate", counted)
+    counts = counted(engine, monkeypatch)
     num, size = 24, engine._block_slots
     texts = opened(engine, [size + 2] * num)
     for _ in range(3 * size):
-        counts.append(0)
         decode(engine, texts)
+        counts.append(0)
         assert set(num_ahead(engine, texts)) <= {0, 1, BLOCKS_AHEAD}
     assert counts[0] == num
     assert max(counts[1:]) <= -(-num // size)
@@ -91,6 +97,18 @@ def test_blocks_of_equal_sessions_are_spread_over_steps(
     reference = load_reference(directory)
     for text in list(texts.values())[::13]:
         assert text.said == reference_text(reference, text.prompt, 3 * size)
+
+
+def test_a_step_with_blocks_that_are_needed_takes_none_ahead(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = engine._block_slots
+    texts = opened(engine, [size] * 2 + [size - 10] * 10)
+    decode(engine, texts)
+    counts = counted(engine, monkeypatch)
+    decode(engine, texts)
+    assert counts == [2]
+    assert not any(num_ahead(engine, texts))
 
 
 def test_free_slots_count_blocks_ahead_as_room_of_their_sessions(engine: VllmEngine) -> None:
