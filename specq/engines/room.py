@@ -8,6 +8,8 @@ import numpy as np
 
 from specq.protocol import IntpArray
 
+BLOCKS_AHEAD = 2  # that a session gets before it needs them; the second one costs half as much host time
+
 
 def free_slots(num_free: int, block_size: int, slacks: IntpArray) -> int:
     """Return the most tokens that always fit, however they are divided among sessions.
@@ -19,6 +21,15 @@ def free_slots(num_free: int, block_size: int, slacks: IntpArray) -> int:
     if len(slacks) > num_free + 1:  # the sessions with the least slack already take one block too many
         slacks = np.partition(slacks, num_free)[: num_free + 1]
     return Slacks.of(block_size, slacks).free_slots(num_free)
+
+
+def next_to_grow(slacks: IntpArray, block_size: int, most: int) -> IntpArray:
+    """Return the places of the at most `most` sessions that need their next block soonest, i64[any].
+
+    slacks: i64[n], as in `free_slots`. Sessions with room for a whole block are left out.
+    """
+    near: IntpArray = (slacks < block_size).nonzero()[0]
+    return near[slacks[near].argsort(kind="stable")[:most]]
 
 
 @dataclass(slots=True)

@@ -209,8 +209,8 @@ class StepBatch(Sequence[SessionStep]):
 
     @property
     def scored(self) -> dict[int, ScoredRows]:
-        """Return the scored rows, by the place of their step."""
-        return {i: extra.scored for i, extra in self.extras.items() if extra.scored is not NO_SCORED}
+        """Return the scored rows, by the place of their step. Steps without such rows are left out."""
+        return {i: extra.scored for i, extra in self.extras.items() if extra.scored.num_rows}
 
     @property
     def first_rows(self) -> IntpArray:

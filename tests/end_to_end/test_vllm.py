@@ -132,6 +132,8 @@ def test_texts_are_the_same_with_a_step_in_flight_in_two_processes(
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
     texts = json.loads(done.stdout.splitlines()[-1])
     assert texts["together"] == texts["apart"]
+    for name in ("together", "apart"):
+        assert texts["scored"][name] == pytest.approx(texts["scored"]["torch"], abs=1e-4)
     assert texts["most"] == 3
     assert texts["unread"] == texts["own"]
     assert texts["late"] > 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 import structlog
 import torch
 
-from specq.engines.room import Slacks, free_slots
+from specq.engines.room import Slacks, free_slots, next_to_grow
 from specq.engines.vllm import versions
 from specq.engines.vllm.options import _NEEDED, _WISHED, prepare_environment, refusal
+from specq.protocol import History, SamplingParams, ScoredRows, SessionStep
+from specq.verification import StepBatch
 
 
 def fits(num_free: int, block_size: int, slacks: tuple[int, ...], rows: tuple[int, ...]) -> bool:
@@ -47,6 +50,31 @@ def test_sessions_may_be_added_while_each_can_have_a_block(slacks):
 
 def test_without_sessions_all_blocks_are_free():
     assert free_slots(7, 16, np.zeros(0, np.intp)) == 112
+
+
+@pytest.mark.parametrize(
+    ("slacks", "most", "expected"),
+    [
+        ([3, 0, 9, 1], 2, [1, 3]),
+        ([3, 0, 9, 1], 9, [1, 3, 0, 2]),
+        ([15, 16, 31, 15], 9, [0, 3]),
+        ([5, 5, 5], 2, [0, 1]),
+        ([], 2, []),
+    ],
+)
+def test_sessions_with_the_least_room_grow_first(slacks, most, expected):
+    """A session with room for a whole block does not grow."""
+    assert next_to_grow(np.array(slacks, np.intp), 16, most).tolist() == expected
+
+
+def test_another_process_scores_no_rows_of_a_step_that_has_none():
+    """Such a step may have other optional parts, here a history."""
+    tokens = np.array([5, 6], np.int32)
+    history = SessionStep(1, 0, tokens, SamplingParams(), history=History(2))
+    scored = SessionStep(2, 0, tokens, SamplingParams(), scored=ScoredRows(tokens[1:], 3))
+    found = pickle.loads(pickle.dumps(StepBatch.of([history, scored]))).scored
+    assert [*found] == [1]
+    assert found[1].token_ids.tolist() == [6]
 
 
 def test_a_tested_version_is_not_warned_of():

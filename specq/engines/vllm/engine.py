@@ -56,7 +56,7 @@ class VllmEngine:
     is_helped = False
     jumps: tuple[int, ...] = ()
     takes_scratch = False
-    takes_masks = judges_late = True
+    takes_masks = judges_late = scores_rows = True
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from specq.engines.vllm.padding import row_counts
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import Judgements, StepBatch, places_in_runs, starts_of
 
@@ -27,11 +28,26 @@ def judged_rows(batch: StepBatch, order: IntpArray, even_length: int = 0) -> Int
     of_each = np.full_like(counts, even_length) if even_length else counts
     if is_in_order and bool((of_each == counts).all()):
         return None
-    firsts: IntpArray = np.empty(len(batch), np.intp)
-    firsts[order] = starts_of(of_each[order])
+    firsts = first_rows(of_each, order)
     counts, firsts = counts[batch.is_judged], firsts[batch.is_judged]
     rows: IntpArray = firsts.repeat(counts) + places_in_runs(counts)
     return rows
+
+
+def first_rows(sizes: IntpArray, order: IntpArray) -> IntpArray:
+    """Return where each request's rows begin, i64[n], from their numbers of rows i64[n] and their order."""
+    firsts: IntpArray = np.empty_like(sizes)
+    firsts[order] = starts_of(sizes[order])
+    return firsts
+
+
+def scored_rows(batch: StepBatch, order: IntpArray, even_length: int) -> IntpArray:
+    """Return which rows of vLLM's hidden states are scored (`ScoredRows`), i64[any], in the order of the step.
+
+    `even_length` as for `judged_rows`. At least one session has such rows.
+    """
+    firsts = first_rows(row_counts(batch, even_length), order)
+    return np.concatenate([firsts[place] + np.arange(own.num_rows) for place, own in batch.scored.items()])
 
 
 def are_all(places: IntpArray | Int32Array) -> bool:

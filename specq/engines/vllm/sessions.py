@@ -18,7 +18,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
-from specq.engines.room import Slacks, free_slots
+from specq.engines.room import BLOCKS_AHEAD, Slacks, free_slots, next_to_grow
 from specq.engines.vllm.flights import Members, SessionFlight
 from specq.engines.vllm.padding import MIXED, even_length, row_counts
 from specq.engines.vllm.patches.scheduler import Holding, SessionScheduler
@@ -35,7 +35,7 @@ from specq.protocol import (
     StepOutput,
 )
 from specq.protocol import SamplingParams as JobParams
-from specq.verification import DeviceTokens, StepBatch, TokenMasks
+from specq.verification import DeviceTokens, Judgements, StepBatch, TokenMasks
 from specq.verification.begun import says_own
 
 log = structlog.get_logger(__name__)
@@ -174,7 +174,8 @@ class Sessions:
         """End a request; unknown ones are ignored."""
         place = self._table.remove(session_id)
         if place is not None:
-            self._scheduler.drop(self._held.pop(place))
+            num_computed = int(self._table.computed[place])
+            self._scheduler.drop(self._held.pop(place), self._table.take_unsaid(place), num_computed)
             self._newest = self._slacks = None
 
     def lengths(self, session_ids: Sequence[int]) -> IntpArray:
@@ -216,12 +217,12 @@ class Sessions:
 
     def _collect(self, flight: SessionFlight) -> StepOutput:
         """Wait for the oldest step in flight; see `Launched.collect`."""
-        judgements = self._workers.collect()
-        self._slacks = None
+        output = self._workers.collect()
+        judgements, self._slacks = Judgements.of(output.judgements), None
         self._table.commit(
             flight.batch, flight.members.places, self._are_open(flight), judgements, feeds=flight.gives_tokens
         )
-        return StepOutput(judgements)
+        return output
 
     def _discard(self, flight: SessionFlight) -> None:
         """Forget the newest step in flight; see `Launched.discard`. Its sessions keep the blocks that it took."""
@@ -248,7 +249,7 @@ class Sessions:
 
         `goes_on`: the step continues the newest one by one token.
         """
-        batch, members, newest, table = flight.batch, flight.members, self._newest, self._table
+        batch, members, newest = flight.batch, flight.members, self._newest
         are_same = newest is not None and members is newest.members
         news: dict[int, JobParams] = {}
         if not goes_on:
@@ -266,22 +267,45 @@ class Sessions:
         )
         if delta.batch is not None and batch.drafted is not None and self._workers.late is not None:
             delta.batch.drafted, delta.late = DeviceTokens(None), self._workers.late.next_number()
-        sizes = row_counts(batch, even)
-        ends = table.computed[members.places] + sizes
-        needs_more = has_news = ends > table.rooms[members.places]
-        if not are_same:
+        self._allocate(delta, batch, members, row_counts(batch, even))
+        return delta
+
+    def _allocate(self, delta: StepDelta, batch: StepBatch, members: Members, sizes: IntpArray) -> None:
+        """Allocate the KV of a step's rows, i64[n] of each session, and some blocks ahead. Write it into a delta."""
+        table, places, block_size = self._table, members.places, self._scheduler.block_size
+        ends, rooms = table.computed[places] + sizes, table.rooms[places]
+        grows, num_ahead = ends > rooms, np.zeros_like(ends)
+        ahead = self._to_grow_ahead(batch, ends, rooms, int(sizes.sum()))
+        grows[ahead], num_ahead[ahead] = True, (rooms + BLOCKS_AHEAD * block_size - ends)[ahead]
+        has_news = grows
+        if delta.request_ids is not None:
             is_new = np.array([holding.num_sent is None for holding in members.holdings], np.bool_)
-            has_news = needs_more | is_new
+            has_news = grows | is_new
             # Other sessions may share a block once its first session fills it, also if that session had room for it
             # from the start.
-            block_size = self._scheduler.block_size
-            needs_more |= is_new & (ends // block_size > table.computed[members.places] // block_size)
-        for i in needs_more.nonzero()[0].tolist():
-            place, holding = int(members.places[i]), members.holdings[i]
-            self._scheduler.allocate(holding, table.take_unsaid(place), int(table.computed[place]), int(sizes[i]))
+            grows = grows | (is_new & (ends // block_size > table.computed[places] // block_size))
+        for i in grows.nonzero()[0].tolist():
+            place, holding, computed = int(places[i]), members.holdings[i], int(table.computed[places[i]])
+            self._scheduler.allocate(holding, table.take_unsaid(place), computed, int(sizes[i]), int(num_ahead[i]))
             table.rooms[place] = self._scheduler.room(holding)
         self._scheduler.announce(delta, members.holdings, has_news.nonzero()[0].tolist())
-        return delta
+
+    def _to_grow_ahead(self, batch: StepBatch, ends: IntpArray, rooms: IntpArray, num_rows: int) -> IntpArray:
+        """Return the places of sessions that get their next block before they need it, i64[any].
+
+        ends: i64[n], the tokens with KV after the step of `num_rows` rows. rooms: i64[n], as many fit before the step.
+
+        Sessions with prompts of equal length would all need a block in the same step, which would take much longer.
+        Now each step allocates about as many blocks as its sessions fill in a step. All that open sessions have left
+        to compute still fits, with one more context of any length.
+        """
+        block_size, needs_none = self._scheduler.block_size, ends <= rooms
+        most = -(-len(batch) // block_size) - int(np.count_nonzero(~needs_none))
+        promised = num_rows + self._table.num_pending + self.max_length
+        if most <= 0 or self.free_slots < promised + most * BLOCKS_AHEAD * block_size:
+            return np.zeros(0, np.intp)
+        may_grow = batch.is_judged & needs_none & (rooms < self.max_length)
+        return next_to_grow(np.where(may_grow, rooms - ends, block_size), block_size, most)
 
     def _even_length(self, batch: StepBatch, places: IntpArray) -> int:
         """Return the padded number of rows per session for a whole graph; 0: no padding.

@@ -86,6 +86,11 @@ class SessionTable:
         found: IntpArray = (self.rooms - self.computed)[self.is_taken]
         return found
 
+    @property
+    def num_pending(self) -> int:
+        """Return how many tokens of open sessions have no KV yet."""
+        return int((self.lengths - self.computed)[self.is_taken].sum())
+
     def are_next(self, batch: StepBatch, places: IntpArray) -> BoolArray:
         """Return bool[n]: which steps are judged and compute only their last token, as most do."""
         are_next: BoolArray = batch.is_judged & (batch.num_tokens == 1) & (batch.base_lens == self.lengths[places])

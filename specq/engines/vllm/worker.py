@@ -19,8 +19,8 @@ from specq.engines.vllm.patches.cuda_graphs import possible_graphs
 from specq.engines.vllm.patches.runner import RunnerSteps, StepResult
 from specq.engines.vllm.step_delta import StepDelta
 from specq.engines.vllm.versions import missing_parts
-from specq.protocol import EngineError
-from specq.verification import Judgements, TokenMasks
+from specq.protocol import EngineError, StepOutput
+from specq.verification import TokenMasks
 
 
 class JudgingWorker:
@@ -66,7 +66,7 @@ class JudgingWorker:
         self.specq_steps.graphs.leave_out(lengths)
 
     @torch.inference_mode()
-    def specq_launch(self, delta: StepDelta, num_in_flight: int) -> StepResult | Judgements | None:
+    def specq_launch(self, delta: StepDelta, num_in_flight: int) -> StepResult | StepOutput | None:
         """Launch a step; see `RunnerSteps.launch`. All workers have the same result, and the first one returns it.
 
         Without data from the host for judging, a thread of vLLM returns it once the device has judged. The same holds

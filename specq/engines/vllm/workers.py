@@ -25,8 +25,8 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from specq.engines.vllm.late_tokens import TokenSender
 from specq.engines.vllm.step_delta import StepDelta
-from specq.protocol import EngineError, EngineLostError
-from specq.verification import Judgements, TokenMasks
+from specq.protocol import EngineError, EngineLostError, StepOutput
+from specq.verification import TokenMasks
 
 log = structlog.get_logger(__name__)
 
@@ -98,9 +98,9 @@ class Workers:
         """Let the newest step be judged, which waits for its masks."""
         self._judging.append(self._ask("specq_judge", masks))
 
-    def collect(self) -> Judgements:
-        """Wait for the oldest step and return its judgements."""
-        found: Judgements = self._answer(self._flights.popleft())
+    def collect(self) -> StepOutput:
+        """Wait for the oldest step and return its output."""
+        found: StepOutput = self._answer(self._flights.popleft())
         while self._judging and self._judging[0].done():
             self._answer(self._judging.popleft())
         return found

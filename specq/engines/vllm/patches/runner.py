@@ -25,28 +25,31 @@ from specq.engines.vllm.patches.batch_state import BatchState
 from specq.engines.vllm.patches.cuda_graphs import WholeGraphs
 from specq.engines.vllm.patches.decode_fast_path import DecodeFastPath
 from specq.engines.vllm.patches.token_injection import TokenInjection
-from specq.engines.vllm.rows import judged_rows, said_tokens
+from specq.engines.vllm.rows import judged_rows, said_tokens, scored_rows
 from specq.engines.vllm.step_delta import LatestStep, StepDelta
-from specq.protocol import IntpArray
+from specq.protocol import IntpArray, Logprobs, StepOutput
 from specq.verification import Judgements, StepBatch, TokenMasks, cuda_rows
 from specq.verification.begun import Judging, begin
 from specq.verification.devices import warm_up
 from specq.verification.explain import log_decisions
 from specq.verification.judge import judge_each
+from specq.verification.logprobs import ScoredLogprobs
 from specq.verification.transfers import to_device
 
 
 class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no types if it is not installed
-    """The judgements of a step.
+    """The output of a step.
 
     vLLM waits for them in its own thread, if it has one. The worker waits when it needs them.
 
     - tokens: i32[judged] on the device, if the next step may begin with them.
     - batch, logits: the steps, and the logits to judge.
+    - scored: log-probabilities of scored rows, on their way to the host.
     """
 
-    def __init__(self, batch: StepBatch, logits: torch.Tensor) -> None:
+    def __init__(self, batch: StepBatch, logits: torch.Tensor, scored: ScoredLogprobs | None = None) -> None:
         self.batch, self.logits = batch, logits
+        self._scored: ScoredLogprobs | dict[int, Logprobs] = {} if scored is None else scored
         self.tokens: torch.Tensor | None = None
         self._judging: Judging | Judgements = Judgements.of(())
         self._done: torch.cuda.Event | None = None
@@ -67,18 +70,20 @@ class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no t
         self._has_begun.set()
 
     @torch.inference_mode()
-    def get_output(self) -> Judgements:
-        """Wait for the judgements, one for each judged session, in order."""
+    def get_output(self) -> StepOutput:
+        """Wait for the judgements, one for each judged session, in order, and what else the step returns."""
         self._has_begun.wait()
         with self._lock:
             if self._done is not None:
                 self._done.synchronize()
             if isinstance(self._judging, Judging):
                 self._judging = self._judging.finish()
+            if isinstance(self._scored, ScoredLogprobs):
+                self._scored = self._scored.wait()
             if self._is_logged and self.batch.session_ids[0] >= 0:  # profiling steps have negative ids
                 log_decisions(self.batch.known(), self.logits, self._judging)
             self._done, self._is_logged = None, False
-            return self._judging
+            return StepOutput(self._judging, scored=self._scored)
 
     def get_kv_connector_output(self) -> None:
         """Return None, since there is no KV connector. vLLM calls this from 0.33 on."""
@@ -156,8 +161,9 @@ class RunnerSteps:
         self._execute(output)
         self._batch_state.settle(names)
         batch = batch.as_read()
+        scored = self._scores(batch, delta.even_length)
         logits = self._logits(batch, delta.even_length)
-        answer = StepResult(batch, logits)
+        answer = StepResult(batch, logits, scored)
         if not delta.is_judged_late:
             self._judge(answer)
         if len(logits) and not self._has_judged:
@@ -186,7 +192,8 @@ class RunnerSteps:
         """Record the tokens of the steps that the host knows. The newest steps are in flight."""
         while len(self._flights) > num_in_flight:
             flight = self._flights.popleft()
-            self._batch_state.say(flight.request_ids, flight.lengths, *said_tokens(flight.answer.get_output()))
+            judgements = Judgements.of(flight.answer.get_output().judgements)
+            self._batch_state.say(flight.request_ids, flight.lengths, *said_tokens(judgements))
 
     def _mark(self) -> torch.cuda.Event | None:
         """Return an event for the device work's end, if a thread waits for it."""
@@ -201,6 +208,17 @@ class RunnerSteps:
         if batch.fed_by is None:
             return None
         return self._flights[-1].answer.tokens
+
+    def _scores(self, batch: StepBatch, even_length: int) -> ScoredLogprobs | None:
+        """Begin to compute the log-probabilities of scored rows. vLLM computed logits for other rows only.
+
+        The caller limits these rows, so that their logits fit into the device's memory.
+        """
+        if not (batch.extras and batch.scored):
+            return None
+        hidden = self._runner.execute_model_state.hidden_states
+        rows = to_device(scored_rows(batch, self._batch_state.order, even_length), hidden.device)
+        return ScoredLogprobs(batch.scored, self._runner.model.compute_logits(hidden[rows]))
 
     def _logits(self, batch: StepBatch, even_length: int) -> torch.Tensor:
         """Take the logits to judge, [rows, vocab], in step order, like vLLM's `sample_tokens`."""

@@ -51,8 +51,13 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types if
             request.num_computed_tokens = num_cached
         return Holding(request)
 
-    def drop(self, holding: Holding) -> None:
-        """Free a request's KV. Its whole blocks stay cached until other requests need them."""
+    def drop(self, holding: Holding, unsaid: list[int], num_computed: int) -> None:
+        """Free a request's KV. Its whole blocks stay cached until other requests need them.
+
+        `unsaid`: see `Holding.tell`. num_computed: tokens that have KV, also in steps in flight.
+        """
+        holding.tell(unsaid)
+        self.kv_cache_manager.cache_blocks(holding.request, min(num_computed, holding.request.num_tokens))
         self.kv_cache_manager.free(holding.request)
         self.finished_req_ids.add(holding.request.request_id)
 
@@ -65,14 +70,16 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types if
         """Return how many tokens fit into the request's blocks."""
         return int(min(map(len, self.kv_cache_manager.get_blocks(holding.request.request_id).blocks)) * self.block_size)
 
-    def allocate(self, holding: Holding, unsaid: list[int], num_computed: int, num_tokens: int) -> None:
+    def allocate(
+        self, holding: Holding, unsaid: list[int], num_computed: int, num_tokens: int, num_ahead: int = 0
+    ) -> None:
         """Allocate the KV that `num_tokens` more tokens of a request need, which must be free.
 
-        Its full blocks are cached. `unsaid`: see `Holding.tell`.
+        Its full blocks are cached. `unsaid`: see `Holding.tell`. num_ahead: tokens of later steps that get KV, too.
         """
         holding.tell(unsaid)
         holding.request.num_computed_tokens = num_computed
-        allocated = self.kv_cache_manager.allocate_slots(holding.request, num_tokens)
+        allocated = self.kv_cache_manager.allocate_slots(holding.request, num_tokens, num_lookahead_tokens=num_ahead)
         assert allocated is not None
 
     def announce(self, delta: StepDelta, holdings: Sequence[Holding], has_grown: Sequence[int]) -> None:
@@ -82,12 +89,16 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types if
         """
         for i in has_grown:
             holding = holdings[i]
-            block_ids = self.kv_cache_manager.get_block_ids(holding.request.request_id)
-            sent, holding.num_sent = holding.num_sent, [len(ids) for ids in block_ids]
-            if sent is None:
+            groups = self.kv_cache_manager.get_blocks(holding.request.request_id).blocks
+            is_new, sent = holding.num_sent is None, holding.num_sent or [0] * len(groups)
+            holding.num_sent = [len(blocks) for blocks in groups]
+            block_ids = tuple(
+                [block.block_id for block in blocks[count:]] for blocks, count in zip(groups, sent, strict=True)
+            )
+            if is_new:
                 delta.new[i] = NewRequestData.from_request(holding.request, block_ids)
             else:
-                delta.blocks[i] = tuple(ids[count:] for ids, count in zip(block_ids, sent, strict=True))
+                delta.blocks[i] = block_ids
         delta.zeroed = self._get_new_block_ids_to_zero()
         if self.finished_req_ids:
             delta.ended = [*self.finished_req_ids]

@@ -15,9 +15,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from specq.engines.vllm.late_tokens import TokenReceiver
 from specq.engines.vllm.patches.batch_state import BatchState
-from specq.engines.vllm.rows import are_all
+from specq.engines.vllm.rows import are_all, first_rows
 from specq.protocol import Int32Array, IntpArray
-from specq.verification import DeviceTokens, StepBatch, ends_of, is_handle, places_in_runs, places_of, without_handles
+from specq.verification import DeviceTokens, StepBatch, is_handle, places_in_runs, places_of, without_handles
 from specq.verification.transfers import to_device
 
 FILL = "_prepare_input_ids"  # the method with which vLLM's runner fills in a step's tokens
@@ -84,7 +84,7 @@ class TokenInjection:
         (batch, names, tokens, late), self._waiting = self._waiting, None
         self._batch_state.settle(names)
         sizes = np.array([output.num_scheduled_tokens[name] for name in names], np.intp)
-        firsts = _first_rows(sizes, self._batch_state.order)
+        firsts = first_rows(sizes, self._batch_state.order)
         rows = _node_rows(batch, firsts)
         drafted = batch.node_tokens
         self._input_ids.np[rows] = without_handles(drafted)
@@ -126,10 +126,3 @@ class TokenInjection:
 def _node_rows(batch: StepBatch, firsts: IntpArray) -> IntpArray:
     """Return the rows of all nodes, i64[nodes]. The rows of each session begin at `firsts` i64[n]."""
     return (firsts + batch.num_tokens).repeat(batch.num_nodes) + places_in_runs(batch.num_nodes)
-
-
-def _first_rows(sizes: IntpArray, order: IntpArray) -> IntpArray:
-    """Return where each request's rows begin, i64[n], from their numbers of rows and their order."""
-    found = np.empty_like(sizes)
-    found[order] = ends_of(sizes[order]) - sizes[order]
-    return found
