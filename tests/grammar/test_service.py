@@ -309,7 +309,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 def test_masks_that_cannot_begin_are_computed_when_they_are_needed(
     overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(_: Any) -> None:
+    def fails(_: Any, *, waits: bool) -> None:
         raise MemoryError
 
     monkeypatch.setattr(session_grammars, "begin_masks", fails)
