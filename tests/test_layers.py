@@ -26,7 +26,9 @@ PACKAGES = {
     "grammar": ("protocol", "runtime", "verification"),
     "engines": ("protocol", "config", "runtime", "checkpoints", "text", "verification"),
     "verifier": ("protocol", "config", "runtime", "text", "verification", "grammar", "engines"),
-    "drafting": ("protocol", "config", "runtime", "checkpoints", "text", "verification", "engines", "verifier"),
+    "drafting": (
+        *("protocol", "config", "runtime", "checkpoints", "text", "verification", "grammar", "engines", "verifier"),
+    ),
     "proposers": ("verification", "verifier", "drafting"),  # the former name of drafting
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "runtime", "transport", "text", "verification"),

@@ -2,10 +2,11 @@
 
     python -m bench.grammars.forced --model smollm2 --out forced.json
 
-One engine, one session at a time, greedy. The sides, in turns: each object plainly, with forced tokens alone, with
-suffix decoding or the pair's draft model alone, and with both. There, all sources draft in every step. `default` has
-all of them and the policy, which chooses; turns before the first one that counts let it learn. Times are from the first
-step to the last. Ratios are medians over the objects, of tokens a second of wall time and of the processor's time.
+One engine, the model's default, one session at a time, greedy. The sides, in turns: each object plainly, with forced
+tokens alone in every step, with suffix decoding or the pair's draft model alone, and with both. `default` has all of
+them. Where there are other drafts than forced tokens, the policy chooses what drafts and how deep. Turns before the
+first one that counts let it learn. Times are from the first step to the last. Ratios are medians over the objects, of
+tokens a second of wall time and of the processor's time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from specq.config import TargetConfig
 from specq.drafting.draft_model import making
 from specq.drafting.grammar.source import ForcedTokens
 from specq.drafting.suffix.source import SuffixDecoder
-from specq.engines.torch.engine import TorchEngine
+from specq.engines import ENGINES
 from specq.grammar import GrammarBuilder
 from specq.models import resolve_model, tokenizer_of
 from specq.protocol import ModelInfo, Open, SamplingParams, Speculation, Verdict, grammar_text
@@ -112,7 +113,7 @@ def run(verifier: Verifier, session_id: int, prompt: list[int], grammar: str, mo
 def main(model: str, turns: int, warm_up: int, out: Path | None) -> None:
     """Measure, and print the ratios."""
     at = resolve_model(model, "target")
-    engine, files = TorchEngine(at, device="cpu", kv_slots=KV_SLOTS), load_tokenizer_files(at)
+    engine, files = ENGINES.resolve("auto").make(at, device="cpu", kv_slots=KV_SLOTS), load_tokenizer_files(at)
     times, ids = engine.step_times(SIZES), count(1)
     curve = StepCurve(SIZES[: len(times)], times)
     builder = GrammarBuilder(files, engine.info.vocab_size, engine.info.eos_ids)
@@ -122,7 +123,7 @@ def main(model: str, turns: int, warm_up: int, out: Path | None) -> None:
             incarnation=1,
             tokenizer_files=files,
             grammar_builder=builder,
-            measures_drafts=name == DEFAULT,
+            measures_drafts=name not in ("plain", "forced"),
         )
         for name, sources in sides_of(model, engine.info).items()
     }
@@ -141,7 +142,12 @@ def main(model: str, turns: int, warm_up: int, out: Path | None) -> None:
         better = max((rates[name] for name in ("forced", *names)), key=lambda own: float(np.median(own[:, 1])))
         both = DEFAULT if len(names) > 1 else names[0] + BEHIND
         ratios[f"{both} to the best of forced, {', '.join(names)}"] = rates[both] / better
-    report: dict[str, Any] = {"model": model, "objects": len(found["plain"]) // turns, "load": os.getloadavg()}
+    report: dict[str, Any] = {
+        "model": model,
+        "arithmetic": engine.info.arithmetic,
+        "objects": len(found["plain"]) // turns,
+        "load": os.getloadavg(),
+    }
     report["plain_tokens_per_s"] = median(rates["plain"][:, 0])
     report["ratios"] = {
         name: {"wall": median(own[:, 0]), "processor": median(own[:, 1])} for name, own in ratios.items()

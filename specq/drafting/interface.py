@@ -7,6 +7,7 @@ Drafts that were started, perhaps on a device, are a `Pending` until they are co
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,9 @@ from specq.verification import NO_TOKEN, strategy
 
 T_co = TypeVar("T_co", covariant=True)
 
+MaskBehind = Callable[[Sequence[int]], Int32Array | None]  # see `specq.grammar.SessionGrammar.mask_behind`
+ForcedBehind = Callable[[Sequence[int]], list[int]]  # see `SessionGrammar.forced`
+FORCED_SCORE = math.log(0.98)  # of a forced token: the model may spell the same text with other tokens
 CONTEXT = -1  # the node id that stands for the committed context
 
 
@@ -110,12 +114,20 @@ class Drafter(ABC):
     width        how many numbers a row of hidden states has, all layers together.
     maker        turns its logits into children, a `specq.drafting.draft_model.children.ChildMaker`. It may be
                  replaced. None: the drafter has no logits.
+    masks        for sessions with a grammar, by id, what it allows behind the nodes on a path. Drafters that do not
+                 take masks ignore them.
     """
 
     info: ModelInfo
     activations: ActivationRequest = NO_ACTIVATIONS
     width: int = 0
     maker: Any = None
+    masks: Mapping[int, MaskBehind] = MappingProxyType({})
+
+    @property
+    def takes_masks(self) -> bool:
+        """Whether it drafts only what `masks` allow, by the ids of its own `info`."""
+        return False
 
     @property
     def has_chains(self) -> bool:
@@ -190,18 +202,19 @@ class Drafter(ABC):
         return True
 
 
-MaskBehind = Callable[[Sequence[int]], Int32Array | None]  # see `specq.grammar.SessionGrammar.mask_behind`
-
-
 class ChainDrafter(ABC):
     """Drafts one chain a round for each of many sessions at once, in arrays. One thread calls it.
 
     - masks: for sessions with a grammar, by id, what it allows behind drafted tokens. A drafter that drafts level by
       level on the host drafts no other tokens. It may ignore them.
+    - forced: for some of these, the tokens that the grammar forces behind drafted ones. They are drafted, too, and do
+      not count as levels. Chains then have more tokens than levels. `takes_forced`: whether it drafts them.
     """
 
     info: ModelInfo
     masks: Mapping[int, MaskBehind] = MappingProxyType({})
+    forced: Mapping[int, ForcedBehind] = MappingProxyType({})
+    takes_forced: bool = False
 
     @abstractmethod
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:

@@ -42,8 +42,10 @@ def _commit_single(
     return found
 
 
-def begin_masks(grammars: Sequence[SessionGrammar]) -> None:
+def begin_masks(grammars: Sequence[SessionGrammar], *, waits: bool = True) -> None:
     """Let other threads compute the masks behind the transcripts. The step that needs them finds them.
+
+    waits  whether to wait until they have begun. Else they begin when this thread gives up Python's lock.
 
     A step computes only the masks behind drafts then, of sessions that have some. Watched grammars are left out: their
     masks are timed one by one.
@@ -52,6 +54,6 @@ def begin_masks(grammars: Sequence[SessionGrammar]) -> None:
     if not some:
         return
     rows = MaskRows(len(some), some[0].num_words)
-    rows.begin([(grammar.matcher, row) for row, grammar in enumerate(some)])
+    rows.begin([(grammar.matcher, row) for row, grammar in enumerate(some)], waits=waits)
     for row, grammar in enumerate(some):
         grammar.lend(rows, row)

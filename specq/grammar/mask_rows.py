@@ -75,26 +75,33 @@ BUFFERS = Buffers()
 
 
 class _Call:
-    """A call that another thread makes. `error`: what it raised. `seconds`: as of `Watch`."""
+    """A call that another thread makes. `error`: what it raised. `seconds`: as of `Watch`.
+
+    If that thread has not begun when the result is needed, the thread that waits makes the call.
+    """
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call: Callable[[], None] | None = call
-        self._has_begun, self._has_ended = Lock(), Lock()
+        self._claim, self._has_begun, self._has_ended = Lock(), Lock(), Lock()
         self._has_begun.acquire()
         self._has_ended.acquire()
         self.error: BaseException | None = None
         self.seconds = 0.0
 
-    def begin(self) -> None:
-        """Let the other thread make the call. Return when it has Python's lock, which the call soon gives up.
+    def begin(self, *, waits: bool) -> None:
+        """Let the other thread make the call.
 
-        Else the call could wait for the lock as long as this thread works.
+        waits  whether to return when that thread has Python's lock, which the call soon gives up. Else the call waits
+               for the lock as long as this thread works.
         """
         _calls().put(self)
-        self._has_begun.acquire()
+        if waits:
+            self._has_begun.acquire()
 
     def run(self) -> None:
-        """Make the call."""
+        """Make the call, unless another thread does."""
+        if not self._claim.acquire(blocking=False):
+            return
         assert self._call is not None
         self._has_begun.release()
         watch = Watch()
@@ -111,6 +118,7 @@ class _Call:
 
     def wait(self) -> None:
         """Wait until the call has ended."""
+        self.run()
         with self._has_ended:
             pass
 
@@ -151,15 +159,15 @@ class MaskRows:
         _compute(self.words, plain, chains)
         self.is_slow |= watch.seconds() > SLOW_CALL_S
 
-    def begin(self, plain: list[Plain]) -> None:
-        """Let other threads compute the masks of rows, until `wait`."""
+    def begin(self, plain: list[Plain], *, waits: bool = True) -> None:
+        """Let other threads compute the masks of rows, until `wait`. `waits`: as of `_Call.begin`."""
         words = self.words
 
         def call() -> None:  # which keeps the memory
             _compute(words, plain, [])
 
         self._beside = _Call(call)
-        self._beside.begin()
+        self._beside.begin(waits=waits)
 
     def wait(self) -> bool:
         """Wait for the other threads. Return whether they have computed the masks."""

@@ -13,6 +13,7 @@ from specq.config import DraftConfig, own_options
 from specq.drafting import DRAFTERS, SAME, Drafter, DrafterSpec, as_drafter, bridge
 from specq.drafting.worker import DraftWorker
 from specq.engines import tokenizer_files
+from specq.grammar import GrammarBuilder, limits_of
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import Assign, ConfigError, ModelInfo, ProtocolError, Release, SamplingParams
 from specq.runtime import Tell, apply_cpu, give_way, teller
@@ -20,6 +21,8 @@ from specq.transport import BrokerLink, Stop, calm_collector, curve_to_broker, n
 
 log = structlog.get_logger(__name__)
 
+PASS_S = 0.005  # of a small draft model
+GRAMMAR_BYTES = 32 << 20  # of one session's grammar
 WARM_CONTEXTS = (1, 12, 24, 60)  # tokens; GPU kernels depend on the rows of a pass
 WARM_TEMPERATURES = (0.0, 0.8)
 WARM_PASSES = 3  # passes with all contexts
@@ -62,6 +65,7 @@ class DrafterLoop:
         """Send the last heartbeat (state `leaving`), and close all sockets."""
         self.worker.state = "leaving"
         self.link.beat(self.worker.heartbeat())
+        self.worker.grammars.close()
         self.context.destroy()
 
 
@@ -115,7 +119,20 @@ def build_worker(config: DraftConfig, tell: Tell = bool) -> DraftWorker:
     if spec.needs_model:
         tell("warming up: compiling kernels")
         warm_up(_worker(drafter, config))
-    return _worker(drafter, config)
+    return _worker(drafter, config, _grammar_builder(drafter, named))
+
+
+def _grammar_builder(drafter: Drafter, named: str) -> GrammarBuilder | None:
+    """Return what builds the grammars of jobs; None if it drafts without, or cannot follow grammars here."""
+    if not drafter.takes_masks:
+        return None
+    files, info = tokenizer_files(tokenizer_of(named, "draft")), drafter.info
+    builder = GrammarBuilder(files, info.vocab_size, info.eos_ids, limits_of(PASS_S, GRAMMAR_BYTES))
+    if reason := builder.prepare():
+        log.info("grammars_not_served", reason=reason)
+        builder.close()
+        return None
+    return builder
 
 
 def _check_kv(info: ModelInfo, config: DraftConfig) -> None:
@@ -160,7 +177,7 @@ def _for_target(drafter: Drafter, config: DraftConfig, named: str) -> Drafter:
     return bridge(drafter.info, config.vocabulary, draft_files, target_files, config.target)(drafter)
 
 
-def _worker(drafter: Drafter, config: DraftConfig) -> DraftWorker:
+def _worker(drafter: Drafter, config: DraftConfig, builder: GrammarBuilder | None = None) -> DraftWorker:
     return DraftWorker(
         drafter,
         incarnation=new_incarnation(),
@@ -168,6 +185,7 @@ def _worker(drafter: Drafter, config: DraftConfig) -> DraftWorker:
         fan_out=config.fan_out,
         max_ahead=config.max_ahead,
         chain=config.chain,
+        grammar_builder=builder,
     )
 
 

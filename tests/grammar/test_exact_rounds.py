@@ -4,14 +4,14 @@ through the real session tree, its grammar, forced tokens and the choice of node
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specq.protocol import GRAMMAR_LANE
+from specq.protocol import GRAMMAR_LANE, DraftDistribution
 from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.session import Session
 from specq.verifier.step import node_choice, plan
@@ -36,6 +36,26 @@ class MaskedWorld(World):
         return weights / weights.sum()
 
 
+@dataclass(frozen=True)
+class KnowingWorld(MaskedWorld):
+    """Drafters that draw from what the grammar allows, and send this law."""
+
+    def allowed(self, prefix: tuple[int, ...]) -> list[int]:
+        return sorted(self.grammar.allows(prefix))
+
+    def distribution(self, lane: int, prefix: tuple[int, ...]) -> DraftDistribution:
+        free = super().distribution(lane, prefix)
+        return replace(free, weights=np.where(np.isin(free.ids, self.allowed(prefix)), free.weights, 0))
+
+    def num_children(self, lane: int, prefix: tuple[int, ...]) -> int:
+        return min(super().num_children(lane, prefix), len(self.allowed(prefix)))
+
+    def scores_of(self, lane: int, prefix: tuple[int, ...], drawn: Any, distribution: DraftDistribution) -> np.ndarray:
+        """What is never drawn may have any score."""
+        weights = np.maximum(distribution.weights, 1)
+        return super().scores_of(lane, prefix, drawn, replace(distribution, weights=weights))
+
+
 def masked(world: World, serving: Serving, entropy: int) -> tuple[MaskedWorld, Serving]:
     """Return the same with a random grammar."""
     grammar = Automaton(entropy, world.vocab, num_states=2 + entropy % 3)
@@ -52,6 +72,16 @@ def forced_case(entropy: int) -> tuple[MaskedWorld, Serving]:
     price = np.random.default_rng(entropy).uniform(0.5, 0.9)
     curve = StepCurve([1, 2, 3, 9], [1, 1 + price, 1 + price, 9])
     return masked(World(entropy, widths=(1 + entropy % 2,), sharpness=2.5), Serving(curve), entropy)
+
+
+def knowing_case(entropy: int) -> tuple[KnowingWorld, Serving]:
+    """Return a case whose drafters draw with the grammar's masks."""
+    world, serving = case(entropy)
+    return KnowingWorld(**fields_of(world)), serving
+
+
+def fields_of(world: MaskedWorld) -> dict[str, Any]:
+    return {one.name: getattr(world, one.name) for one in fields(world)}
 
 
 def kinds_of(world: MaskedWorld, serving: Serving) -> set[str]:
@@ -82,6 +112,13 @@ def test_a_round_has_the_masked_targets_distribution(entropy: int) -> None:
 def test_so_has_one_with_forced_tokens_that_decide(entropy: int) -> None:
     world, serving = forced_case(entropy)
     assert distance(world, serving, 4) < EXACT
+
+
+@each("entropy", range(6))
+def test_so_has_one_with_drafters_that_draw_with_masks(entropy: int) -> None:
+    """The masked law is the law that they send."""
+    world, serving = knowing_case(entropy)
+    assert distance(world, serving, length_of(world)) < EXACT
 
 
 @pytest.mark.slow
@@ -126,6 +163,7 @@ def test_cases_have_forbidden_sampled_nodes_and_forced_ones_below_them() -> None
 # --- planted bugs: each must be seen ---------------------------------------------------------------------------------
 
 allowed_nodes, order_of_choice, choose_nodes = node_choice._allowed, node_choice.order_of_choice, plan.choose_nodes
+draft_of = rounds.draft_of
 
 
 def forbidden_of(sessions: Sequence[Session], nodes: Sequence[int]) -> set[int]:
@@ -171,6 +209,11 @@ def freed_before_the_choice(sessions: Any, num_rows: int, room: int, curve: Any,
     return Chosen(np.append(0, is_in.cumsum())[firsts], nodes[is_in], chosen.tokens)
 
 
+def sends_the_law_without_masks(world: KnowingWorld, lane: int, sibling_groups: Any) -> Any:
+    """Drafters draw with masks, and send the law that they would draw from without."""
+    return draft_of(MaskedWorld(**fields_of(world)), lane, sibling_groups)
+
+
 def forced_ones_known(session: Session, nodes: Sequence[int]) -> list[int]:
     """Whether there are forced tokens below a sampled node decides on that node."""
     found, t = order_of_choice(session, nodes), session.trees
@@ -179,10 +222,12 @@ def forced_ones_known(session: Session, nodes: Sequence[int]) -> list[int]:
     return found
 
 
+KNOWING = (22, 28)
 MUTANTS: dict[str, tuple[Any, str, Any, Any, Sequence[int]]] = {  # each with some cases that show it
     "cut before the step": (node_choice, "_allowed", cut_before_the_step, case, (3, 27)),
     "a score of 0": (node_choice, "_allowed", score_of_0, case, (3, 27)),
     "its row freed before the choice": (plan, "choose_nodes", freed_before_the_choice, case, (14, 25)),
+    "the law without masks sent": (rounds, "draft_of", sends_the_law_without_masks, knowing_case, KNOWING),
     "forced tokens known": (node_choice, "order_of_choice", forced_ones_known, forced_case, (12, 25)),
 }
 

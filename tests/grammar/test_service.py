@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 
 from specq.drafting.draft_model.chain_sessions import without_leads
+from specq.drafting.grammar.leads import leads_of
+from specq.drafting.suffix.source import SuffixDecoder
 from specq.grammar import SessionGrammar, StepMasks
 from specq.grammar.limits import GrammarLimits
 from specq.protocol import GRAMMAR, ORIGIN_CODES, SamplingParams
 from specq.testing import oracle
+from specq.verifier import StepCurve
 from specq.verifier.sessions import grammars as session_grammars
+from specq.verifier.sources import Budget, DraftBatch
 from specq.verifier.step import plan
 from tests.each import each
 from tests.grammar.naive import EOS, GRAMMARS, Naive, small
@@ -25,6 +29,7 @@ from tests.grammar.serving import PROMPT, GrammarService, LateLogitEngine, Said,
 
 NAMES = ["json_schema", "regex", "choice", "lark", "required", "after", "within", "special"]
 LENGTH = 30
+BUDGET = Budget(StepCurve([1, 64], [0.005, 0.006]), 0.0, has_forced=True)
 
 
 def naive_text(grammar: dict[str, Any] | None, most: int = LENGTH, **params: Any) -> tuple[list[int], str]:
@@ -309,23 +314,62 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 def test_masks_that_cannot_begin_are_computed_when_they_are_needed(
     overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(_: Any) -> None:
+    def fails(_: Any, *, waits: bool) -> None:
         raise MemoryError
 
     monkeypatch.setattr(session_grammars, "begin_masks", fails)
     check_texts({"temperature": 1.2}, overlaps=overlaps)
 
 
-def test_a_draft_model_does_not_draft_what_is_forced() -> None:
-    """If forced tokens are drafted. Beside it a session without a grammar, and one with a choice."""
+def test_other_sources_draft_behind_what_is_forced() -> None:
+    """If forced tokens are drafted. Sessions without a grammar, with a choice or with sampled nodes have no lead."""
+    service, grammars = GrammarService(), [{"regex": "hello[xy]"}, {"regex": "[ab]c{5}"}, None, {"regex": "hello[xy]"}]
+    for session_id, grammar in enumerate(grammars):
+        own = {"strategy": "probabilistic", "temperature": 1.0} if session_id == 3 else {}
+        service.open(session_id, grammar, **own)
+    sessions = [service.verifier.sessions[session_id] for session_id in range(4)]
+    leads = leads_of(sessions, BUDGET)
+    assert [small().inner.decode_str(leads.of(session)) for session in sessions] == ["hello", "", "", ""]
+    assert not leads_of(sessions, BUDGET._replace(has_forced=False))
+    drafts = DraftBatch(
+        sessions[:2], 5, [3, 3], -1, [2, 1], np.array([1, 2, 3], np.int32), np.array([-1, 0, -1], np.int32), np.zeros(3)
+    )
+    moved, forced = leads.before(drafts), leads.of(sessions[0])
+    assert moved.token_ids.tolist() == [*forced, 1, 2, 3]
+    assert moved.parent_ids.tolist() == [*range(-1, len(forced) + 1), -1]
+    assert list(moved.sizes) == [len(forced) + 2, 1]
+    assert leads.batches()[0].token_ids.tolist() == forced
+
+
+def test_a_draft_model_does_not_draft_beside_what_is_forced() -> None:
+    """Unless it drafts behind it, which it does not where children are drawn."""
+    service, grammars = GrammarService(), [{"regex": "hello[xy]"}, {"regex": "[ab]c{5}"}, None, {"regex": "hello[xy]"}]
+    for session_id, grammar in enumerate(grammars):
+        own = {"strategy": "probabilistic", "temperature": 1.0} if session_id == 3 else {}
+        service.open(session_id, grammar, **own)
+    sessions = [service.verifier.sessions[session_id] for session_id in range(4)]
+    with_choice = sessions[1:3]
+    for enough, has_forced, is_behind, expected in (
+        (0.0, True, False, with_choice),
+        (3.0, True, False, with_choice),
+        (3.5, True, False, sessions),
+        (0.5, False, False, sessions),
+        (0.5, True, True, sessions[:3]),
+    ):
+        assert without_leads(sessions, enough, has_forced=has_forced, is_behind=is_behind) == expected
+
+
+def test_a_text_drafts_what_followed_the_forced_tokens_before() -> None:
+    """The text before has them. While forced tokens are not drafted, such a text waits for them to be committed."""
     service = GrammarService()
-    for session_id, grammar in enumerate([{"regex": "hello[xy]"}, {"regex": "[ab]c{5}"}, None]):
-        service.open(session_id, grammar)
-    sessions = [service.verifier.sessions[session_id] for session_id in range(3)]
-    assert without_leads(sessions, 0.0, has_forced=True) == sessions[1:]
-    assert without_leads(sessions, 3.0, has_forced=True) == sessions[1:]
-    assert without_leads(sessions, 3.5, has_forced=True) == sessions
-    assert without_leads(sessions, 0.5, has_forced=False) == sessions
+    so_far = small().ids("x" + "hello" + "dog" + "y")
+    service.open(1, {"regex": "xhellodogyhello[0-9]*"}, so_far=so_far)
+    session, source = service.verifier.sessions[1], SuffixDecoder(0)
+    batches = source.collect([session], BUDGET, lambda: 0.0)
+    lead, own = (batch.token_ids.tolist() for batch in batches)
+    assert small().inner.decode_str(lead) == "hello"
+    assert small().inner.decode_str(own).startswith("hellodog")
+    assert source.collect([session], BUDGET._replace(has_forced=False), lambda: 0.0) == ()
 
 
 @each("mutant", MUTANTS)

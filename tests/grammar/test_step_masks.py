@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -149,6 +150,33 @@ def test_masks_that_cannot_be_computed_beside_are_computed_here(monkeypatch):
     grammar = grammar_of("abc")
     begin_masks([grammar])
     assert np.array_equal(StepMasks({1: grammar}).of(step_of("")).words, expected)
+
+
+def test_masks_whose_thread_is_busy_are_computed_by_the_one_that_needs_them(monkeypatch):
+    """They did not wait for that thread to begin. It does not compute them again."""
+    expected = StepMasks({1: grammar_of("abc")}).of(step_of("")).words.copy()
+    is_busy, may_end = threading.Event(), threading.Event()
+
+    def work():
+        is_busy.set()
+        assert may_end.wait(20)
+
+    busy = mask_rows._Call(work)
+    busy.begin(waits=True)
+    assert is_busy.wait(20)
+    called = list[str]()
+    compute = mask_rows._compute
+    monkeypatch.setattr(
+        mask_rows, "_compute", lambda *of: (called.append(threading.current_thread().name), compute(*of))
+    )
+    grammar = grammar_of("abc")
+    begin_masks([grammar], waits=False)
+    assert np.array_equal(StepMasks({1: grammar}).of(step_of("")).words, expected)
+    may_end.set()
+    last = mask_rows._Call(lambda: None)
+    last.begin(waits=True)
+    last.wait()
+    assert called == [threading.current_thread().name]
 
 
 def test_masks_that_take_long_beside_make_their_grammars_watched(monkeypatch):

@@ -116,7 +116,8 @@ def draws(world, lane, prefix=()):
         return
     is_chosen = len(prefix) < world.chosen
     likeliest = np.argsort(-distribution.weights.astype(int), kind="stable")[:count]
-    for tokens in [tuple(likeliest.tolist())] if is_chosen else itertools.permutations(range(world.vocab), count):
+    possible = np.flatnonzero(distribution.weights).tolist()
+    for tokens in [tuple(likeliest.tolist())] if is_chosen else itertools.permutations(possible, count):
         probability, left = 1.0, distribution.weights.astype(float)
         for token in tokens:
             probability *= 1.0 if is_chosen else left[token] / left.sum()

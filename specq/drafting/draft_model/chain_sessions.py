@@ -79,12 +79,15 @@ class ChainSessions:
         return found
 
 
-def without_leads(sessions: Sequence[Session], enough: float, *, has_forced: bool) -> Sequence[Session]:
+def without_leads(
+    sessions: Sequence[Session], enough: float, *, has_forced: bool, is_behind: bool
+) -> Sequence[Session]:
     """Return the sessions that need chains.
 
     They are synchronous sessions, and sessions whose other drafts promise fewer than `enough` tokens.
 
     has_forced  whether forced tokens are drafted, too. These are certain, and cost no pass of a draft model.
+    is_behind   whether chains of point masses come behind the forced tokens. These do not count then.
     """
     if not sessions:
         return sessions
@@ -92,7 +95,8 @@ def without_leads(sessions: Sequence[Session], enough: float, *, has_forced: boo
     has_forced &= bool(np.count_nonzero(trees.traits[places] & WITH_GRAMMAR))
     if not has_forced and not np.count_nonzero(trees.num_live[places]):
         return sessions
-    leads = [0.0 if one.waits else _lead(one, has_forced=has_forced) for one in sessions]
+    forced = [has_forced and not (is_behind and not one.takes_distributions) for one in sessions]
+    leads = [0.0 if one.waits else _lead(one, has_forced=own) for one, own in zip(sessions, forced, strict=True)]
     return [one for one, lead in zip(sessions, leads, strict=True) if not lead or lead < enough]
 
 

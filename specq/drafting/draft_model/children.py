@@ -12,7 +12,7 @@ import numpy as np
 
 from specq.drafting.interface import Children, draws_children
 from specq.engines.models import rank_tokens
-from specq.protocol import DraftDistribution, Int32Array, SamplingParams
+from specq.protocol import DraftDistribution, Float32Array, Int32Array, SamplingParams
 from specq.verification import Logits
 from specq.verification.drafting import draw_children, truncated_distributions
 
@@ -83,3 +83,19 @@ class ChildMaker:
         tokens, log_probs = rank_tokens(logits, params, positions, most, token_ids)
         counts = np.isfinite(log_probs).sum(-1).tolist()  # tokens that the sampler excludes are not children
         return [Children(tokens[row, :count], log_probs[row, :count]) for row, count in enumerate(counts)]
+
+
+def mask_row(logits: Float32Array, words: Int32Array | None, token_ids: Int32Array | None) -> bool:
+    """Set the logits f32[columns] of tokens that a mask i32[words] forbids to -inf; return whether it allows any.
+
+    If it allows none, the logits stay as they are. token_ids: as in `ChildMaker`.
+    """
+    if words is None or not words.any():
+        return False
+    is_allowed = np.unpackbits(words.view(np.uint8), bitorder="little").view(np.bool_)
+    allowed = is_allowed[: len(logits)] if token_ids is None else is_allowed[token_ids[token_ids < len(is_allowed)]]
+    if not allowed.any():
+        return False
+    logits[: len(allowed)][~allowed] = -np.inf
+    logits[len(allowed) :] = -np.inf
+    return True

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from specq.drafting.draft_model.chain_model import ChainModel
-from specq.drafting.draft_model.children import ChildRequest
+from specq.drafting.draft_model.children import ChildMaker, ChildRequest, mask_row
 from specq.drafting.draft_model.contexts import Contexts
 from specq.drafting.draft_model.kv_trees import NO_SLOT, Asked, KvTrees, Node, TreeSession
-from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion, level_ids
+from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Expansion, draws_children, level_ids
 from specq.engines.native import ChainStarts, LoadedModel, RowPacker
 from specq.protocol import Float32Array, Int32Array
 from specq.verification import Logits
@@ -47,6 +47,11 @@ class DraftModel(KvTrees):
         if not isinstance(model, Contexts):
             model = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
         super().__init__(model, distribution_size, rng)
+
+    @property
+    def takes_masks(self) -> bool:
+        """See `Drafter.takes_masks`. On a CPU, where the host has the logits."""
+        return self._contexts.is_on_cpu and isinstance(self.maker, ChildMaker)
 
     @property
     def has_chains(self) -> bool:
@@ -195,8 +200,28 @@ class DraftModel(KvTrees):
             ChildRequest(session.params, session.child_position(key[1]), counts[key], key[0])
             for session, key in zip(sessions, rows, strict=True)
         ]
-        made = dict(zip(rows, self.maker.make(wanted, logits, self.limit_vocab), strict=True))
+        if self.masks and isinstance(logits, np.ndarray):
+            rows, wanted, logits = self._masked(rows, wanted, logits)
+        made = dict(zip(rows, self.maker.make(wanted, logits, self.limit_vocab) if rows else (), strict=True))
         return [self._answer(request, made.get((request.session_id, request.node_id))) for request in requests]
+
+    def _masked(
+        self, rows: list[tuple[int, int]], wanted: list[ChildRequest], logits: Float32Array
+    ) -> tuple[list[tuple[int, int]], list[ChildRequest], Float32Array]:
+        """Mask the logits of sessions with a grammar, and leave out nodes behind which it allows nothing.
+
+        Such a node has children anyway if these are drawn. Else the verifier would not see that it was expanded
+        (decision 0008).
+        """
+        kept = []
+        for i, ((session_id, node_id), of_row) in enumerate(zip(rows, wanted, strict=True)):
+            masks, session = self.masks.get(session_id), self._sessions[session_id]
+            path = [session.nodes[one].token_id for one in session.line(node_id)] if masks else ()
+            if masks is None or mask_row(logits[i], masks(path), self.maker.token_ids) or draws_children(of_row.params):
+                kept.append(i)
+        if len(kept) == len(rows):
+            return rows, wanted, logits
+        return [rows[i] for i in kept], [wanted[i] for i in kept], logits[kept]
 
     def _answer(self, request: Expansion, found: Children | None) -> Children:
         """Cut children to the requested number, and store them as nodes."""

@@ -31,6 +31,7 @@ from specq.drafting.draft_model.offered_chains import (
     draft_of_chain,
 )
 from specq.drafting.draft_model.shaped import ShapedTrees
+from specq.drafting.grammar.leads import leads_of
 from specq.drafting.interface import ChainDrafter, Chains, Pending
 from specq.drafting.worker import LEAST_CHANCE, SIBLING_VALUE
 from specq.protocol import (
@@ -169,19 +170,21 @@ class ColocatedSource(DraftSource):
     def _begin_chains(self, sessions: Sequence[Session], budget: Budget) -> bool:
         self._offered = NO_CHAINS
         rooms = rooms_for_chains(sessions)
-        left = without_leads(chosen(sessions, rooms > 0), LEAD * budget.promised, has_forced=budget.has_forced)
+        forced = {"has_forced": budget.has_forced, "is_behind": self.chains.takes_forced}
+        left = without_leads(chosen(sessions, rooms > 0), LEAD * budget.promised, **forced)
         if left != self._all_known:
             left = self._all_known = [session for session in left if self._knows(session)]
         if left:
             width = self._width(len(left)) if budget.min_accept_prob <= SIBLING_VALUE else 1
             most = int(rooms.max() if len(left) == len(sessions) else rooms_for_chains(left).max())
-            self._start(_Begun([*left], min(budget.depth, self.most_levels, most), width))
+            self._start(_Begun([*left], min(budget.depth, self.most_levels, most), width), budget)
         return self._begun is not None
 
-    def _start(self, begun: _Begun) -> None:
-        self.chains.masks = {
-            session.session_id: session.grammar.mask_behind for session in begun.sessions if session.grammar is not None
-        }
+    def _start(self, begun: _Begun, budget: Budget) -> None:
+        grammars = {one.session_id: one.grammar for one in begun.sessions if one.grammar is not None}
+        self.chains.masks = {session_id: grammar.mask_behind for session_id, grammar in grammars.items()}
+        forced = {session_id: grammar.forced for session_id, grammar in grammars.items()}
+        self.chains.forced = forced if budget.has_forced else {}
         try:
             self._pending = self.chains.start(begun.session_ids, begun.depth, begun.width)
         except EngineLostError:
@@ -226,7 +229,10 @@ class ColocatedSource(DraftSource):
         if begun is None:
             return ()
         chains = self._finish(begun)
-        return () if chains is None else self._batches(begun, chains)
+        if chains is None:
+            return ()
+        leads = leads_of(begun.sessions, budget).batches() if self.chains.takes_forced else []
+        return [*leads, *self._batches(begun, chains)]
 
     def _finish(self, begun: _Begun) -> Chains | None:
         """Wait for the chains that were begun; None if they could not be drafted."""
@@ -282,7 +288,7 @@ class ColocatedSource(DraftSource):
     def _scores(self, chains: Chains) -> Float32Array:
         """Return calibrated scores, f32[sessions, depth, width]. They also update the usual scores."""
         accept_probs = self.calibration.probabilities(chains.scores)  # [sessions, depth, width], given the parent
-        self._usual.learn(accept_probs, chains.token_ids)
+        self._usual.learn(accept_probs[:, : self.most_levels], chains.token_ids[:, : self.most_levels])
         found: Float32Array = np.log(np.maximum(accept_probs, LEAST_CHANCE)).astype(np.float32)
         return found
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from specq.protocol import GRAMMAR, GRAMMAR_LANE
+from specq.drafting.grammar.leads import batch_of_forced, most_forced
+from specq.protocol import GRAMMAR
 from specq.runtime import Faults
 from specq.verification import WITH_GRAMMAR
-from specq.verifier.sources import NEXT_IDS, NONE, Budget, DraftBatch, DraftSource, Session, Setup, longest_chain
+from specq.verifier.sources import NONE, Budget, DraftBatch, DraftSource, Session, Setup
 
-MOST_DEPTH = 64  # of a draft, with the other drafts that it continues
 MOST_LEAVES = 4  # of a session's tree that are continued, if none is sampled
 LEAST_SCORE = math.log(0.05)  # cumulative, of a leaf that is continued
-SCORE = math.log(0.98)  # of a forced token: the model may spell the same text with other tokens
 
 
 class ForcedTokens(DraftSource):
@@ -45,20 +42,8 @@ class ForcedTokens(DraftSource):
                     drafted.append((session, trie))
         if not drafted:
             return ()
-        tries = [trie for _, trie in drafted]
-        token_ids = np.array([token for trie in tries for token in trie.token_ids], np.int32)
-        return [
-            DraftBatch(
-                sessions=[session for session, _ in drafted],
-                lanes=GRAMMAR_LANE,
-                base_lens=[session.length for session, _ in drafted],
-                first_ids=NEXT_IDS,
-                sizes=[len(trie.token_ids) for trie in tries],
-                token_ids=token_ids,
-                parent_ids=np.array([parent for trie in tries for parent in trie.parents], np.int32),
-                scores=np.full(len(token_ids), SCORE, np.float32),
-            )
-        ]
+        sessions, tries = zip(*drafted, strict=True)
+        return [batch_of_forced(sessions, [trie.token_ids for trie in tries], [trie.parents for trie in tries])]
 
 
 class Trie:
@@ -84,10 +69,9 @@ class Trie:
 def forced_of(session: Session) -> Trie:
     """Return the paths of a session's tree that forced tokens continue, with these tokens."""
     found, grammar = Trie(), session.grammar
-    has_own_shape = session.waits or not session.takes_drafts or session.speculation.has_fixed_shape
-    if grammar is None or has_own_shape:
+    most = 0 if grammar is None else most_forced(session)
+    if grammar is None or most <= 0:
         return found
-    most = min(longest_chain(session.speculation, MOST_DEPTH), session.limit - session.length - 1)
     for path in [(), *_leaves(session)]:
         forced = grammar.forced(path) if len(path) < most else []
         if forced:

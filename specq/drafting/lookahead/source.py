@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specq.drafting.grammar.leads import Leads, leads_of
 from specq.drafting.suffix import TextDrafts
 from specq.drafting.suffix.text_drafts import batches_of_texts, most_depth
 from specq.protocol import LOOKAHEAD, LOOKAHEAD_LANE, NO_SCRATCH, Int32Array, ModelInfo, ScratchRows
@@ -123,10 +124,10 @@ class SessionLookahead:
         self._max_depth = most_depth(session, ngram - 1)
         self._max_nodes = min(session.speculation.max_nodes or MOST_NODES, MOST_NODES)
 
-    def draft(self, session: Session) -> Ngrams:
-        """Return n-grams that begin with the last token."""
-        room = min(self._max_depth, session.limit - session.length - 1)
-        return self.window.drafts(session.token_ids[-1], room, self._max_nodes)
+    def draft(self, session: Session, lead: Sequence[int]) -> Ngrams:
+        """Return n-grams that begin with the last token, or with the last that is forced behind it."""
+        room = min(self._max_depth, session.limit - session.length - len(lead) - 1)
+        return self.window.drafts([*session.token_ids[-1:], *lead][-1], room, self._max_nodes)
 
 
 class LookaheadDecoder(DraftSource):
@@ -150,16 +151,16 @@ class LookaheadDecoder(DraftSource):
         """Return n-grams of the sessions. A session that raises an exception is left out from then on."""
         self._num_columns = self.free_columns(len(sessions), budget.curve) if self.is_adaptive else self.width
         found: list[tuple[Session, Ngrams]] = []
-        faults = Faults()
+        faults, leads = Faults(), leads_of(sessions, budget)
         for session in sessions:
             with faults.of(session, "drafted for"):
                 own = self._of(session)
-                drafted = own and own.draft(session)
+                drafted = own and own.draft(session, leads.of(session))
                 if drafted and drafted.token_ids:
                     found.append((session, drafted))
             if faults.found and session in faults:
                 self.refuse(session)
-        return _batches(found, budget.min_accept_prob) if found else ()
+        return _batches(found, budget.min_accept_prob, leads) if found else ()
 
     def free_columns(self, num_sessions: int, curve: StepCurve) -> int:
         """Return how many columns, at most W, each session may have so that their rows are free."""
@@ -206,7 +207,7 @@ class LookaheadDecoder(DraftSource):
         self._sessions.pop(session.session_id, None)
 
 
-def _batches(found: Sequence[tuple[Session, Ngrams]], min_accept_prob: float) -> Sequence[DraftBatch]:
+def _batches(found: Sequence[tuple[Session, Ngrams]], min_accept_prob: float, leads: Leads) -> Sequence[DraftBatch]:
     """Return batches with the n-grams of some sessions."""
     sessions, drafted = zip(*found, strict=True)
     drafts = TextDrafts(
@@ -215,7 +216,7 @@ def _batches(found: Sequence[tuple[Session, Ngrams]], min_accept_prob: float) ->
         parents=np.array([parent for own in drafted for parent in own.parents], np.int32),
         scores=np.array([score for own in drafted for score in own.scores], np.float64),
     )
-    return batches_of_texts(sessions, LOOKAHEAD_LANE, drafts, min_accept_prob)
+    return batches_of_texts(sessions, LOOKAHEAD_LANE, drafts, min_accept_prob, leads)
 
 
 def make(setup: Setup) -> LookaheadDecoder | None:

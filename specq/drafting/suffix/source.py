@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from specq.drafting.grammar.leads import Leads, leads_of
 from specq.drafting.suffix import NO_TEXT, TOO_OLD, NotReady, SuffixTree
 from specq.drafting.suffix import Requests as SuffixRequests
 from specq.drafting.suffix import make_texts as make_suffix_texts
@@ -39,6 +40,7 @@ class SuffixDecoder(DraftSource):
     def __init__(self, shared_tokens: int = 0) -> None:
         self._texts = make_suffix_texts()  # by the places of their sessions
         self._shared = SharedTexts(shared_tokens)
+        self._ahead: dict[int, int] = {}  # the length of texts with forced tokens, by the places of their sessions
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         """Add a part of the ended texts. No session waits for it."""
@@ -49,12 +51,32 @@ class SuffixDecoder(DraftSource):
         """Return trees for the sessions. A session that raises an exception is left out from then on."""
         if not sessions:
             return ()
+        leads = self._leads(sessions, budget)
+        if self._ahead:
+            sessions = [one for one in sessions if one.length + len(leads.of(one)) >= self._ahead.get(one.place, 0)]
+            if not sessions:
+                return ()
         places = np.array([session.place for session in sessions], np.intp)
         floor = max(FLOOR, SHARE * budget.min_accept_prob)
         while isinstance(drafts := self._texts.draft(self._requests(sessions, places, floor)), NotReady):
             for i in drafts.reasons.nonzero()[0].tolist():
                 self._make_ready(sessions[i], int(drafts.reasons[i]))
-        return batches_of_texts(sessions, SUFFIX_LANE, drafts, budget.min_accept_prob)
+        return batches_of_texts(sessions, SUFFIX_LANE, drafts, budget.min_accept_prob, leads)
+
+    def _leads(self, sessions: Sequence[Session], budget: Budget) -> Leads:
+        """Return what is forced behind the transcripts, and add it to the texts, since it is certain to come.
+
+        A text that was extended so is not drafted for while less is known.
+        """
+        leads = leads_of(sessions, budget)
+        for session in sessions if leads else ():
+            if lead := leads.of(session):
+                if session.place not in self._texts:
+                    self._make_ready(session, NO_TEXT)
+                if session.place in self._texts:
+                    self._texts.extend(session.place, [*session.token_ids, *lead])
+                    self._ahead[session.place] = session.length + len(lead)
+        return leads
 
     def _requests(self, sessions: Sequence[Session], places: IntpArray, floor: float) -> SuffixRequests:
         trees = sessions[0].trees
@@ -97,6 +119,7 @@ class SuffixDecoder(DraftSource):
 
     def close(self, session: Session) -> None:
         """Forget a session's text, but keep it for later sessions of its owner."""
+        self._ahead.pop(session.place, None)
         if session.place != NONE and self._texts.close(session.place):
             self._shared.add(session.owner, session.token_ids, session.prompt_len)
 

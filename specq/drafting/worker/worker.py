@@ -22,9 +22,12 @@ import structlog
 
 from specq.drafting import CONTEXT, Children, Drafter, Expansion, as_drafter, level_ids
 from specq.drafting.worker.draft_nodes import AcceptanceStats, DraftNode
+from specq.drafting.worker.grammars import DraftGrammars
 from specq.drafting.worker.session import DraftSession
+from specq.grammar import GrammarBuilder
 from specq.protocol import (
     CAPABILITIES,
+    GRAMMAR_CAPABILITIES,
     Activations,
     Assign,
     Clock,
@@ -78,8 +81,9 @@ class DraftWorker:
         fan_out: int = 3,
         max_ahead: int = 32,
         chain: int = 1,
+        grammar_builder: GrammarBuilder | None = None,
     ) -> None:
-        """Set the bounds of a pass.
+        """Set the bounds of a pass, and what builds the grammars of jobs (None: it drafts without).
 
         A pass expands at most `width` nodes, but at least one a session. Each gets `fan_out` children, up to
         `max_ahead` tokens deep. `chain` levels are drafted below each node at once, if the drafter has chains.
@@ -89,6 +93,9 @@ class DraftWorker:
         self.chain = chain if self.drafter.has_chains else 1
         self._reads_states = bool(self.drafter.activations.layers)
         self.sessions: dict[int, DraftSession] = {}
+        self.grammars = DraftGrammars(grammar_builder, self.drafter.info.eos_ids)
+        if self.grammars.are_followed:
+            self.drafter.masks = self.grammars.masks
         self.acceptance_stats: dict[str, AcceptanceStats] = {}  # by strategy: drawn nodes are accepted less often
         self.state = "ready"
         self.num_passes = self.num_drafts = self.num_nodes = 0  # passes, and drafts and nodes that were sent
@@ -127,6 +134,7 @@ class DraftWorker:
         if len(self._refused) > MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
         self.sessions.pop(session.session_id, None)
+        self.grammars.forget(session.session_id)
         self.tracer.end(session.session_id)
         with Faults().of(session, "closed"):
             self.drafter.close(session.session_id)
@@ -144,6 +152,7 @@ class DraftWorker:
         if known is not None and (known.epoch, known.lane) == (message.epoch, message.lane):
             return
         if known is not None:
+            self.grammars.forget(message.session_id)
             self.drafter.close(message.session_id)
         acceptance_stats = self.acceptance_stats.setdefault(message.params.strategy, AcceptanceStats())
         session = DraftSession(
@@ -151,6 +160,7 @@ class DraftWorker:
         )
         self.sessions[message.session_id] = session
         self.drafter.open(message.session_id, message.token_ids, session.params, message.owner)
+        self.grammars.begin(session, message.prompt_len, message.owner)
         if message.trace:
             self.tracer.open(message.session_id)
             self._note(message.session_id, trace_events.ASSIGNED, message.lane, len(message.token_ids))
@@ -169,6 +179,7 @@ class DraftWorker:
 
     def _drop(self, session: DraftSession) -> None:
         del self.sessions[session.session_id]
+        self.grammars.forget(session.session_id)
         self._note(session.session_id, trace_events.RELEASED, session.length)
         self.tracer.end(session.session_id)
         self.drafter.close(session.session_id)
@@ -198,6 +209,7 @@ class DraftWorker:
         if 0 <= known < len(message.token_ids):  # otherwise it is old, or there is a gap that the broker will fill
             fresh = message.token_ids[known:]
             path = session.commit(fresh.tolist())
+            self.grammars.commit(session.session_id, fresh.tolist())
             self.drafter.commit(session.session_id, fresh, path)
         session.adjust(message)
 
@@ -240,6 +252,7 @@ class DraftWorker:
 
     def step(self) -> list[Draft]:
         """Run one pass: expand the likeliest nodes of all sessions; return the drafts to send."""
+        self.grammars.take(self.sessions)
         faults = Faults()
         chosen = self._choose(faults)
         done = in_halves(list(chosen.values()), self._expand, faults, "drafted for")
@@ -325,7 +338,7 @@ class DraftWorker:
             tap_layers=asked.layers,
             tap_form=asked.form,
             tap_window=asked.window,
-            capabilities=CAPABILITIES,
+            capabilities=(*CAPABILITIES, *(GRAMMAR_CAPABILITIES if self.grammars.are_followed else ())),
         )
 
     def heartbeat(self) -> Heartbeat:

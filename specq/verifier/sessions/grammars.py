@@ -12,7 +12,7 @@ import structlog
 
 from specq.grammar import GrammarTokenizer, SessionGrammar, begin_masks
 from specq.protocol import Fault, SpecqError
-from specq.runtime import traced
+from specq.runtime import available_cores, traced
 from specq.verification import WITH_GRAMMAR
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 log = structlog.get_logger(__name__)
-
-FEW = 4  # masks
 
 
 class Builder(Protocol):
@@ -99,18 +97,18 @@ class SessionGrammars:
 
         is_behind  whether a later step is in flight. It may have rows of texts that have ended.
 
-        Few masks are computed when they are needed, unless a device computes meanwhile: to wake a thread takes as long.
-        The same where this raises.
+        With one core, masks are computed when they are needed, unless a device computes meanwhile. The same where this
+        raises. On a CPU they begin in the next forward pass, which gives up Python's lock.
         """
         if not committed:
             return
         traits = committed[0].trees.traits[[session.place for session in committed]]
         some = [committed[i] for i in (traits & WITH_GRAMMAR).nonzero()[0].tolist()]
         grammars = [own.grammar for own in some if own.grammar is not None and (is_behind or not own.finish)]
-        if not is_behind and len(grammars) < FEW:
+        if not is_behind and len(available_cores()) == 1:
             return
         try:
-            begin_masks(grammars)
+            begin_masks(grammars, waits=is_behind)
         except Exception as error:  # noqa: BLE001 - see above
             log.warning("masks_not_begun", num_sessions=len(grammars), **traced(error))
 

@@ -271,3 +271,78 @@ def test_a_chain_has_only_tokens_that_a_grammar_allows_behind_it(directory):
     assert (own[2:] == NO_TOKEN).all()
     assert paths == [[], own[:1, 0].tolist(), own[:2, 0].tolist()]
     assert (masked.token_ids[2] != NO_TOKEN).any(1).all()
+
+
+def odd_tokens(_path: Any) -> np.ndarray:
+    """Allow odd tokens."""
+    bits = np.zeros(-(-VOCAB // 32) * 32, np.bool_)
+    bits[1:VOCAB:2] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def every_third_pair(path: list[int]) -> list[int]:
+    """Force two tokens in front, and behind each choice that follows."""
+    return [20 + len(path), 21 + len(path)] if len(path) % 3 == 0 else []
+
+
+def alone(directory: str, context: list[int], params: SamplingParams) -> list[int]:
+    """Return the children that a new model gives to a context, among odd tokens."""
+    model = DraftModel(directory, device="cpu", kv_slots=512)
+    model.open(1, np.array(context, np.int32), params)
+    model.masks = {1: odd_tokens}
+    return model.expand([Expansion(1, -1, tuple(range(WIDTH)))])[0].token_ids.tolist()
+
+
+@pytest.mark.parametrize("followed", [0, 1, 2, 4, 5, 8, 9])
+def test_forced_tokens_are_a_part_of_the_chain_and_need_no_pass(directory, followed):
+    """Round after round, however far verdicts follow. Beside it: no forced tokens, and no grammar."""
+    source, rng = ChainModel(directory, device="cpu", kv_slots=1024), np.random.default_rng(4)
+    contexts = {session_id: random_tokens(rng, 12) for session_id in (1, 2, 3)}
+    for session_id, context in contexts.items():
+        source.open(session_id, context, SAMPLED)
+    texts = {session_id: context.tolist() for session_id, context in contexts.items()}
+    source.masks, source.forced = {1: odd_tokens, 3: odd_tokens}, {1: every_third_pair}
+    run, num_rows = source.contexts.run, list[int]()
+
+    def counted(rows: PackedRows) -> Any:
+        num_rows.append(len(rows.token_ids))
+        return run(rows)
+
+    source.contexts.run = counted
+    for _ in range(3):
+        num_rows.clear()
+        chains = draft(source, [1, 2, 3], depth=3)
+        assert len(num_rows) == 3
+        assert num_rows[1:] == [3 + 1, 3 + 1]  # a choice and two forced tokens, and the other session's
+        own = chains.token_ids[0]
+        for at in range(9):
+            path = own[:at, 0].tolist()
+            right = (
+                [20 + 3 * (at // 3) + at % 3, NO_TOKEN] if at % 3 < 2 else alone(directory, texts[1] + path, SAMPLED)
+            )
+            assert own[at].tolist() == right
+        assert own[9:11, 0].tolist() == every_third_pair([0] * 9)
+        assert (own[11:] == NO_TOKEN).all()
+        assert chains.token_ids[2, 0].tolist() == alone(directory, texts[3], SAMPLED)
+        assert (chains.token_ids[1:, 3:] == NO_TOKEN).all()
+        for i, session_id in enumerate((1, 2, 3)):
+            tokens = [*chains.token_ids[i, : followed if i == 0 else 1, 0].tolist(), 2]
+            texts[session_id] += tokens
+            assert commit_one(source, session_id, np.array(tokens, np.int32)) == len(tokens) - 1
+    for session_id in texts:
+        source.close(session_id)
+    assert source.free_slots == 1024
+
+
+def test_a_chain_that_is_all_forced_ends_at_its_room(directory):
+    """No pass can find more, and the context's KV is computed later."""
+    source = ChainModel(directory, device="cpu", kv_slots=1024)
+    source.open(1, random_tokens(np.random.default_rng(5), 12), SAMPLED)
+    source.masks, source.forced = {1: odd_tokens}, {1: lambda path: [7] * 40 if not path else []}
+    chains = draft(source, [1], depth=2)
+    count = int((chains.token_ids[0, :, 0] >= 0).sum())
+    assert chains.token_ids[0, :16, 0].tolist() == [7] * 16
+    assert count == 18
+    commit_one(source, 1, np.array([7, 7, 3], np.int32))
+    source.close(1)
+    assert source.free_slots == 1024
