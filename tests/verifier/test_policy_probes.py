@@ -193,6 +193,31 @@ def test_probes_lose_about_the_budget(sources: list[Made], num_sessions: int) ->
     assert 0.3 * BUDGET * later < lost_s(driven, 1500, num_sessions) < 1.8 * BUDGET * later
 
 
+@pytest.mark.parametrize("lag", [2, 3])
+def test_steps_in_flight_when_a_probe_ends_are_paid_for(lag: int) -> None:
+    """A lost probe has planned more steps than it has learned from."""
+    driven = Driven([POOR], lag=lag)
+    driven.run(4000, 16)
+    later = sum(step.seconds for step in driven.steps[1500:])
+    assert driven.policy.num_decided["probe_lost"] > 10
+    assert 0.5 * BUDGET * later < lost_s(driven, 1500, 16) < 1.2 * BUDGET * later
+
+
+def test_a_lost_choice_rests_though_the_load_was_another_one_meanwhile() -> None:
+    """Between two waves of jobs, few sessions run."""
+    driven = Driven([POOR])
+    driven.run(3000, 64)
+    lost = [one for one in driven.policy.decisions if one.reason == "probe_lost"][-1]
+    driven.policy._num_steps = lost.step + 10
+    for num_sessions, credit in ((4, -1.0), (64, 1.0)):
+        driven.policy._credit = credit
+        driven.policy.meet(num_sessions)
+    assert driven.policy._probe is None
+    driven.policy._num_steps = lost.step + REST
+    driven.policy._choose()
+    assert driven.policy._probe is not None
+
+
 def num_probes(driven: Driven, num_steps: int) -> int:
     before = driven.policy.num_decided["probe"]
     driven.run(num_steps)
@@ -215,7 +240,7 @@ def test_saved_probe_credit_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """After hours without trials a probe may lose a few steps. An overdraft must be repaid first."""
     driven = Driven([POOR])
     driven.run(1500)
-    driven.policy._rests = {only("poor"): 10**9}
+    driven.policy._rests = {only("poor"): (10**9, 1)}
     driven.run(6000)
     driven.policy._rests, begun = {}, len(driven.steps)
     driven.run(300)
@@ -230,7 +255,7 @@ def test_a_probe_that_is_expected_to_win_needs_no_credit(monkeypatch: pytest.Mon
     unknown, poor = Driven([GOOD]), Driven([POOR], is_measured=False)
     unknown.run(40)
     assert unknown.policy.used == only("good")
-    assert unknown.policy._credit == 0.0
+    assert unknown.policy._credit >= 0.0
     poor.run(30)
     poor.policy.used, poor.policy._is_measured = PLAIN, True
     poor.run(1000)

@@ -34,7 +34,7 @@ SHARED = 0.5  # part that counts of the tokens that further sources would add if
 # The ratio of tokens: the weight of its prior 1 in tokens, its memory in rounds, its shortest memory in steps.
 RATIO_PRIOR, RATIO_MEMORY, RATIO_STEPS = 30.0, 300.0, 8.0
 MOST_KEPT = 256  # results in the cache
-HORIZON = 40  # steps over which the first step of a joining source is spread
+HORIZON = 40  # steps that repay the first step of a joining source, and what a probe is forecast to win
 PROMPT_FADE = 0.005  # weight of a new step in the means of prompt rows
 # Round trips before the silence of draft workers counts, the weight of a new round trip, its most seconds.
 ROUND_TRIPS, ROUND_TRIP_FADE, MOST_ROUND_TRIP_S = 2, 0.1, 1.0
@@ -81,7 +81,7 @@ class Forecast:
         self._joined_s: dict[str, float] = {}  # for how long each source has drafted without a break
         self._looked_at: Sources = frozenset()  # in the last step
         # Means over steps: part with prompts, prompt rows, tokens that these attend to, tokens of decoding sessions.
-        self._prompts: Float64Array = np.zeros(4)
+        self._prompts = [0.0] * 4
         self._drafts_s = lru_cache(MOST_KEPT)(lambda name, num_sessions: self._traits[name].drafts_s(num_sessions))
         self._round_trip_s = 0.0
         self._num_steps = 0
@@ -110,9 +110,8 @@ class Forecast:
             return
         self._num_steps += 1
         rows = step.rows
-        self._prompts += PROMPT_FADE * (
-            np.array([rows.prompts > 0, rows.prompts, rows.attended, step.num_tokens]) - self._prompts
-        )
+        of_step = rows.prompts > 0, rows.prompts, rows.attended, step.num_tokens
+        self._prompts = [mean + PROMPT_FADE * (one - mean) for mean, one in zip(self._prompts, of_step, strict=True)]
         for name, one in self.yields.items():
             if used.is_early or name not in used.sources:
                 one.pass_by()
@@ -281,13 +280,28 @@ class Forecast:
         """
         num_rows = num_sessions + np.ceil(num_nodes).astype(np.intp)
         seconds: Float64Array = self._time.times(kind, num_rows, num_nodes)
-        part, rows, attended, of_tokens = self._prompts.tolist()
+        part, rows, attended, of_tokens = self._prompts
         if tokens is None or part < PROMPT_FADE / 2:
             return seconds
         share = num_sessions * tokens * part / max(of_tokens, part)
         mixed = StepRows(round(rows / part), prompts=round(rows / part), attended=round(attended / part))
         seconds += share * (self._time.times(kind, num_rows, num_nodes, mixed) - seconds)
         return seconds
+
+    def lost_s(self, step: Step, used: Choice) -> float:
+        """Return the seconds that a step lost because it did not draft as the choice in use.
+
+        Prompts may leave no room for drafts. If such a choice is in use, only the wait for other sources is lost then.
+        """
+        kind, count, rows = self.kind(used), step.num_sessions, step.rows
+        if rows.prompts and kind.sources:
+            return sum((step.waits.get(name, 0.0) for name in step.kind.sources - kind.sources), 0.0)
+        lost_s = step.seconds - step.num_tokens / self.foresee(used, count, prompts=False).rate
+        if rows.prompts:
+            mixed = StepRows(rows.prompts, prompts=rows.prompts, attended=rows.attended)
+            one, none = np.array([count]), np.zeros(1)
+            lost_s -= float((self._time.times(kind, one, none, mixed) - self._time.times(kind, one, none))[0])
+        return lost_s
 
     def joining(self, choice: Choice, used: Choice, num_sessions: int) -> Foreseen:
         """Return the forecast of a choice that begins now: new sources compute the texts first."""

@@ -9,7 +9,7 @@ begin if its choice *may* be better, given how uncertain the forecast is. What i
 forecast becomes less certain. Choices that differ only in whether drafts are read first bring the same tokens. So only
 their seconds are compared.
 
-All probes together may lose BUDGET of the tokens (the credit). A probe that is forecast to win costs no credit.
+All probes together may lose BUDGET of the tokens (the credit). A forecast gain counts as credit when a probe begins.
 
 Pure: no clock.
 """
@@ -24,7 +24,7 @@ from typing import Any
 import structlog
 
 from specq.verifier.control.choices import DECISIONS, Choice, DraftDecision, Step
-from specq.verifier.control.forecast import Forecast, Foreseen
+from specq.verifier.control.forecast import HORIZON, Forecast, Foreseen
 from specq.verifier.models.token_yield import NUM_LEVELS
 
 log = structlog.get_logger(__name__)
@@ -36,7 +36,6 @@ BUDGET = 0.01  # part of the tokens that probes may lose
 FIRST_CREDIT, MOST_CREDIT, MOST_DEBT, MOST_DEBT_S = 20.0, 6.0, 1.0, 0.03
 FIRST_STEPS = 200  # steps after which the credit is limited to MOST_CREDIT
 MARGIN = 0.015  # difference of log rates by which another choice must be better
-FREE = 0.03  # forecast difference of log rates from which a probe costs no credit
 # A probe begins if the gain plus OPTIMISM standard deviations is above MARGIN. It is lost if the gain plus DOUBT
 # standard deviations is below 0. The gain is the difference of log rates.
 OPTIMISM, DOUBT = 1.5, 0.6
@@ -54,11 +53,10 @@ KEPT_DECISIONS = 64
 
 @dataclass(slots=True)
 class _Probe:
-    """A choice that is tried, with one session (`is_look`) or all. `is_free`: it costs no credit."""
+    """A choice that is tried, with one session (`is_look`) or all."""
 
     choice: Choice
     is_look: bool
-    is_free: bool
     num_steps: int = 0
     num_rounds: int = 0
 
@@ -89,8 +87,12 @@ class Policy:
         self.decisions = deque[DraftDecision](maxlen=KEPT_DECISIONS)
         self.num_decided = dict.fromkeys(DECISIONS, 0)
         self._probe: _Probe | None = None
-        self._credit = FIRST_CREDIT * first_s
-        self._rests: dict[Choice, int] = {}  # the step before which no probe of it begins
+        self._last_probe: _Probe | None = None
+        self._probed = range(0)  # values of `num_changes` of steps that were planned in it, unless it was won
+        self._is_tried = False  # whether the last step was one of these
+        self._credit, self._most_debt_s = FIRST_CREDIT * first_s, max(MOST_DEBT * first_s, MOST_DEBT_S)
+        # for each lost choice: the step before which no probe of it begins, and at which number of sessions
+        self._rests: dict[Choice, tuple[int, int]] = {}
         self._num_sessions = self._num_steps = self._chosen_at = 0
         self._since_s = 0.0  # seconds since the last choice
         self._apply()
@@ -124,11 +126,8 @@ class Policy:
     def meet(self, num_sessions: int) -> None:
         """Take in how many sessions the next step has.
 
-        If they change by more than LOAD_CHANGE, choose anew. If they change by a factor of two, lost choices may be
-        probed again.
+        If they change by more than LOAD_CHANGE, choose anew.
         """
-        if not self._num_sessions / 2 < num_sessions < 2 * self._num_sessions:
-            self._rests.clear()
         if abs(num_sessions - self._num_sessions) > LOAD_CHANGE * self._num_sessions:
             self._num_sessions = num_sessions
             self._decide(is_due=True)
@@ -145,29 +144,26 @@ class Policy:
             self._decide(is_due=self._since_s >= CHOOSE_S and self._num_steps >= self._chosen_at + CHOOSE_EVERY)
 
     def _pay(self, step: Step) -> None:
-        """Add credit for probes, and subtract what the present probe lost in this step.
+        """Add credit for probes, and subtract what a probe lost in this step.
 
-        A step that was planned before the probe does not count for it. In a step with prompts, the loss is the wait for
-        the tried sources.
+        Steps that were planned before the probe do not count for it. Those that were planned before it ended still
+        cost, and so does the next one, which was not launched early.
         """
         before, unit = self._credit, self._first_s
         if before < MOST_CREDIT * unit:
             self._credit += BUDGET * step.seconds
         elif self._num_steps > FIRST_STEPS:
             self._credit = MOST_CREDIT * unit
-        if self._probe is None or step.num_changes not in {None, self.num_changes}:
-            return
-        self._probe.num_steps += 1
-        self._probe.num_rounds += step.num_sessions
-        if self._probe.is_free:
-            return
-        if step.rows.prompts:
-            lost_s = sum((step.waits.get(name, 0.0) for name in step.kind.sources - self.used.sources), 0.0)
-        else:
-            usual = self.forecast.foresee(self.used, step.num_sessions, prompts=False)
-            lost_s = step.seconds - step.num_tokens / usual.rate
-        most_debt = max(MOST_DEBT * unit, MOST_DEBT_S)
-        self._credit = min(max(self._credit - lost_s, -most_debt), max(before, MOST_CREDIT * unit))
+        if self._probe is not None and step.num_changes in {None, self.num_changes}:
+            self._probe.num_steps += 1
+            self._probe.num_rounds += step.num_sessions
+        was_tried, self._is_tried = (
+            self._is_tried,
+            step.num_changes in self._probed or (step.num_changes is None and self._probe is not None),
+        )
+        if was_tried or self._is_tried:
+            lost_s = self.forecast.lost_s(step, self.used)
+            self._credit = min(max(self._credit - lost_s, -self._most_debt_s), max(before, MOST_CREDIT * unit))
 
     # --- decisions ----------------------------------------------------------------------------------------------------
 
@@ -210,11 +206,11 @@ class Policy:
     def _end_probe(self, reason: str, now: Foreseen, other: Foreseen) -> None:
         probe, self._probe = self._probe, None
         assert probe is not None
-        self._rests[probe.choice] = self._num_steps + REST
+        self._rests[probe.choice] = self._num_steps + REST, self._num_sessions
         self._note(reason, now, probe.choice, other)
 
     def _use(self, choice: Choice, reason: str, now: Foreseen, other: Foreseen) -> None:
-        before, self.used, self._probe = self.used, choice, None
+        before, self.used, self._probe, self._probed = self.used, choice, None, range(0)
         self._note(reason, other, before, now)
 
     def _note(self, reason: str, now: Foreseen, choice: Choice, other: Foreseen) -> None:
@@ -230,6 +226,7 @@ class Policy:
         """Use a part of the sources in use if that is better, or probe the choice with the largest possible gain."""
         used, count = self.forecast.felt(self.used), self._num_sessions
         now = self.forecast.foresee(used, count)
+        step_s = count * now.tokens / now.rate
         better, best_rate = None, now.log_rate + MARGIN
         tried, most_gain = None, MARGIN
         promises = dict.fromkeys(self.forecast.sources, -math.inf)
@@ -241,17 +238,22 @@ class Policy:
                 better, best_rate = (one, other), other.log_rate
             gain = other.log_rate + OPTIMISM * self._deviation(one, other) - now.log_rate
             promises |= {name: max(promises[name], gain) for name in one.sources}
-            is_free = other.log_rate > now.log_rate + FREE
-            if gain > most_gain and (is_free or self._credit > 0) and self._rests.get(one, 0) <= self._num_steps:
-                tried, most_gain = (one, other, is_free), gain
+            won_s = HORIZON * step_s * max(other.log_rate - now.log_rate, 0.0)
+            if gain > most_gain and self._credit + won_s > 0 and not self._rests_now(one):
+                tried, most_gain = (one, other), gain
         self.asleep = frozenset(name for name, gain in promises.items() if gain < ASLEEP) - used.sources
         if better is not None:
             self._use(better[0], "drafts_fell", now, better[1])
         elif tried is not None:
-            choice, other, is_free = tried
+            choice, other = tried
             is_known = all(map(self.forecast.is_known, choice.sources - used.sources))
-            self._probe = _Probe(choice, count > 1 and not is_known, is_free)
+            self._probe = _Probe(choice, count > 1 and not is_known)
             self._note("probe", now, choice, other)
+
+    def _rests_now(self, choice: Choice) -> bool:
+        """Return whether a probe of a choice was lost a short time ago, at about the same load."""
+        until, num_sessions = self._rests.get(choice, (0, 0))
+        return self._num_steps < until and num_sessions / 2 < self._num_sessions < 2 * num_sessions
 
     def _choices(self, used: Choice) -> list[Choice]:
         """Return the choices that may be made, with the one in use.
@@ -278,6 +280,9 @@ class Policy:
             choice = probe.choice
         self.allowed, self.is_unread, self.is_early = choice.sources | silent, choice.is_unread, choice.is_early
         self.num_changes += before != (self.allowed, self.looked_at, self.is_unread, self.is_early)
+        if probe is not None:
+            begun = self.num_changes if probe is not self._last_probe else self._probed.start
+            self._probed, self._last_probe = range(begun, self.num_changes + 1), probe
         self.asleep -= self.allowed
         if choice.sources and self._num_sessions:
             foreseen = self.forecast.foresee(choice, self._num_sessions)

@@ -33,9 +33,10 @@ def profiled_rows(jumps: Sequence[int], most: int) -> list[int]:
 class StepCurve:
     """The seconds of a step by its number of rows. Beyond the largest measured size the slope is learned.
 
-    scale     factor on the measured seconds of rows.
-    extra_s   additional seconds of each step.
-    node_s    additional seconds of each drafted node.
+    scale          factor on the measured seconds of rows.
+    extra_s        additional seconds of each step.
+    node_s         additional seconds of each drafted node.
+    num_measured   the largest measured size.
     """
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
@@ -44,6 +45,7 @@ class StepCurve:
         rows = np.arange(1, sizes[-1] + 1)
         times = np.interp(rows, sizes, np.minimum.accumulate(seconds[::-1])[::-1])
         self._times: Float64Array = times
+        self.num_measured = len(times)
         self._slope = float(times[-1] - times[len(times) // 2]) / max(1, len(times) - len(times) // 2 - 1)
 
     def __call__(self, num_rows: int, num_nodes: int = 0) -> float:

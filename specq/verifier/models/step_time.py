@@ -89,7 +89,7 @@ class StepTime:
         profiled = profile.profiled(rows.total)
         self._num_learned[kind.is_helped] += 1
         self._ridge.learn(self._features(kind, rows), seconds / profiled - 1.0, LEAST_NOISE)
-        if not kind.is_early:
+        if not kind.is_early and rows.total > profile.num_measured:
             beyond = self._beyond(kind, rows)
             profile.learn_slope(rows.total, (seconds - beyond) / self._scale(kind))
 

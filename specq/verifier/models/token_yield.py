@@ -139,7 +139,7 @@ class TokenYield:
         """
         tried, accepted = self._all.levels[TRIED:]
         known = (float(accepted.sum()) + PRIOR_ROUNDS * PRIOR_CHANCE) / (float(tried.sum()) + PRIOR_ROUNDS)
-        prior: Float64Array = np.full(NUM_LEVELS, known) if self._before is None else self._before
+        prior = known if self._before is None else self._before
         chances: Float64Array = (accepted + PRIOR_ROUNDS * prior) / (tried + PRIOR_ROUNDS)
         return np.minimum(chances, MOST_CHANCE, out=chances)
 
