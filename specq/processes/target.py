@@ -29,7 +29,7 @@ from specq.protocol import (
     encode,
     type_of,
 )
-from specq.runtime import Tell, apply_cpu, teller
+from specq.runtime import Tell, apply_cpu, build_ahead, teller
 from specq.text import load_tokenizer_files
 from specq.transport import (
     AllowList,
@@ -240,6 +240,7 @@ def run(config: TargetConfig) -> int:
     """Serve until SIGTERM or SIGINT, drain, and return the exit status."""
     stop = Stop(at_once=True)
     curve_to_broker(config.keys, "target")  # report wrong keys before loading the model
+    build_ahead()
     apply_cpu(config.cores, config.threads)
     name = config.name or f"target-{os.getpid()}"
     tell = teller(name, wanted=config.progress)
