@@ -228,7 +228,7 @@ def _write_tensors(file: BinaryIO, model: GgufFile, library: ctypes.CDLL, thread
 
 
 def _write_at(fileno: int, at: int, packed: Callable[[], Bytes]) -> None:
-    data = memoryview(packed()).cast("B")
+    data = packed().reshape(-1).data
     while written := os.pwrite(fileno, data, at):
         data, at = data[written:], at + written
 
