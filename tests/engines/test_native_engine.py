@@ -166,6 +166,43 @@ def test_draft_workers_with_heads_without_torch(deep_model: str, tmp_path: Path)
     assert json.loads(done.stdout.splitlines()[-1]) == [[4, 3], [4, 3]]
 
 
+CUT = """
+import os
+import sys
+
+import numpy as np
+
+from specq.engines.native.engine import NativeEngine
+from specq.protocol import SamplingParams, SessionStep
+
+
+def said(session_id):
+    text = np.arange(3, 43, dtype=np.int32)
+    start = engine.open(session_id, text)
+    steps = [SessionStep(session_id, start, text[start:], SamplingParams())]
+    return engine.step(steps).judgements[0].token_ids.tolist()
+
+
+path, arithmetic = sys.argv[1:]
+engine = NativeEngine(path, kv_slots=512, arithmetic=arithmetic)
+before = said(1)
+engine.close(1)
+os.truncate(path, 100)
+assert said(2) == before
+"""
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "rounded"])
+@pytest.mark.parametrize("kind", [Q.F32, Q.Q8_0], ids=["F32", "Q8_0"])
+def test_a_file_that_is_cut_while_it_is_served_harms_nothing(tmp_path: Path, kind: Q, arithmetic: str) -> None:
+    """A read of a mapped file beyond its end would kill the process."""
+    save_random(tmp_path, {"model_type": "llama", **MADE, "tie_word_embeddings": kind == Q.F32})
+    path = write_gguf(tmp_path, tmp_path / "model.gguf", linear=kind)
+    command = [sys.executable, "-c", CUT, str(path), arithmetic]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.slow
 def test_the_bundled_models_and_a_grammar_without_torch() -> None:
     """`smollm2` with its own drafters, the parallel one too, and also under `probabilistic`."""
