@@ -323,9 +323,9 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
 
 
 def check_draft_model(config: TargetConfig, model: str, draft_model: str) -> None:
-    """Raise ConfigError if a local draft model is damaged or does not fit the target, as far as headers tell.
+    """Raise ConfigError if a local draft model is damaged or does not fit the target. Only headers are read.
 
-    So that is said before the target loads, which may take minutes.
+    So the user learns of it before the target loads, which may take minutes.
     """
     here, checkpoint = local_checkpoint(model), local_checkpoint(draft_model)
     if here is None or checkpoint is None:
