@@ -60,13 +60,16 @@ make_venv() {
   fi
 }
 
-# uv does not read pip's settings, so those that name package sources are handed on.
+# uv does not read pip's settings, so those that name package sources are handed on. Bytecode of all modules is only
+# made for development: `make demo` uses a part of them, and Python keeps theirs when it first imports them.
 install() {
+  local all_bytecode=(--no-compile)
+  if [ "$lock" != requirements.lock ]; then all_bytecode=(--compile); fi
   if have uv; then
     UV_FIND_LINKS=${UV_FIND_LINKS-${PIP_FIND_LINKS-}} UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX-${PIP_INDEX_URL-}} \
-      uv pip install --quiet --compile-bytecode --python "$venv/bin/python" "$@"
+      uv pip install --quiet "${all_bytecode[@]}" --python "$venv/bin/python" "$@"
   else
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${all_bytecode[@]}" "$@"
   fi
 }
 

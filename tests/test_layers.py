@@ -135,6 +135,8 @@ TABLES = (
         for method in METHODS
         for module in ("__init__", "spec", "form", "interface", "source")
     ),
+    *(f"specq/drafting/{module}.py" for module in ("medusa/arrays", "medusa/host", "eagle3/arrays", "eagle3/host")),
+    *(f"specq/drafting/eagle3/{module}.py" for module in ("remote", "row_head")),
 )
 
 

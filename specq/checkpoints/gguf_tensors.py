@@ -142,7 +142,10 @@ def rope_factors(file: GgufFile) -> Float32Array | None:
 
 
 def dequantise(file: GgufFile, tensor: GgufTensor) -> Float32Array:
-    """Return a tensor's values. Raises ConfigError for an unsupported type, and for values that are not finite."""
+    """Return a tensor's values in memory of their own, so that the file may be cut later.
+
+    Raises ConfigError for an unsupported type, and for values that are not finite.
+    """
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -157,7 +160,8 @@ def dequantise(file: GgufFile, tensor: GgufTensor) -> Float32Array:
         ) from None
     if not np.isfinite(numbers).all():
         raise _damaged(file, tensor)
-    return np.asarray(numbers, np.float32).reshape(tensor.shape)
+    found = np.asarray(numbers, np.float32).reshape(tensor.shape)
+    return found.copy() if np.may_share_memory(found, tensor.data) else found
 
 
 def _supported_types() -> Iterator[Any]:

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import click
 
 from specq.chat import MOST_TOKENS, Chat, ChatSettings, pen_for, with_history
-from specq.cli.options import section_options
+from specq.cli.options import key_options, section_options
 from specq.cli.outputs import is_terminal, read_all, read_piped
 from specq.cli.parameters import given, schema_option
 from specq.cli.waiting import WaitReport, served_instead, wait_options
 from specq.client import AsyncClient, Client, check_values
-from specq.config import DEFAULT_BROKER, NO_MODEL, ClientConfig, Config, load, override
+from specq.config import DEFAULT_BROKER, NO_MODEL, ClientConfig, Config, load, override, with_own
+from specq.engines import ENGINES
 from specq.protocol import ConfigError, JobError
 
 
@@ -72,6 +73,7 @@ STDERR = 2  # for the output of started processes; standard output is for answer
     help="Model to chat with, either served by the broker or to start.  [default: the served model, else smollm2]",
 )
 @click.option("--draft-model", help="Draft model for the started processes, or `none`.  [default: as specq up]")
+@key_options(ENGINES.resolve("native").options, ("arithmetic",))
 @section_options(ClientConfig)
 @wait_options()
 def chat(
@@ -81,6 +83,7 @@ def chat(
     system: str,
     model: str | None,
     draft_model: str | None,
+    arithmetic: str | None,
     broker: str | None,
     keys: str | None,
     timeout_s: float | None,
@@ -107,11 +110,12 @@ def chat(
     config = replace(
         config,
         client=client,
-        target=override(config.target, model=model),
+        target=override(config.target, **with_own({"model": model, "arithmetic": arithmetic}, ["arithmetic"])),
         draft=override(config.draft, model=NO_MODEL if draft_model == "" else draft_model),
     )
+    starts = draft_model is not None or arithmetic is not None
     with ExitStack() as stack:
-        answering = _answering(client, model or "", is_named=_is_named(client, broker), starts=draft_model is not None)
+        answering = _answering(client, model or "", is_named=_is_named(client, broker), starts=starts)
         if answering is None:
             place = _start(config, stack)
         else:

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 
-import specq
 from specq.client import Client
 from specq.config import Config, cache_dir, connect_address, state_dir
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
 from specq.models import PREFERRED, known_models
 from specq.processes.up import keys_of_broker
 from specq.protocol import ConfigError, JobError, parse_address
-from specq.runtime import available_cores, find_compiler, library_or_reason
+from specq.runtime import available_cores, find_compiler, kernel_sources, library_or_reason
 from specq.runtime.machine import cpu_model, describe, gpus
 from specq.transport import listens
 
@@ -50,7 +49,7 @@ def packages(versions: Mapping[str, str | None]) -> Check:
 
 def compiled_kernels() -> Check:
     """Check that all C kernels are built, or can be built, and can be loaded."""
-    sources = sorted(Path(specq.__file__).parent.rglob("kernels/*.c"))
+    sources = kernel_sources()
     reasons = [(source.name, found) for source in sources if isinstance(found := library_or_reason(source), str)]
     if not reasons:
         return Check("kernels", OK, f"{len(sources)} built by {find_compiler()} and loaded")

@@ -17,6 +17,7 @@ from specq.checkpoints import draft_form, is_gguf, read_config, read_gguf, weigh
 from specq.config import cache_dir
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
 from specq.doctor.installation import writable
+from specq.drafting.eagle3 import arrays as eagle_arrays
 from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.medusa.arrays import load_arrays
 from specq.engines import ends_told, local_checkpoint, read_info
@@ -230,9 +231,7 @@ def heads_fit(heads: str, target: PairModel) -> Check:
     try:
         directory = resolve_model(heads, HEADS)
         if eagle_form.is_eagle(Path(directory)):
-            from specq.drafting.eagle3.loading import load_eagle  # imports torch
-
-            layers = load_eagle(directory, str(target.path), target.info, "cpu").layers
+            layers = eagle_arrays.load_arrays(directory, str(target.path), target.info).layers
             kind = f"an EAGLE-3 head on layers {', '.join(map(str, layers))}"
         else:
             kind = f"{len(load_arrays(directory, str(target.path), target.info).blocks[0][0])} Medusa heads"

@@ -1,7 +1,7 @@
 """Read the tensors of draft heads as arrays, from safetensors without torch. Only a pickle of tensors needs torch.
 
-A file is read as a whole and checked, or refused. The module also reads the output matrix of a target's checkpoint, for
-heads that share it with the target.
+A file is read as a whole and checked, or refused. The module also reads single matrices of a target's checkpoint, for
+heads that share them with the target.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.checkpoints import gguf_tensors, is_gguf, read_gguf
-from specq.drafting.head_checks import GGUF_OUTPUTS, Forms, read_checked
+from specq.drafting.head_checks import GGUF_INPUTS, GGUF_OUTPUTS, Forms, read_checked
 from specq.protocol import ConfigError, Float32Array
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -62,10 +62,24 @@ def _array(stored: dict[str, Any]) -> npt.NDArray[Any]:
 def output_array(checkpoint: Path) -> Float32Array:
     """Return a checkpoint's output matrix f32[vocab, hidden]; ConfigError if it is not found."""
     if is_gguf(checkpoint):
-        file = read_gguf(checkpoint)
-        name = next(name for name in GGUF_OUTPUTS if name in file.tensors)
-        return gguf_tensors.dequantise(file, file.tensors[name])
+        return _of_gguf(checkpoint, GGUF_OUTPUTS)
     from specq.drafting.head_files import output_matrix  # a directory's model needs torch in any case
 
     found: Float32Array = output_matrix(checkpoint).float().numpy()
     return found
+
+
+def input_array(checkpoint: Path) -> Float32Array:
+    """Return a checkpoint's embedding f32[vocab, hidden]; ConfigError if it is not found."""
+    if is_gguf(checkpoint):
+        return _of_gguf(checkpoint, GGUF_INPUTS)
+    from specq.drafting.head_files import input_matrix
+
+    found: Float32Array = input_matrix(checkpoint).float().numpy()
+    return found
+
+
+def _of_gguf(path: Path, names: Sequence[str]) -> Float32Array:
+    """Return the first matrix that exists, of these names."""
+    file = read_gguf(path)
+    return gguf_tensors.dequantise(file, file.tensors[next(name for name in names if name in file.tensors)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from specq.engines.arithmetic import ARITHMETICS
 from specq.engines.checkpoint import (
     check_no_gguf,
+    check_whole,
     describe,
     ends_told,
     fingerprint,
@@ -62,6 +63,7 @@ __all__ = [
     "OverlappingEngine",
     "check_asked",
     "check_no_gguf",
+    "check_whole",
     "check_works",
     "describe",
     "drafts_on",

@@ -155,6 +155,21 @@ def _fetched(model: str, *patterns: str) -> Path:
         ) from error
 
 
+def check_whole(checkpoint: Path) -> None:
+    """Raise ConfigError if the headers of a checkpoint's weights show damage. It reads no weights."""
+    if is_gguf(checkpoint):
+        read_gguf(checkpoint)
+        return
+    from safetensors import SafetensorError, safe_open
+
+    for path in checkpoint.glob("*.safetensors"):
+        try:
+            with safe_open(path, "np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} cannot be read; it may be truncated: {error}") from error
+
+
 def resolve_directory(model: str, needed_by: str) -> Path:
     """Return the checkpoint's directory, for a caller that does not load GGUF files. Raises like `check_no_gguf`."""
     check_no_gguf(model, needed_by)

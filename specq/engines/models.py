@@ -24,15 +24,23 @@ from specq.verification import Logits, on_host
 from specq.verification.sampling import near_scores
 
 
+def is_host(device: str) -> bool:
+    """Return whether a device is the CPU, also `auto` where torch would find no other, or is not installed.
+
+    torch is not imported to find that out.
+    """
+    return device == "cpu" or (device == "auto" and not (find_spec("torch") is not None and _has_accelerator()))
+
+
 def runs_natively(model: str, device: str, dtype: str) -> bool:
     """Return whether the kernels alone run a model, on this device. torch is not imported to find that out.
 
-    For the device `auto` that is so where torch would find no other device than the CPU, or is not installed. Raises
-    ConfigError if only torch can run the model, and torch is not installed.
+    The device must be the CPU, as `is_host` says. Raises ConfigError if only torch can run the model, and torch is not
+    installed.
     """
-    has_torch = find_spec("torch") is not None
-    if device != "cpu" and (device != "auto" or (has_torch and _has_accelerator())):
+    if not is_host(device):
         return False
+    has_torch = find_spec("torch") is not None
     checkpoint = local_checkpoint(model)  # None: a name of the hub, where models of torch are
     reason = reason_against_native(checkpoint, dtype) if checkpoint else "it is not a GGUF file"
     if reason and not has_torch:

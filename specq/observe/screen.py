@@ -13,20 +13,18 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
 import termios
 import threading
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
+from specq.config import wants_colours
 from specq.observe.report import Report, Snapshot
 from specq.observe.sections import SORTS, View, ViewSection, clean, headline, queues, sections, wrapped
 from specq.protocol import JobError
@@ -137,9 +135,8 @@ class Screen:
 
     # --- as text ------------------------------------------------------------------------------------------------------
 
-    def render(self, width: int, height: int) -> Text:
-        """Return the lines that fill a screen of this size."""
-        shown = Text(no_wrap=True, overflow="crop")
+    def render(self, width: int, height: int) -> list[tuple[str, str]]:
+        """Return the lines that fill a screen of this size, each with its style, a key of STYLES."""
         title = wrapped(f"specq top  {self.address}  {headline(self.snapshot)}", width)
         head = [*((line, "bold") for line in title), *((line, "") for line in wrapped(queues(self.snapshot), width))]
         if self.trouble:
@@ -147,9 +144,7 @@ class Screen:
             head.append((f"NO ANSWER for {silent_s:.0f} s, retrying: {clean(self.trouble, 500)}", "bold red"))
         lines = [*head, *self._body(width, height - len(head) - 1)]
         lines = [*lines[: height - 1], *[("", "")] * (height - 1 - len(lines)), (self._footer(), "reverse")]
-        for place, (line, style) in enumerate(lines):
-            shown.append(line[:width] + ("\n" if place < len(lines) - 1 else ""), style)
-        return shown
+        return [(line[:width], style) for line, style in lines]
 
     def _body(self, width: int, height: int) -> list[tuple[str, str]]:
         found = sections(self.snapshot, self.view)
@@ -235,13 +230,12 @@ def watch(ask: Callable[[], Report], first: Report, view: View, interval_s: floa
 
 
 def _show(screen: Screen, asker: _Asker, typed: Keyboard) -> None:
-    console = Console()
-    with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+    with _other_screen():
         shown: object = None
         while True:
-            size = console.size
+            size = shutil.get_terminal_size()
             if shown != size or screen.trouble:
-                live.update(screen.render(size.width, size.height), refresh=True)
+                _write(painted(screen.render(size.columns, size.lines), with_style=wants_colours()))
                 shown = size
             pressed = typed.keys(KEY_S)
             if not all(map(screen.press, pressed)):
@@ -250,6 +244,35 @@ def _show(screen: Screen, asker: _Asker, typed: Keyboard) -> None:
                 screen.take(answer)
             if pressed or answer is not None:
                 shown = None
+
+
+# Control sequences of terminals (ECMA-48, xterm).
+STYLES = {"": "", "bold": "1", "dim": "2", "reverse": "7", "bold red": "1;31", "bold cyan": "1;36"}
+_HOME, _PLAIN, _REST_OF_LINE = "\x1b[H", "\x1b[0m", "\x1b[K"
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # other screen, no cursor, no wrapping of lines
+_LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+
+
+def painted(lines: Sequence[tuple[str, str]], *, with_style: bool) -> str:
+    """Return what makes a terminal show these lines and nothing else."""
+    starts = {style: f"\x1b[{codes}m" if codes and with_style else "" for style, codes in STYLES.items()}
+    return _HOME + "\n".join(starts[style] + line + _PLAIN + _REST_OF_LINE for line, style in lines)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _other_screen() -> Iterator[None]:
+    """Show the terminal's other screen meanwhile, so that the user's text stays as it is."""
+    try:
+        _write(_ENTER)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the terminal is gone
+            _write(_LEAVE)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,19 @@ import structlog
 import zmq
 
 from specq.config import TargetConfig, own_options
-from specq.drafting import make_sources
-from specq.engines import ENGINES, Engine, EngineSpec, drafts_on, takes_masks, warm_up_steps
+from specq.drafting import SAME, bridge, make_sources
+from specq.engines import (
+    ENGINES,
+    Engine,
+    EngineSpec,
+    check_whole,
+    drafts_on,
+    local_checkpoint,
+    read_info,
+    takes_masks,
+    tokenizer_files,
+    warm_up_steps,
+)
 from specq.grammar import GrammarBuilder, limits_of
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import (
@@ -29,7 +40,7 @@ from specq.protocol import (
     encode,
     type_of,
 )
-from specq.runtime import Tell, apply_cpu, teller
+from specq.runtime import Tell, apply_cpu, build_ahead, teller
 from specq.text import load_tokenizer_files
 from specq.transport import (
     AllowList,
@@ -240,6 +251,7 @@ def run(config: TargetConfig) -> int:
     """Serve until SIGTERM or SIGINT, drain, and return the exit status."""
     stop = Stop(at_once=True)
     curve_to_broker(config.keys, "target")  # report wrong keys before loading the model
+    build_ahead()
     apply_cpu(config.cores, config.threads)
     name = config.name or f"target-{os.getpid()}"
     tell = teller(name, wanted=config.progress)
@@ -269,6 +281,8 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     model = resolve_model(named, "target")
     draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
     heads = resolve_model(config.heads, HEADS) if config.heads else ""
+    if draft_model:
+        check_draft_model(config, model, draft_model)
     prefill_rows = max(config.max_prefill_rows or spec.prefill_rows, config.max_step_rows)
     engine = _make_engine(spec, config, model, named, prefill_rows, own)
     tell("preparing steps")
@@ -306,6 +320,20 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
         tokenizer_files=files,
         grammar_builder=_grammar_builder(files, engine, curve(1), config.max_sessions),
     )
+
+
+def check_draft_model(config: TargetConfig, model: str, draft_model: str) -> None:
+    """Raise ConfigError if a local draft model is damaged or does not fit the target. Only headers are read.
+
+    So the user learns of it before the target loads, which may take minutes.
+    """
+    here, checkpoint = local_checkpoint(model), local_checkpoint(draft_model)
+    if here is None or checkpoint is None:
+        return
+    check_whole(checkpoint)
+    if config.vocabulary == SAME:
+        files = tokenizer_files(tokenizer_of(config.draft_model, "draft")), tokenizer_files(model)
+        bridge(read_info(checkpoint, config.draft_model), SAME, *files, config.model or default_model())
 
 
 def _grammar_builder(files: dict[str, str], engine: Engine, step_s: float, max_sessions: int) -> GrammarBuilder | None:

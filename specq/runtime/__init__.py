@@ -12,7 +12,16 @@
 """
 
 from specq.runtime.columns import columns
-from specq.runtime.compiler import Buffer, find_compiler, has_kernels, library, library_or_reason, processor
+from specq.runtime.compiler import (
+    Buffer,
+    build_ahead,
+    find_compiler,
+    has_kernels,
+    kernel_sources,
+    library,
+    library_or_reason,
+    processor,
+)
 from specq.runtime.isolation import Faults, in_halves
 from specq.runtime.log import Readiness, Tell, teller, traced
 from specq.runtime.option_types import Number, OutFile, OutFolder, cannot_write, writing
@@ -34,6 +43,7 @@ __all__ = [
     "Tracer",
     "apply_cpu",
     "available_cores",
+    "build_ahead",
     "cannot_write",
     "columns",
     "find_compiler",
@@ -41,6 +51,7 @@ __all__ = [
     "has_kernels",
     "how_to_install",
     "in_halves",
+    "kernel_sources",
     "library",
     "library_or_reason",
     "processor",

@@ -11,10 +11,13 @@ few hundred numbers.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import platform
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ import numpy.typing as npt
 import structlog
 
 from specq.config import cache_dir
+from specq.runtime.usage import available_cores
 from specq.runtime.whole_files import whole_file
 
 LEAST = 64  # elements
@@ -84,6 +88,24 @@ def library_or_reason(source: Path) -> ctypes.CDLL | str:
         return _reason(error)
 
 
+def kernel_sources() -> list[Path]:
+    """Return the C files of all libraries of specq."""
+    return sorted(Path(__file__).parents[1].rglob("kernels/*.c"))
+
+
+def build_ahead() -> None:
+    """Begin to build all libraries that are missing, in threads. `library` waits for one that is being built.
+
+    Call it before `apply_cpu`, so that the compiler may use all cores. Reasons for a failure are left to `library`.
+    """
+    compiler = find_compiler()
+    if compiler:
+        pool = ThreadPoolExecutor(len(available_cores()))
+        for source in kernel_sources():
+            pool.submit(built, source, compiler)
+        pool.shutdown(wait=False)
+
+
 def has_kernels() -> bool:
     """Return whether this cache already has a built library."""
     return any((cache_dir() / "kernels").glob("*.so"))
@@ -102,12 +124,19 @@ def _reason(error: OSError | subprocess.SubprocessError) -> str:
 
 
 def built(source: Path, compiler: str) -> Path:
-    """Return the path of the library for this machine, built unless it exists and is complete."""
+    """Return the path of the library for this machine, built unless it exists and is complete.
+
+    If another thread or process builds it, wait for that.
+    """
     directory = cache_dir() / "kernels"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = directory / f"{_digest(source, compiler)}.so"
     if not _is_whole(path):
-        _build(source, compiler, path)
+        with path.with_suffix(".lock").open("wb") as file:
+            with suppress(OSError):  # a file system without locks: built twice, which harms nothing
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_whole(path):
+                _build(source, compiler, path)
     return path
 
 

@@ -88,7 +88,9 @@ def test_no_draft_model_is_called_none(given, tmp_path, draft_model, expected):
     assert (chosen.target.draft_model, chosen.up.drafters) == (expected, 0)
 
 
-def test_no_draft_model_is_called_none_in_a_chat_with_its_own_processes(monkeypatch):
+@pytest.fixture
+def chats(monkeypatch):
+    """The configurations of chats that would start processes; a broker that answers would be asked for its models."""
     given = []
 
     def servers(config, **_):
@@ -98,9 +100,19 @@ def test_no_draft_model_is_called_none_in_a_chat_with_its_own_processes(monkeypa
     monkeypatch.setattr("specq.processes.servers.Servers", servers)
     monkeypatch.setattr("specq.cli.chat._served_models", lambda _: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
+    return given
+
+
+def test_no_draft_model_is_called_none_in_a_chat_with_its_own_processes(chats):
     for options in ((), ("--draft-model", "none")):
         assert "enough is known" in run("chat", "--model", "tiny", *options, "hi").stderr
-    assert [placed(config, Hardware((0, 1))).target.draft_model for config in given] == ["tiny", ""]
+    assert [placed(config, Hardware((0, 1))).target.draft_model for config in chats] == ["tiny", ""]
+
+
+def test_a_chat_with_an_arithmetic_starts_processes_with_it(chats, monkeypatch):
+    monkeypatch.setattr("specq.cli.chat._served_models", lambda _: ["tiny"])
+    assert "enough is known" in run("chat", "--arithmetic", "exact", "hi").stderr
+    assert chats[0].target.engine_options == ('arithmetic="exact"',)
 
 
 def test_up_lets_pages_of_named_origins_ask(given):

@@ -17,7 +17,8 @@ from specq.config import BrokerConfig, Config
 from specq.doctor import installation, neighbours, pair
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.examination import quiet
-from specq.drafting.eagle3.loading import is_eagle, load_eagle
+from specq.drafting.eagle3.form import is_eagle
+from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.medusa.network import load_heads
 from specq.models import resolve_model
 from specq.protocol import ConfigError
@@ -259,7 +260,7 @@ def test_heads_that_do_not_fit_are_wrong_with_the_reason_of_the_start(tmp_path):
     }
     change_eagle(wrong["and should be float32"], {"norm.weight": torch.ones(HIDDEN, dtype=torch.float64)})
     for said, heads in wrong.items():
-        load = load_eagle if is_eagle(str(heads)) else load_heads
+        load = load_eagle if is_eagle(heads) else load_heads
         with pytest.raises(ConfigError, match=said) as at_start:
             load(str(heads), target, info)
         check = checked(heads)

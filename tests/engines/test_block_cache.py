@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from bench.random_gguf import Q, write_random
-from specq.engines.native import INTEGER, kernels
+from specq.checkpoints import forget_gguf, read_gguf
+from specq.engines.native import ALONE, INTEGER, Threads, kernels
 from specq.engines.native.block_cache import open_blocks
 from specq.engines.native.engine import NativeEngine
-from specq.protocol import EngineLostError, SamplingParams, SessionStep
+from specq.protocol import ConfigError, EngineLostError, SamplingParams, SessionStep
+from specq.runtime import available_cores
 from specq.testing.checkpoints_gguf import tokenizer_keys
 from tests.each import each
 
@@ -51,6 +53,30 @@ def test_a_file_is_written_once_for_its_owner_in_the_blocks_size(own_blocks, tmp
     assert only(own_blocks).stat().st_ino == before.st_ino
     assert stat.S_IMODE(before.st_mode) == 0o600
     assert stat.S_IMODE(own_blocks.stat().st_mode) == 0o700
+
+
+def test_threads_write_the_same_file_also_where_the_system_writes_a_part_at_a_time(own_blocks, tmp_path, monkeypatch):
+    path, write_at = write(tmp_path), os.pwrite
+    found = []
+    for threads, most in ((ALONE, 1 << 30), (Threads(3), 1 << 30), (Threads(1, (max(available_cores()),)), 1000)):
+        monkeypatch.setattr(os, "pwrite", lambda file, data, at, most=most: write_at(file, data[:most], at))
+        open_blocks(path, kernels(INTEGER), threads)
+        found.append(only(own_blocks).read_bytes())
+        only(own_blocks).unlink()
+    assert found[0] == found[1] == found[2]
+
+
+def test_an_error_in_a_thread_is_reported_and_leaves_no_file(own_blocks, tmp_path):
+    path = write(tmp_path)
+    place = read_gguf(path).tensors["blk.1.ffn_up.weight"].data
+    data = np.memmap(path, np.uint8, "r+")
+    at = bytes(data).find(bytes(place[0, :18]))
+    data[at : at + 2] = 0xFF, 0x7F  # the scale of its first block
+    data.flush()
+    forget_gguf()
+    with pytest.raises(ConfigError, match=r"ffn_up\.weight \(Q4_0\) has a scale that is not finite"):
+        open_blocks(path, kernels(INTEGER), Threads(2))
+    assert list(own_blocks.iterdir()) == []
 
 
 def cut(file: Path) -> None:

@@ -23,9 +23,11 @@ from specq.protocol import ConfigError, SamplingParams, Tap
 from specq.protocol.step_output import FINAL
 from specq.protocol.types import SessionStep
 from specq.testing.checkpoints import make_checkpoint, random_tokens, random_tree, save_random
+from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.checkpoints_gguf import MADE, Q, keep_values, write_gguf
 from specq.testing.checkpoints_heads import make_published
 
+EAGLE = eagle_shape_of(MADE["hidden_size"], MADE["vocab_size"], 40, layers=(0, 1, 2))
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler")
 
 # A verifier serves a few jobs, in a process in which an import of torch fails.
@@ -67,6 +69,38 @@ while verifier.sessions and time.monotonic() < end:
 methods = sorted(source.name for source in verifier.sources.sources)
 print(json.dumps([texts, methods, sorted(name for name in sys.modules if name.split(".")[0] == "torch")]))
 """
+# Draft workers' drafters expand the context and a node, in a process in which an import of torch fails.
+DRAFT = """
+import json
+import sys
+
+sys.modules.update(torch=None, transformers=None)
+
+import numpy as np
+
+from specq.drafting import CONTEXT, DRAFTERS, Expansion
+from specq.protocol import SamplingParams
+
+model, eagle, medusa = json.loads(sys.argv[1])
+ids = np.arange(3, 20, dtype=np.int32)
+
+
+def counts(drafter):
+    drafter.open(1, ids, SamplingParams())
+    if drafter.width:
+        drafter.observe(1, 1, np.random.default_rng(0).normal(size=(len(ids) - 1, drafter.width)).astype(np.float32))
+    (found,) = drafter.expand([Expansion(1, CONTEXT, (0, 1, 2, 3))])
+    (below,) = drafter.expand([Expansion(1, 0, (4, 5, 6))])
+    drafter.commit(1, found.token_ids[:1], [0])
+    return [len(found.token_ids), len(below.token_ids)]
+
+
+made = [
+    DRAFTERS.resolve("eagle3").make(eagle, target=model),
+    DRAFTERS.resolve("draft-model").make(model, heads=medusa),
+]
+print(json.dumps([counts(drafter) for drafter in made]))
+"""
 JOBS = [
     {"max_tokens": 12},
     {"max_tokens": 12, "temperature": 0.8, "seed": 1, "top_p": 0.9, "logprobs": 2},
@@ -89,12 +123,21 @@ def serve(
     return texts, methods
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    source = tmp_path_factory.mktemp("native")
-    save_random(source, {"model_type": "llama", **MADE})
+def write_model(source: Path, **config: object) -> str:
+    save_random(source, {"model_type": "llama", **MADE, **config})
     keep_values(source, Q.Q8_0)
     return str(write_gguf(source, source / "model.gguf"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(scope="module")
+def deep_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a model with as many layers as an EAGLE-3 head reads."""
+    return write_model(tmp_path_factory.mktemp("deep"), num_hidden_layers=3)
 
 
 def test_a_verifier_serves_without_torch(model: str, tmp_path: Path) -> None:
@@ -105,6 +148,59 @@ def test_a_verifier_serves_without_torch(model: str, tmp_path: Path) -> None:
     assert sorted(texts) == [*map(str, range(len(JOBS)))]
     assert all(len(text) == 12 for text in texts.values())
     assert set(texts["5"]) <= set(range(10, 90))
+
+
+def test_an_eagle_head_beside_the_verifier_without_torch(deep_model: str, tmp_path: Path) -> None:
+    texts, methods = serve(deep_model, "", JOBS, str(make_eagle(tmp_path / "eagle", EAGLE, embedding=False)))
+    assert "eagle3" in methods
+    assert texts == serve(deep_model, "", JOBS)[0]
+
+
+def test_draft_workers_with_heads_without_torch(deep_model: str, tmp_path: Path) -> None:
+    """An EAGLE-3 head that reads hidden states, and a small model with Medusa heads."""
+    eagle = make_eagle(tmp_path / "eagle", EAGLE, embedding=False)
+    medusa = make_published(tmp_path / "medusa", MADE["hidden_size"], MADE["vocab_size"])
+    command = [sys.executable, "-c", DRAFT, json.dumps([deep_model, str(eagle), str(medusa)])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [[4, 3], [4, 3]]
+
+
+CUT = """
+import os
+import sys
+
+import numpy as np
+
+from specq.engines.native.engine import NativeEngine
+from specq.protocol import SamplingParams, SessionStep
+
+
+def said(session_id):
+    text = np.arange(3, 43, dtype=np.int32)
+    start = engine.open(session_id, text)
+    steps = [SessionStep(session_id, start, text[start:], SamplingParams())]
+    return engine.step(steps).judgements[0].token_ids.tolist()
+
+
+path, arithmetic = sys.argv[1:]
+engine = NativeEngine(path, kv_slots=512, arithmetic=arithmetic)
+before = said(1)
+engine.close(1)
+os.truncate(path, 100)
+assert said(2) == before
+"""
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "rounded"])
+@pytest.mark.parametrize("kind", [Q.F32, Q.Q8_0], ids=["F32", "Q8_0"])
+def test_a_file_that_is_cut_while_it_is_served_harms_nothing(tmp_path: Path, kind: Q, arithmetic: str) -> None:
+    """A read of a mapped file beyond its end would kill the process."""
+    save_random(tmp_path, {"model_type": "llama", **MADE, "tie_word_embeddings": kind == Q.F32})
+    path = write_gguf(tmp_path, tmp_path / "model.gguf", linear=kind)
+    command = [sys.executable, "-c", CUT, str(path), arithmetic]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specq.observe import Snapshot, View
-from specq.observe.screen import Screen
+from specq.observe.screen import STYLES, Screen, painted
 from specq.protocol import JobError
 from tests.each import each
 from tests.observe.test_snapshot import report, session, worker
@@ -18,7 +18,7 @@ def screen() -> Screen:
 
 
 def lines(screen: Screen, width: int = 80, height: int = 24) -> list[str]:
-    return screen.render(width, height).plain.splitlines()
+    return [line for line, _ in screen.render(width, height)]
 
 
 @each("size", [(80, 24), (40, 10), (200, 60), (20, 4)])
@@ -87,3 +87,19 @@ def test_a_silent_broker_is_said_and_forgotten_when_it_answers(screen):
     assert "139" in shown
     screen.take(report(11.0))
     assert "NO ANSWER" not in "\n".join(lines(screen))
+
+
+def test_a_painted_screen_overwrites_the_one_before(screen):
+    """From its first place on, each line up to its end; the last one does not scroll."""
+    shown = screen.render(80, 24)
+    assert {style for _, style in shown} <= STYLES.keys()
+    text = painted(shown, with_style=True)
+    assert text.startswith("\x1b[H\x1b[1mspecq top")
+    assert text.count("\n") == 23
+    assert text.count("\x1b[K") == 24
+    assert "\x1b[7m" in text.splitlines()[-1]
+
+
+def test_without_colours_only_the_places_are_controlled(screen):
+    text = painted(screen.render(80, 24), with_style=False)
+    assert not any(f"\x1b[{codes}m" in text for codes in STYLES.values() if codes)

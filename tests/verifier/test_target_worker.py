@@ -1,5 +1,7 @@
 """What the verifier's process makes of its configuration, and of its peers."""
 
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -190,6 +192,37 @@ def test_heads_of_the_configuration_draft_in_this_process(tmp_path: Path, monkey
         ConfigError, match=r"there is no directory of heads .*`specq train medusa` or `specq train eagle3` makes one"
     ):
         build_verifier(replace(config, heads=str(tmp_path / "nowhere")), "target")
+
+
+def cut(directory: Path) -> None:
+    (path,) = directory.glob("*.safetensors")
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def other_tokenizer(directory: Path) -> None:
+    files = load_tokenizer_files(resolve_model("smollm2", "target"))
+    (directory / "tokenizer.json").write_text(files["tokenizer.json"])
+
+
+@pytest.mark.parametrize(
+    ("pair", "damage", "said"),
+    [
+        ("tiny", cut, "it may be truncated"),
+        ("smollm2", cut, "it may be truncated"),
+        ("smollm2", lambda _: None, "its tokens cannot be compared"),
+        ("tiny", other_tokenizer, "does not share"),
+        ("tiny", lambda directory: (directory / "config.json").write_text("{"), "config.json"),
+    ],
+    ids=["cut", "own form cut", "no tokenizer", "another tokenizer", "config"],
+)
+def test_a_wrong_draft_model_is_refused_before_the_target_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: str, damage: Callable[[Path], Any], said: str
+) -> None:
+    draft = shutil.copytree(resolve_model(pair, "draft"), tmp_path / "draft")
+    damage(draft)
+    monkeypatch.setattr(target, "_make_engine", lambda *_: pytest.fail("the target was loaded"))
+    with pytest.raises(ConfigError, match=said):
+        build_verifier(TargetConfig(model="tiny", draft_model=str(draft), device="cpu"), "target")
 
 
 class Helped(ToyEngine):

@@ -6,11 +6,13 @@ with Medusa heads `specq.drafting.medusa.draft_model`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specq.drafting.interface import Drafter
 from specq.drafting.table import DrafterSpec
 from specq.engines import resolve_checkpoint
+from specq.engines.models import is_host
 from specq.protocol import ConfigError
 
 if TYPE_CHECKING:
@@ -56,22 +58,20 @@ def _make(
 
 def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_children: Any) -> Drafter:
     """Return a drafter with a model and Medusa heads; ConfigError if they do not fit."""
-    from specq.drafting.eagle3.loading import is_eagle
+    from specq.drafting.eagle3.form import is_eagle
     from specq.drafting.medusa.draft_model import MedusaModel
-    from specq.drafting.medusa.drafter import Medusa
-    from specq.drafting.medusa.network import load_heads
+    from specq.drafting.medusa.source import load_source
 
     info = contexts.info
-    if is_eagle(heads):
+    if is_eagle(Path(heads)):
         raise ConfigError(f"{heads} contains an EAGLE-3 head; a draft model needs Medusa heads of its own")
     if contexts.token_ids is not None or contexts.num_masks:
         raise ConfigError(
             f"{info.name} is a draft model of specq's own form, for which there are no heads; draft.heads are those of "
             f"a small target"
         )
-    source = Medusa(
-        load_heads(heads, str(resolve_checkpoint(model)), info, device), min(info.vocab_size, info.num_tokens)
-    )
+    limit_vocab = min(info.vocab_size, info.num_tokens)
+    source = load_source(heads, str(resolve_checkpoint(model)), info, device, limit_vocab, on_host=is_host(device))
     return MedusaModel(contexts, source, **of_children)
 
 

@@ -4,12 +4,16 @@
     interface       what `source` needs from a head
     grown_trees     its trees, on the device or read by the host
     spec, remote    drafts in a draft worker, from hidden states that the verifier sends (`EagleTrees`)
-    form, loading, network   the files of a head -> a network in memory
-    drafter         trees for many texts at once (`Eagle`)
-    texts           the data of each text, and its keys and values
-    levels, rows    the nodes of a tree level by level, and the passes that compute them
+    form, arrays    the files of a head -> arrays in memory
+    row_head        texts and their rows, in NumPy or torch
+    texts           the data of each text
+    levels          the nodes of a tree, level by level
+    host            trees for many texts at once, on a CPU by NumPy (`HostEagle`)
+    drafter         the same by torch (`Eagle`)
+    loading, network, cache  a head as a network of torch, and the keys and values of its texts
+    rows            the passes that compute rows of texts and trees
     recorded, passes         the same on a GPU, recorded as CUDA graphs
     fused, gpu_kernels       the same by Triton kernels of our own
 
-Rule: `source`, `spec`, `form` and `interface` do not import torch.
+Rule: the modules above `drafter` do not import torch, but for tensors of it that they are given.
 """

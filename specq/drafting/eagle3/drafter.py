@@ -15,61 +15,38 @@ the exact shapes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
+from specq.drafting.eagle3.cache import StateCache
 from specq.drafting.eagle3.interface import DeviceNodes, Grown, TreeRequest
-from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks, of_sizes
+from specq.drafting.eagle3.levels import Level, depths_of, levels_of, on_device
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.recorded import RecordedPart, RecordedTrees
+from specq.drafting.eagle3.row_head import EagleRows, RowHead
 from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_rows, grow, of_any_shape
-from specq.drafting.eagle3.texts import EagleText, StateCache, taps_of
+from specq.drafting.eagle3.texts import EagleText
 from specq.drafting.interface import Pending, ranking_params
 from specq.drafting.rank_trees import RankTree
 from specq.engines.models import rank_tokens
 from specq.engines.torch import Replays, Sampling, fetch
-from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
-from specq.verification import places_in_runs
-from specq.verifier.sources import Followed
+from specq.protocol import Float32Array, Int32Array, IntpArray, SamplingParams
 
-MOST_WAITING = 4096  # waiting rows of a text while no tree is requested; beyond this the oldest are forgotten
-MOST_ROWS = 512  # rows of a text in a pass
 MANY_TREES = 64  # kinds of trees that are remembered
 
 
-class EagleRows(NamedTuple):
-    """Rows of n texts for one pass.
-
-    places     the texts' places in the cache.
-    counts     i64[n]: how many rows each text has. The following fields list the rows one text after the other.
-    states     [rows, hidden]: the state before each row's token.
-    token_ids, positions   i64[rows].
-    slots      i64[rows]: where each row is kept, in its text's range of the cache.
-    is_seen    bool[n, most rows, slots]: which part of the range each row sees, itself included.
-    """
-
-    places: Sequence[int]
-    counts: IntpArray
-    states: torch.Tensor
-    token_ids: IntpArray
-    positions: IntpArray
-    slots: IntpArray
-    is_seen: BoolArray
-
-
-class Eagle:
+class Eagle(RowHead):
     """Implements `TreeHead`. `replays` records passes of fixed shapes; by default as the head's device supports."""
 
     def __init__(self, head: EagleHead, replays: Replays | None = None) -> None:
-        self.layers = head.layers
-        names = head.token_ids
-        self.limit_vocab = head.network.lm_head.out_features if names is None else int(names.max()) + 1
-        self.head, self.network, shape = head, head.network, head.network.shape
-        like = head.network.fc.weight
-        self.cache = StateCache(shape.num_key_value_heads, shape.head_dim, shape.hidden_size, like)
-        self.texts: dict[int, EagleText] = {}
+        names, network, shape = head.token_ids, head.network, head.network.shape
+        limit_vocab = network.lm_head.out_features if names is None else int(names.max()) + 1
+        like = network.fc.weight
+        self.cache: StateCache = StateCache(shape.num_key_value_heads, shape.head_dim, shape.hidden_size, like)
+        super().__init__(head.layers, network.fc.in_features, names, limit_vocab, self.cache)
+        self.head, self.network = head, network
         self._device = like.device
         self._sampling: dict[int, tuple[SamplingParams, Sampling]] = {}
         self._levels: dict[RankTree | int | tuple[int, ...], list[Level]] = {}
@@ -77,26 +54,18 @@ class Eagle:
         replays = replays or Replays.on(like.device)
         self._recorded = None if replays is None else RecordedTrees(head, self.cache, replays)
 
-    def observe(self, values: Any, followed: Sequence[Followed]) -> None:
-        """Store how texts continue; see `TreeHead`."""
-        values = torch.as_tensor(values)  # an engine on the host has arrays
-        for one in followed:
-            text = self.texts.get(one.session_id)
-            if text is None:
-                text = self.texts[one.session_id] = EagleText(self.cache.open(), one.first)
-            text.add(values, one, MOST_WAITING)
+    def taken(self, values: Any) -> Any:
+        """See `RowHead`."""
+        return torch.as_tensor(values)  # an engine on the host has arrays
 
-    def known(self, session_id: int) -> int:
-        """Return up to where a text is known; see `TreeHead`."""
-        text = self.texts.get(session_id)
-        return text.end if text is not None else 0
+    def copied(self, states: Float32Array) -> torch.Tensor:
+        """See `RowHead`."""
+        return torch.from_numpy(np.array(states)).to(self._device)
 
     def close(self, session_id: int) -> None:
         """Forget a session; see `TreeHead`."""
-        text = self.texts.pop(session_id, None)
+        super().close(session_id)
         self._sampling.pop(session_id, None)
-        if text is not None:
-            self.cache.close(text.place)
 
     @property
     def runs_beside_host(self) -> bool:
@@ -134,45 +103,37 @@ class Eagle:
     @torch.no_grad()
     def follow(self, session_ids: Sequence[int]) -> None:
         """Compute the waiting rows of known sessions."""
-        texts, most_rows = [self.texts[session_id] for session_id in session_ids], self.cache.most_rows
-        for text in texts:
-            if text.num_waiting and text.length + text.num_waiting > most_rows:
-                text.keep_last(most_rows // 2)
-        self.cache.reserve(max(text.length + text.num_waiting for text in texts))
-        while waiting := [text for text in texts if text.num_waiting]:
-            if self._recorded is None:
-                self._compute(waiting)
-            else:
-                self._recorded.follow(waiting)
+        super().follow(session_ids)
 
-    def _compute(self, texts: list[EagleText]) -> None:
-        """Compute some rows of each text, in one pass."""
-        befores = np.array([text.length for text in texts])
-        counts = np.array([min(text.num_waiting, MOST_ROWS) for text in texts])
-        parts = [part for text, count in zip(texts, counts.tolist(), strict=True) for part in text.take(count)]
-        slots = befores.repeat(counts) + places_in_runs(counts)
-        # A row's position is that of the state before its token.
-        positions = slots + np.array([text.first for text in texts]).repeat(counts) - 1
-        is_seen = np.arange((befores + counts).max()) <= befores[:, None, None] + np.arange(counts.max())[:, None]
-        taps = taps_of(parts)
-        rows = torch.from_numpy(taps.rows).to(taps.values.device)
-        states = self.network.project(taps.values.index_select(0, rows).to(self._device))
-        token_ids = np.array([token for part in parts for token in part.token_ids])
-        found = self._run(
-            EagleRows([text.place for text in texts], counts, states, token_ids, positions, slots, is_seen)
-        )
-        lasts = found[torch.arange(len(texts)), torch.from_numpy(counts - 1)]
-        self.cache.keep_lasts(self._index([text.place for text in texts]), lasts)
+    def _follow(self, texts: list[EagleText]) -> None:
+        if self._recorded is None:
+            super()._follow(texts)
+        else:
+            self._recorded.follow(texts)
+
+    def _project(self, values: torch.Tensor, rows: Int32Array) -> torch.Tensor:
+        which = torch.from_numpy(rows).to(values.device)
+        return self.network.project(values.index_select(0, which).to(self._device))
+
+    def _compute(self, rows: EagleRows) -> None:
+        found, counts = self._run(rows), rows.counts
+        lasts = found[torch.arange(len(counts)), torch.from_numpy(counts - 1)]
+        self.cache.keep_lasts(self._index(rows.places), lasts)
 
     @torch.no_grad()
     def run(self, rows: EagleRows) -> list[torch.Tensor]:
-        """Compute rows of some texts in one pass, and store their KV; return [rows, hidden] a text."""
-        found = self._run(rows)
+        """See `RowHead`."""
+        found = self._run(rows._replace(states=torch.stack(list(rows.states))))
         return [found[i, :count] for i, count in enumerate(rows.counts.tolist())]
 
     def last(self, text: EagleText) -> torch.Tensor:
-        """Return the output of a text's last row, [hidden]."""
+        """See `RowHead`."""
         return self.cache.lasts(self._index([text.place]))[0]
+
+    @torch.inference_mode()
+    def logits(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See `RowHead`."""
+        return self.network.logits(torch.stack(list(states))).float()
 
     def _run(self, rows: EagleRows) -> torch.Tensor:
         counts, most = rows.counts, int(rows.counts.max())
@@ -246,16 +207,9 @@ class Eagle:
                 self._levels.clear()
                 if self._recorded is not None:
                     self._recorded.forget_trees()
-            self._levels[key] = self._make_levels(depth, ranks, level_sizes)
+            levels = levels_of(depth, ranks, level_sizes, self.network.lm_head.out_features)
+            self._levels[key] = on_device(levels, self._device)
         return self._levels[key]
-
-    def _make_levels(self, depth: int, ranks: RankTree | None, level_sizes: tuple[int, ...]) -> list[Level]:
-        num_columns = self.network.lm_head.out_features
-        if level_sizes:
-            return of_sizes(level_sizes, num_columns, self._device)
-        if ranks is None:
-            return best_first(depth, num_columns, self._device)
-        return of_ranks(ranks, num_columns, self._device)
 
     def _sampling_of(self, session_id: int, params: SamplingParams) -> Sampling:
         known = self._sampling.get(session_id)

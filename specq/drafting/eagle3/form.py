@@ -32,6 +32,7 @@ from specq.protocol import ConfigError
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that exists is read
 EMBEDDING, TO_TARGET, FROM_TARGET = "embed_tokens.weight", "d2t", "t2d"
+OUTPUT = "lm_head.weight"
 NUM_TAPS = 3
 LEAST_LAYERS = 7  # minimum layers of a target for which the default tapped layers are three different ones
 
@@ -220,7 +221,7 @@ def matrix_shapes(shape: EagleShape) -> dict[str, tuple[int, ...]]:
         "midlayer.mlp.up_proj.weight": (inner, hidden),
         "midlayer.mlp.down_proj.weight": (hidden, inner),
         "norm.weight": (hidden,),
-        "lm_head.weight": (shape.draft_vocab_size, hidden),
+        OUTPUT: (shape.draft_vocab_size, hidden),
     }
 
 

@@ -5,7 +5,8 @@ BEAM nodes with the highest cumulative probability are expanded, with WIDTH chil
 shape. The third kind grows best first with a fixed number of nodes at each level. Then the depth of each node is known
 in advance. So a step can be launched before the host has read the trees.
 
-`specq.drafting.eagle3.drafter` implements this interface. This module does not import torch.
+`specq.drafting.eagle3.drafter` and `specq.drafting.eagle3.host` implement this interface. This module does not import
+torch.
 """
 
 from __future__ import annotations

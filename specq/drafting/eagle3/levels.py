@@ -1,15 +1,15 @@
 """The levels of a tree before it is grown.
 
-Each level has the number of ranked tokens, and the indices on the device of tokens that become nodes and rows.
+Each level has the number of ranked tokens, and the indices of tokens that become nodes and rows: arrays, or tensors of
+torch (`on_device`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from specq.drafting.eagle3.interface import BEAM, WIDTH
 from specq.drafting.rank_trees import RankTree
@@ -29,9 +29,9 @@ class Level(NamedTuple):
 
     num_ranked: int
     num_rows: int
-    columns: torch.Tensor | None
-    behind: torch.Tensor
-    expanded: torch.Tensor | None
+    columns: Any
+    behind: Any
+    expanded: Any
     num_kept: int | None = None
 
     @property
@@ -39,28 +39,28 @@ class Level(NamedTuple):
         return len(self.behind) if self.num_kept is None else self.num_kept
 
 
-def best_first(depth: int, num_columns: int, device: torch.device) -> list[Level]:
+def best_first(depth: int, num_columns: int) -> list[Level]:
     """Return `depth` levels of a tree that grows best first, where `num_columns` tokens can be ranked."""
     count, num_rows, levels = min(WIDTH, num_columns), 1, list[Level]()
     for _ in range(depth):
-        behind = torch.arange(num_rows, device=device).repeat_interleave(count)
+        behind = np.arange(num_rows).repeat(count)
         levels.append(Level(count, num_rows, None, behind, None))
         num_rows = min(BEAM, num_rows * count)
     return levels
 
 
-def of_sizes(level_sizes: Sequence[int], num_columns: int, device: torch.device) -> list[Level]:
+def of_sizes(level_sizes: Sequence[int], num_columns: int) -> list[Level]:
     """Return the levels of a tree that grows best first, with at most that many nodes."""
     count, num_rows, levels = min(WIDTH, num_columns), 1, list[Level]()
     for size in level_sizes:
-        behind = torch.arange(num_rows, device=device).repeat_interleave(count)
+        behind = np.arange(num_rows).repeat(count)
         num_kept = min(size, len(behind))
         levels.append(Level(count, num_rows, None, behind, None, num_kept))
         num_rows = min(BEAM, num_kept)
     return levels
 
 
-def of_ranks(tree: RankTree, num_columns: int, device: torch.device) -> list[Level]:
+def of_ranks(tree: RankTree, num_columns: int) -> list[Level]:
     """Return the levels of a shape, without nodes of missing ranks and their descendants."""
     levels = list[Level]()
     expanded: IntpArray = np.array([-1], np.intp)  # the tree's nodes that are a level's rows; -1: the context
@@ -69,14 +69,31 @@ def of_ranks(tree: RankTree, num_columns: int, device: torch.device) -> list[Lev
         behind = np.array([expanded.tolist().index(parent) for parent in tree.parents[own].tolist()], np.intp)
         count = int(tree.ranks[own].max()) + 1
         chosen = np.flatnonzero(np.isin(own, tree.parents[(tree.depths == depth + 1) & (tree.ranks < num_columns)]))
-        columns, rows, kept = (
-            torch.from_numpy(index).to(device) for index in (behind * count + tree.ranks[own], behind, chosen)
-        )
-        levels.append(Level(count, len(expanded), columns, rows, kept))
+        levels.append(Level(count, len(expanded), behind * count + tree.ranks[own], behind, chosen))
         expanded = own[chosen]
         if not len(chosen):
             break
     return levels
+
+
+def levels_of(depth: int, ranks: RankTree | None, level_sizes: Sequence[int], num_columns: int) -> list[Level]:
+    """Return the levels of the tree that a `TreeRequest` asks for, where `num_columns` tokens can be ranked."""
+    if level_sizes:
+        return of_sizes(level_sizes, num_columns)
+    return best_first(depth, num_columns) if ranks is None else of_ranks(ranks, num_columns)
+
+
+def on_device(levels: Sequence[Level], device: Any) -> list[Level]:
+    """Return levels with their indices on a device of torch."""
+    import torch
+
+    def there(indices: Any) -> Any:
+        return None if indices is None else torch.from_numpy(indices).to(device)
+
+    return [
+        level._replace(columns=there(level.columns), behind=there(level.behind), expanded=there(level.expanded))
+        for level in levels
+    ]
 
 
 def depths_of(levels: list[Level]) -> IntpArray:

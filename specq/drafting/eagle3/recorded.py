@@ -14,11 +14,12 @@ import numpy as np
 import structlog
 import torch
 
+from specq.drafting.eagle3.cache import NOBODY, StateCache
 from specq.drafting.eagle3.levels import Level
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.passes import Passes
 from specq.drafting.eagle3.rows import PLANES
-from specq.drafting.eagle3.texts import NOBODY, EagleText, StateCache, WaitingText
+from specq.drafting.eagle3.texts import EagleText, WaitingText
 from specq.engines.torch import BATCH_SIZES, Replays, RowNoise, Sampling, fetch, noise_of, padded_batch
 from specq.protocol import Float32Array, Int32Array, IntpArray
 from specq.runtime import traced

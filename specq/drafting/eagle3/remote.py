@@ -1,7 +1,7 @@
 """`eagle3`: an EAGLE-3 head (arXiv 2503.01840) in a draft worker, away from the target whose hidden states it reads.
 
 The verifier sends the states of the text (`Activations`). Their rows are computed as beside the verifier
-(`specq.drafting.eagle3.drafter`). For tokens committed since then and for drafted nodes, the head continues with its
+(`specq.drafting.eagle3.row_head`). For tokens committed since then and for drafted nodes, the head continues with its
 own states, as SSD's EAGLE mode does. When true states arrive, all rows beyond them are computed again. Each waits until
 a node below it is expanded. Children that were drafted before stay, because they are only hints.
 
@@ -13,15 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 from specq.drafting.draft_model.kv_trees import NO_SLOT, Node, TreeSession
-from specq.drafting.eagle3.drafter import Eagle, EagleRows
-from specq.drafting.eagle3.loading import EagleHead
+from specq.drafting.eagle3.row_head import EagleRows, RowHead
 from specq.drafting.eagle3.texts import EagleText
 from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Drafter, Expansion
 from specq.protocol import (
@@ -52,8 +50,8 @@ class _Session(TreeSession):
 
     token_ids: list[int] = field(default_factory=list)
     tail: list[Node] = field(default_factory=list)
-    states: dict[int, torch.Tensor] = field(default_factory=dict)
-    waiting: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    states: dict[int, Any] = field(default_factory=dict)
+    waiting: list[tuple[int, Any]] = field(default_factory=list)
     known: tuple[int, int] = (0, 0)
 
     def above(self, node_id: int) -> list[Node]:
@@ -86,7 +84,7 @@ class EagleTrees(Drafter):
 
     def __init__(
         self,
-        head: EagleHead,
+        head: RowHead,
         info: ModelInfo,
         *,
         form: str,
@@ -100,8 +98,7 @@ class EagleTrees(Drafter):
         form, window   as in `ActivationRequest`.
         """
         self.info, self.activations = info, ActivationRequest(head.layers, form, window)
-        self.width = head.network.fc.in_features
-        self._eagle = Eagle(head)
+        self.width, self._eagle = head.width, head
         self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), head.token_ids)
         self._sessions: dict[int, _Session] = {}
 
@@ -132,8 +129,7 @@ class EagleTrees(Drafter):
     def observe(self, session_id: int, first: int, states: Float32Array) -> None:
         """Store the target's hidden states; see `Drafter.observe`."""
         session = self._sessions[session_id]
-        device = self._eagle.network.fc.weight.device
-        session.waiting.append((first, torch.from_numpy(np.array(states)).to(device)))
+        session.waiting.append((first, self._eagle.copied(states)))
         self._feed(session_id, session)
         while sum(len(rows) for _, rows in session.waiting) > MOST_WAITING:
             session.waiting.pop(0)
@@ -173,13 +169,11 @@ class EagleTrees(Drafter):
             return found
         lines = self._lines([requests[i] for i in asked])
         self._compute(lines)
-        states = torch.stack([self._state(line) for line in lines])
+        logits = self._eagle.logits([self._state(line) for line in lines])
         wanted = [
             ChildRequest(line.session.params, positions[i], len(requests[i].child_ids), requests[i].session_id)
             for i, line in zip(asked, lines, strict=True)
         ]
-        with torch.inference_mode():
-            logits = self._eagle.network.logits(states).float()
         for i, children in zip(asked, self._maker.make(wanted, logits, self.info.num_tokens), strict=True):
             found[i] = children.first(len(requests[i].child_ids))
             self._sessions[requests[i].session_id].add(requests[i], positions[i], found[i])
@@ -227,7 +221,7 @@ class EagleTrees(Drafter):
             EagleRows(
                 [own[0][0].text.place for own in groups],
                 counts,
-                torch.stack([self._state(line, depth) for line, depth in rows]),
+                [self._state(line, depth) for line, depth in rows],
                 np.array([node.token_id for node in nodes]),
                 np.array([node.position - 1 for node in nodes]),  # the position of the state before it
                 slots,
@@ -238,7 +232,7 @@ class EagleTrees(Drafter):
         for (line, _), node, slot, state in zip(rows, nodes, slots.tolist(), given, strict=True):
             node.slot, line.session.states[slot] = slot, state
 
-    def _state(self, line: _Line, depth: int | None = None) -> torch.Tensor:
+    def _state(self, line: _Line, depth: int | None = None) -> Any:
         """Return the state [hidden] before the node at this depth of a line, or behind the whole line."""
         before = line.nodes if depth is None else line.nodes[:depth]
         return line.session.states[before[-1].slot] if before else self._eagle.last(line.text)

@@ -14,10 +14,10 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from specq.drafting.eagle3.cache import StateCache
 from specq.drafting.eagle3.levels import Level
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.network import EagleNetwork
-from specq.drafting.eagle3.texts import StateCache
 
 PLANES = 4  # values of each node in the output of `grow`, before its line
 OTHER_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -152,7 +152,8 @@ class _Nodes(NamedTuple):
             return torch.arange(num_rows, device=self.reach.device).expand(len(self.reach), -1)
         if level.expanded is None:
             return self.reach.topk(num_rows, 1).indices
-        return level.expanded.expand(len(self.reach), -1)
+        expanded: torch.Tensor = level.expanded.expand(len(self.reach), -1)
+        return expanded
 
 
 class _Trees:

@@ -320,17 +320,27 @@ def make(setup: Setup) -> EagleSource | None:
     """
     if not setup.heads or not is_eagle(Path(setup.heads)):
         return None
-    from specq.drafting.eagle3.drafter import Eagle
-    from specq.drafting.eagle3.loading import load_eagle  # imports torch, which not every engine needs
-
     config = setup.config
     setup.tell(f"loading an EAGLE-3 head from {config.heads}")
-    head = load_eagle(setup.heads, setup.target, setup.info, setup.device)
     tree = checked_tree(config.heads_tree, config.chain, f"target.chain is {config.chain}")
-    eagle = Eagle(head)
-    setup.tell("preparing the passes of an EAGLE-3 head")
-    depth = config.chain
-    shapes = [tree_for(NO_SHAPE, depth, tree)] if tree else []
-    eagle.warm_up(config.max_sessions, shapes, None if tree else usual_sizes(depth))
+    head = _on_host(setup) if setup.device == "cpu" else _on_device(setup, tree)
     log.info("eagle_head_loaded", heads=config.heads, layers=head.layers, num_paths=len(tree))
-    return EagleSource(eagle, depth, tree)
+    return EagleSource(head, config.chain, tree)
+
+
+def _on_host(setup: Setup) -> TreeHead:
+    from specq.drafting.eagle3.arrays import load_arrays
+    from specq.drafting.eagle3.host import HostEagle
+
+    return HostEagle(load_arrays(setup.heads, setup.target, setup.info))
+
+
+def _on_device(setup: Setup, tree: tuple[tuple[int, ...], ...]) -> TreeHead:
+    from specq.drafting.eagle3.drafter import Eagle  # imports torch
+    from specq.drafting.eagle3.loading import load_eagle
+
+    eagle, depth = Eagle(load_eagle(setup.heads, setup.target, setup.info, setup.device)), setup.config.chain
+    setup.tell("preparing the passes of an EAGLE-3 head")
+    shapes = [tree_for(NO_SHAPE, depth, tree)] if tree else []
+    eagle.warm_up(setup.config.max_sessions, shapes, None if tree else usual_sizes(depth))
+    return eagle

@@ -7,5 +7,5 @@
     host, drafter  heads on the target's hidden states: on a CPU (`HostMedusa`), and by torch (`Medusa`)
     draft_model    a small target with heads of its own, as a draft model (`MedusaModel`)
 
-Rule: only `network`, `drafter` and `draft_model` import torch.
+Rule: only `network` and `drafter` import torch, and `draft_model` for tensors of it that it is given.
 """

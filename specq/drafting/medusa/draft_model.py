@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from specq.drafting.draft_model.children import ChildRequest
 from specq.drafting.draft_model.contexts import Contexts
@@ -39,7 +38,7 @@ class _Guess:
 
     token_id: int
     slot: int
-    logits: torch.Tensor
+    logits: Any
     state: HiddenRow
     below: dict[int, _Guess] = field(default_factory=dict)
 
@@ -61,7 +60,7 @@ class _Known:
     """
 
     states: dict[int, HiddenRow] = field(default_factory=dict)
-    logits: dict[int, torch.Tensor] = field(default_factory=dict)
+    logits: dict[int, Any] = field(default_factory=dict)
     guesses: dict[int, dict[int, _Guess]] = field(default_factory=dict)
     before: HiddenRow | None = None
 
@@ -189,11 +188,11 @@ class MedusaModel(KvTrees):
             self._keep(request, children)
         return answers
 
-    def _logits(self, request: Expansion, found: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
+    def _logits(self, request: Expansion, found: dict[tuple[int, int], Any]) -> Any:
         logits = self._known[request.session_id].logits.get(request.node_id)
         return found[request.session_id, request.node_id] if logits is None else logits
 
-    def _make(self, wanted: Sequence[Expansion], rows: Sequence[torch.Tensor]) -> list[Children]:
+    def _make(self, wanted: Sequence[Expansion], rows: Sequence[Any]) -> list[Children]:
         """Make the requested children of each row of logits."""
         sessions = [self._sessions[request.session_id] for request in wanted]
         counts = [
@@ -202,7 +201,7 @@ class MedusaModel(KvTrees):
             )
             for session, request in zip(sessions, wanted, strict=True)
         ]
-        made = self.maker.make(counts, torch.stack(list(rows)), self.limit_vocab)
+        made = self.maker.make(counts, _stacked(rows), self.limit_vocab)
         return [children.first(len(request.child_ids)) for children, request in zip(made, wanted, strict=True)]
 
     def _keep(self, request: Expansion, children: Children) -> None:
@@ -215,17 +214,17 @@ class MedusaModel(KvTrees):
             if guess is None:
                 continue
             session.nodes[child_id].slot = guess.slot
-            known.states[child_id], known.logits[child_id] = guess.state, guess.logits.clone()
+            known.states[child_id], known.logits[child_id] = guess.state, _copied(guess.logits)
             known.guesses[child_id] = guess.below
             for further in guess.below.values():
                 for one in further.each():
-                    one.logits = one.logits.clone()  # release the memory of the pass's other rows
+                    one.logits = _copied(one.logits)  # release the memory of the pass's other rows
         self._drop(iter(below.values()))
 
     # --- a pass
     # -------------------------------------------------------------------------------------------------------------
 
-    def _compute(self, asked: Asked) -> dict[tuple[int, int], torch.Tensor]:
+    def _compute(self, asked: Asked) -> dict[tuple[int, int], Any]:
         """Compute pending tokens, requested nodes, and guesses below them; return each node's logits."""
         self._contexts.prefill(self._pool.places(asked))
         plans = self._plans(asked)
@@ -236,8 +235,8 @@ class MedusaModel(KvTrees):
             for plan, slots in zip(plans, parts, strict=True):
                 self._pack(packer, plan, slots)
             output = self._contexts.run_with_states(packer.pack())
-        logits = torch.as_tensor(output.logits)
-        states, found, first = torch.as_tensor(output.hidden).clone(), {}, 0  # the pass may reuse its own memory
+        logits = output.logits
+        states, found, first = _copied(output.hidden), {}, 0  # the pass may reuse its own memory
         for plan, slots in zip(plans, parts, strict=True):
             rows = range(first, first + len(plan.node_ids) + len(plan.guesses))
             first = rows.stop
@@ -329,9 +328,7 @@ class MedusaModel(KvTrees):
             plan.session.nodes[node_id].slot = slot
         self._contexts.settle(plan.session.place, np.array([plan.num_pending]), pending)
 
-    def _add_guesses(
-        self, plan: _Plan, slots: Int32Array, logits: torch.Tensor, states: torch.Tensor, rows: Sequence[int]
-    ) -> None:
+    def _add_guesses(self, plan: _Plan, slots: Int32Array, logits: Any, states: Any, rows: Sequence[int]) -> None:
         """Store a session's guesses, given their slots and their rows of the pass."""
         guesses, made = self._known[plan.session_id].guesses, list[_Guess]()
         for planned, slot, row in zip(plan.guesses, slots.tolist(), rows, strict=True):
@@ -340,6 +337,19 @@ class MedusaModel(KvTrees):
                 guesses.setdefault(planned.node_id, {})[planned.token_id] = made[-1]
             else:
                 made[planned.above].below[planned.token_id] = made[-1]
+
+
+def _copied(values: Any) -> Any:
+    """Return an array, or a tensor of torch, in memory of its own."""
+    return values.copy() if isinstance(values, np.ndarray) else values.clone()
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    if isinstance(rows[0], np.ndarray):
+        return np.stack(rows)
+    import torch
+
+    return torch.stack(list(rows))
 
 
 def _likely_paths(scores: Float32Array, most_deep: int) -> list[_Path]:

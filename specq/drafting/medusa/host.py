@@ -36,6 +36,9 @@ class HostMedusa:
         ranked = Ranked(tokens.reshape(shape), scores.reshape(shape))
         return Pending(lambda: ranked)
 
+    def warm_up(self, most_contexts: int) -> None:
+        """Do nothing: there is nothing to record."""
+
     def logits(self, states: Float32Array) -> Float32Array:
         """Return logits f32[n, K, columns] from hidden states f32[n, hidden]."""
         x = np.broadcast_to(states, (self.num_heads, *states.shape))

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import structlog
@@ -24,7 +24,7 @@ from specq.drafting.interface import Pending
 from specq.drafting.medusa.interface import HeadSource, HiddenRow, Ranked
 from specq.drafting.rank_trees import DraftingParams, RankTree, checked_tree, rooms_of, tree_for
 from specq.drafting.worker import LEAST_CHANCE
-from specq.protocol import FINAL, MEDUSA, MEDUSA_LANE, Int32Array
+from specq.protocol import FINAL, MEDUSA, MEDUSA_LANE, Int32Array, ModelInfo
 from specq.verifier.sources import (
     FLOOR,
     NEXT_IDS,
@@ -37,6 +37,10 @@ from specq.verifier.sources import (
     Setup,
     accepted_paths,
 )
+
+if TYPE_CHECKING:
+    from specq.drafting.medusa.drafter import Medusa
+    from specq.drafting.medusa.host import HostMedusa
 
 log = structlog.get_logger(__name__)
 
@@ -193,24 +197,27 @@ def make(setup: Setup) -> MedusaSource | None:
     if is_eagle(Path(setup.heads)):
         return None
     setup.tell(f"loading Medusa heads from {setup.config.heads}")
-    medusa = _on_host(setup) if setup.device == "cpu" else _on_device(setup)
+    on_host, limit_vocab = setup.device == "cpu", setup.info.num_tokens
+    medusa = load_source(setup.heads, setup.target, setup.info, setup.device, limit_vocab, on_host=on_host)
+    medusa.warm_up(setup.config.max_sessions)
     tree = checked_tree(setup.config.heads_tree, medusa.num_heads, f"there are {medusa.num_heads} heads")
     log.info("medusa_heads_loaded", heads=setup.config.heads, num_heads=medusa.num_heads, num_paths=len(tree))
     return MedusaSource(medusa, tree)
 
 
-def _on_host(setup: Setup) -> HeadSource:
-    from specq.drafting.medusa.arrays import load_arrays
-    from specq.drafting.medusa.host import HostMedusa
+def load_source(
+    heads: str, target: str, info: ModelInfo, device: str, limit_vocab: int, *, on_host: bool
+) -> HostMedusa | Medusa:
+    """Load heads for the target in `target`, in NumPy (`on_host`) or in torch. Drafted tokens are below `limit_vocab`.
 
-    return HostMedusa(load_arrays(setup.heads, setup.target, setup.info), setup.info.num_tokens)
+    Raises ConfigError if they do not fit the target.
+    """
+    if on_host:
+        from specq.drafting.medusa.arrays import load_arrays
+        from specq.drafting.medusa.host import HostMedusa
 
-
-def _on_device(setup: Setup) -> HeadSource:
+        return HostMedusa(load_arrays(heads, target, info), limit_vocab)
     from specq.drafting.medusa.drafter import Medusa  # imports torch
     from specq.drafting.medusa.network import load_heads
 
-    heads = load_heads(setup.heads, setup.target, setup.info, setup.device)
-    medusa = Medusa(heads, setup.info.num_tokens)
-    medusa.warm_up(setup.config.max_sessions)
-    return medusa
+    return Medusa(load_heads(heads, target, info, device), limit_vocab)

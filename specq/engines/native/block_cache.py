@@ -22,9 +22,13 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,7 +38,8 @@ import structlog
 from specq.checkpoints import GgufFile, gguf_config, gguf_parts, gguf_tensors, read_gguf
 from specq.config import cache_dir
 from specq.engines.checkpoint import TensorsHash
-from specq.engines.native.panels import FORMATS, Bytes, PanelMatrix, repack
+from specq.engines.native.forward import ALONE, Threads
+from specq.engines.native.panels import FORMATS, Bytes, PanelMatrix, num_panels, panel_bytes, repack
 from specq.protocol import ConfigError, EngineLostError, Float32Array
 from specq.runtime import whole_file
 
@@ -70,8 +75,8 @@ class BlockFile:
             raise EngineLostError(f"{self.place} was cut while it was in use; the next start writes it anew")
 
 
-def open_blocks(path: Path, library: ctypes.CDLL) -> BlockFile:
-    """Map a GGUF model's cache file, written if needed.
+def open_blocks(path: Path, library: ctypes.CDLL, threads: Threads = ALONE) -> BlockFile:
+    """Map a GGUF model's cache file, written by these threads if needed.
 
     Raises ConfigError for a type that is not supported, for scales that are not finite, for a damaged model, and if the
     cache cannot be written.
@@ -81,7 +86,7 @@ def open_blocks(path: Path, library: ctypes.CDLL) -> BlockFile:
     found = _read(place, states)
     if found is None:
         try:
-            _write(place, path, states, library)
+            _write(place, path, states, library, threads)
         except OSError as error:
             room = "It takes as much room as the model's file. " if error.errno == errno.ENOSPC else ""
             raise ConfigError(
@@ -165,13 +170,13 @@ def _views(said: dict[str, Any], place: Path, memory: mmap.mmap) -> BlockFile:
     return BlockFile(matrices, vectors, said["tensors_hash"], place, memory)
 
 
-def _write(place: Path, path: Path, states: list[dict[str, Any]], library: ctypes.CDLL) -> None:
+def _write(place: Path, path: Path, states: list[dict[str, Any]], library: ctypes.CDLL, threads: Threads) -> None:
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     model = read_gguf(path)
     hashed = TensorsHash(path)
     try:
         with whole_file(place) as temporary, open(temporary, "wb", opener=_owner_only) as file:
-            tensors = _write_tensors(file, model, library)
+            tensors = _write_tensors(file, model, library, threads)
             file.seek(0, os.SEEK_END)
             found = {"tensors": tensors, "tensors_hash": hashed.result(), "size": file.tell()}
             said: dict[str, Any] = {"path": str(path.resolve()), "states": states, **found}
@@ -204,39 +209,60 @@ def _write_header(file: BinaryIO, header: bytes) -> None:
     file.write(MAGIC + hashlib.sha256(header).digest() + len(header).to_bytes(8, "little") + header)
 
 
-def _write_tensors(file: BinaryIO, model: GgufFile, library: ctypes.CDLL) -> dict[str, Any]:
-    """Write all tensors behind the room for the header; return where they are."""
+def _write_tensors(file: BinaryIO, model: GgufFile, library: ctypes.CDLL, threads: Threads) -> dict[str, Any]:
+    """Write all tensors behind the room for the header, in threads; return where they are."""
     found: dict[str, Any] = {}
-    at = _room_for_header(len(model.tensors))
-    for name, kind, num_rows, k, data in _packed(model, library):
-        file.seek(at)
-        file.write(data.data)
-        found[name] = [kind, num_rows, k, at, *data.shape]
-        at += -(-data.nbytes // PAGE) * PAGE if kind != _VECTOR else -(-data.nbytes // 64) * 64
+    at, pending = _room_for_header(len(model.tensors)), deque[Future[None]]()
+    with ThreadPoolExecutor(threads.count, initializer=threads.spread) as pool:
+        for name, kind, num_rows, k, size, packed in _packed(model, library):
+            pending.append(pool.submit(_write_at, file.fileno(), at, packed))
+            found[name] = [kind, num_rows, k, at, *size]
+            align = 64 if kind == _VECTOR else PAGE
+            at += -(-prod(size) // align) * align
+            if len(pending) > 2 * threads.count:
+                pending.popleft().result()
+        for written in pending:
+            written.result()
     file.truncate(at)
     return found
+
+
+def _write_at(fileno: int, at: int, packed: Callable[[], Bytes]) -> None:
+    data = packed().reshape(-1).data
+    while written := os.pwrite(fileno, data, at):
+        data, at = data[written:], at + written
 
 
 def _room_for_header(num_tensors: int) -> int:
     return -(-(_FIXED + 4096 + 256 * num_tensors) // PAGE) * PAGE
 
 
-def _packed(model: GgufFile, library: ctypes.CDLL) -> Iterator[tuple[str, str, int, int, Bytes]]:
-    """Yield (name, kind, rows, columns, u8[parts, bytes of a part]) of each tensor."""
+def _packed(
+    model: GgufFile, library: ctypes.CDLL
+) -> Iterator[tuple[str, str, int, int, tuple[int, int], Callable[[], Bytes]]]:
+    """Yield (name, kind, rows, columns, shape, data) of each tensor. data: u8[shape], parts and bytes of a part."""
     config = gguf_config.model_config(model)
     for name, values in gguf_tensors.vectors(model, config):
-        yield name, _VECTOR, 1, values.size, values.reshape(1, -1).view(np.uint8)
+        yield name, _VECTOR, 1, values.size, (1, values.nbytes), partial(_bytes_of, values)
     for name, tensor, rows in gguf_tensors.matrices(model, config):
-        kind = gguf_tensors.type_name(tensor)
+        kind, k = gguf_tensors.type_name(tensor), tensor.shape[1]
         if kind not in FORMATS:
             raise ConfigError(
                 f"{model.path}: the tensor {tensor.name} has the type {kind}; integer arithmetic reads "
                 f"{', '.join(FORMATS)}. Use arithmetic = exact, which takes several times the memory, or a file in "
                 f"Q4_K_M"
             )
-        try:
-            yield name, kind, len(rows), tensor.shape[1], repack(library, kind, rows, tensor.shape[1])
-        except ValueError as error:
-            raise ConfigError(
-                f"{model.path} is damaged: the tensor {tensor.name} ({kind}) has {error}; fetch the file again"
-            ) from None
+        shape = num_panels(len(rows)), panel_bytes(library, kind, k)
+        told = f"{model.path} is damaged: the tensor {tensor.name}"
+        yield name, kind, len(rows), k, shape, partial(_repacked, library, told, kind, rows, k)
+
+
+def _bytes_of(values: Float32Array) -> Bytes:
+    return np.ascontiguousarray(values).view(np.uint8)
+
+
+def _repacked(library: ctypes.CDLL, told: str, kind: str, rows: Bytes, k: int) -> Bytes:
+    try:
+        return repack(library, kind, rows, k)
+    except ValueError as error:
+        raise ConfigError(f"{told} ({kind}) has {error}; fetch the file again") from None

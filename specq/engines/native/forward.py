@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import time
 import weakref
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from specq.engines.native.weights import (
     pack_bias,
 )
 from specq.protocol import ConfigError, Float32Array
+from specq.runtime import available_cores
 
 MOST_JUMPED_ROWS = 32  # beyond this, one more tile is a small part of a step
 # A step of at least this many rows always uses the helpers. A smaller step uses them if that was measured to be faster
@@ -116,6 +118,11 @@ class Threads:
     def own_only(self) -> Threads:
         """The same without the threads on helper cores."""
         return replace(self, helper_cores=())
+
+    def spread(self) -> None:
+        """Let the calling thread run on all these cores, if the system can (Linux)."""
+        if self.helper_cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {*available_cores(), *self.helper_cores})
 
 
 ALONE = Threads()

@@ -18,6 +18,7 @@ import numpy as np
 from specq.checkpoints import GgufFile, gguf_config, gguf_tensors, read_gguf
 from specq.engines.native.block_cache import BlockFile, open_blocks
 from specq.engines.native.decoder import HEAD, NamedWeights, decoder
+from specq.engines.native.forward import ALONE, Threads
 from specq.engines.native.rotary import rope_tables
 from specq.engines.native.weights import BLOCK_TYPES, BlockWeight, NativeWeights
 from specq.protocol import ConfigError, Float32Array
@@ -51,14 +52,17 @@ def gguf_weights(path: Path, values: str, num_slots: int) -> NativeWeights:
     return _decoder(file, config, NamedWeights(found, values_of, blocks), num_slots)
 
 
-def integer_weights(path: Path, library: ctypes.CDLL, num_slots: int) -> tuple[NativeWeights, BlockFile]:
+def integer_weights(
+    path: Path, library: ctypes.CDLL, num_slots: int, threads: Threads = ALONE
+) -> tuple[NativeWeights, BlockFile]:
     """Return a file's weights for integer arithmetic, and the cache file that has them.
 
-    `library`: the kernels of that arithmetic. Raises ConfigError if something is missing or not supported.
+    `library`: the kernels of that arithmetic. `threads` write the cache file if needed. Raises ConfigError if something
+    is missing or not supported.
     """
     file = read_gguf(path)
     config = gguf_config.model_config(file)
-    blocks = open_blocks(path, library)
+    blocks = open_blocks(path, library, threads)
     shapes = {name: one.shape for name, one in (blocks.matrices | blocks.vectors).items()}
     check_shapes(path, needed_shapes(config), shapes)
     named = NamedWeights(shapes, blocks.vectors.__getitem__, panels=blocks.matrices)

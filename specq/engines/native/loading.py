@@ -128,7 +128,7 @@ def _load_gguf(
     slots = kv_slots or default_slots(config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"])
     forward: HostForward
     if arithmetic == INTEGER:
-        values, (weights, blocks) = FLOAT32, integer_weights(path, library, slots)
+        values, (weights, blocks) = FLOAT32, integer_weights(path, library, slots, threads)
         forward, tensors = IntegerForward(weights, slots, library, threads, check=blocks.check), blocks.tensors_hash
     else:
         values, tensors = BFLOAT16 if arithmetic == ROUNDED else FLOAT32, ""

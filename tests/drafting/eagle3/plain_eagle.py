@@ -14,7 +14,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from specq.drafting.eagle3 import passes as eagle_passes
+from specq.drafting.eagle3.arrays import load_arrays
 from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.host import HostEagle
 from specq.drafting.eagle3.interface import Grown, TreeRequest
 from specq.drafting.eagle3.loading import EagleHead, load_eagle
 from specq.drafting.eagle3.network import EagleNetwork
@@ -72,12 +74,17 @@ def plain(made: Path, target: Path) -> EagleHead:
 @pytest.fixture(
     params=[
         "as needed",
+        "without torch",
         "recorded",
         pytest.param("by kernels", marks=NEEDS_INTERPRETER),
         pytest.param("on a GPU", marks=NEEDS_CUDA),
     ]
 )
-def head(request: pytest.FixtureRequest, plain: EagleHead, monkeypatch: pytest.MonkeyPatch) -> Eagle:
+def head(
+    request: pytest.FixtureRequest, plain: EagleHead, made: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> Eagle | HostEagle:
+    if request.param == "without torch":
+        return HostEagle(load_arrays(str(made), str(target), INFO))
     if request.param == "on a GPU":
         return Eagle(on_gpu(plain))
     if request.param == "by kernels":
@@ -128,8 +135,8 @@ def said(network: EagleNetwork, taps: torch.Tensor, token_ids: Sequence[int], fi
 Known = dict[int, tuple[Text, int, int]]  # by session: a text, its end, and the first token that is known
 
 
-def observe(head: Eagle, states: torch.Tensor, followed: Sequence[Followed]) -> None:
-    head.observe(states.to(head.network.fc.weight.device), followed)
+def observe(head: Eagle | HostEagle, states: torch.Tensor, followed: Sequence[Followed]) -> None:
+    head.observe(head.copied(states.numpy()), followed)
 
 
 class Plainly:
@@ -176,7 +183,7 @@ def scores_of(grown: Grown, tree: int) -> dict[tuple[int, ...], tuple[float, flo
 
 
 def check(
-    head: Eagle,
+    head: Eagle | HostEagle,
     plain: EagleHead,
     texts: Known,
     params: Sequence[SamplingParams] = (),

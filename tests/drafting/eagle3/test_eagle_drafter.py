@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from specq.drafting import draws_children
-from specq.drafting.eagle3 import drafter as module
+from specq.drafting.eagle3 import row_head as module
 from specq.drafting.eagle3.drafter import Eagle
+from specq.drafting.eagle3.host import HostEagle
 from specq.drafting.eagle3.interface import TreeRequest
 from specq.drafting.eagle3.loading import EagleHead
-from specq.drafting.eagle3.texts import StateCache
 from specq.drafting.rank_trees import RankTree, tree_for
 from specq.protocol import SamplingParams, Speculation
 from specq.testing.growth import grow
@@ -49,7 +49,7 @@ FIXED = tree_for(Speculation(tree=((0, 0, 0), (0, 2), (1, 1, 0), (9,))), 8)
 
 @pytest.mark.parametrize("most_rows", [1, 4, 512])
 def test_rows_are_those_of_plain_arithmetic(
-    head: Eagle, plain: EagleHead, monkeypatch: pytest.MonkeyPatch, most_rows: int
+    head: Eagle | HostEagle, plain: EagleHead, monkeypatch: pytest.MonkeyPatch, most_rows: int
 ) -> None:
     """Several texts of different lengths in one batch, added at once or in parts, in passes of a fixed number of
     rows."""
@@ -68,7 +68,7 @@ def test_rows_are_those_of_plain_arithmetic(
 )
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, CUT], ids=["greedy", "sampled", "cut"])
 def test_trees_equal_those_of_plain_expansion(
-    head: Eagle, plain: EagleHead, params: SamplingParams, ranks: RankTree | None, sizes: tuple[int, ...]
+    head: Eagle | HostEagle, plain: EagleHead, params: SamplingParams, ranks: RankTree | None, sizes: tuple[int, ...]
 ) -> None:
     """For texts of several lengths, then for one of them and others of the same shapes, without state of the last
     batch."""
@@ -92,7 +92,7 @@ def test_trees_equal_those_of_plain_expansion(
     )
 
 
-def test_requests_of_several_kinds_are_answered_together(head: Eagle, plain: EagleHead) -> None:
+def test_requests_of_several_kinds_are_answered_together(head: Eagle | HostEagle, plain: EagleHead) -> None:
     texts = [Text(seed, 20) for seed in range(3)]
     for i, text in enumerate(texts):
         observe(head, text.states, [text.part(i, 1, 5 + i)])
@@ -108,9 +108,9 @@ def test_requests_of_several_kinds_are_answered_together(head: Eagle, plain: Eag
             assert scores_of(expected, tree).keys() == scores_of(found, tree).keys()
 
 
-def test_what_is_less_likely_than_the_floor_may_be_left_out(plain: EagleHead) -> None:
+@pytest.mark.parametrize("head", ["as needed", "without torch"], indirect=True)
+def test_what_is_less_likely_than_the_floor_may_be_left_out(head: Eagle | HostEagle) -> None:
     """Where levels are computed one by one, levels below the floor are not computed."""
-    head = Eagle(plain)
     text = Text(1, 20)
     observe(head, text.states, [text.part(1, 1, 9)])
     sizes = []
@@ -122,7 +122,7 @@ def test_what_is_less_likely_than_the_floor_may_be_left_out(plain: EagleHead) ->
     assert sizes[0] == 6 > sizes[1]
 
 
-def test_trees_leave_no_state(head: Eagle, plain: EagleHead) -> None:
+def test_trees_leave_no_state(head: Eagle | HostEagle, plain: EagleHead) -> None:
     """A tree without a commit, and one text asked twice without new tokens."""
     text = Text(4, 20)
     observe(head, text.states, [text.part(1, 1, 9)])
@@ -131,7 +131,7 @@ def test_trees_leave_no_state(head: Eagle, plain: EagleHead) -> None:
         check(head, plain, {1: (text, end, 1)})
 
 
-def test_what_is_known_is_skipped_and_a_gap_begins_anew(head: Eagle, plain: EagleHead) -> None:
+def test_what_is_known_is_skipped_and_a_gap_begins_anew(head: Eagle | HostEagle, plain: EagleHead) -> None:
     text = Text(5, 40)
     observe(head, text.states, [text.part(1, 4, 9)])  # the engine had the beginning in its cache
     check(head, plain, {1: (text, 9, 4)})
@@ -145,7 +145,7 @@ def test_what_is_known_is_skipped_and_a_gap_begins_anew(head: Eagle, plain: Eagl
     assert head.known(1) == 30
 
 
-def test_rows_of_many_steps_are_taken_in_at_once(head: Eagle, plain: EagleHead) -> None:
+def test_rows_of_many_steps_are_taken_in_at_once(head: Eagle | HostEagle, plain: EagleHead) -> None:
     """Where no tree was asked for meanwhile, each step's states in memory of their own."""
     text = Text(5, 90)
     for end in range(2, 80):
@@ -153,7 +153,7 @@ def test_rows_of_many_steps_are_taken_in_at_once(head: Eagle, plain: EagleHead) 
     check(head, plain, {1: (text, 79, 1)}, depth=1)
 
 
-def test_rows_of_texts_in_one_step_are_kept_apart(head: Eagle, plain: EagleHead) -> None:
+def test_rows_of_texts_in_one_step_are_kept_apart(head: Eagle | HostEagle, plain: EagleHead) -> None:
     """Each step has rows of all texts, as where prompts are computed in parts: what one text waits for lies apart."""
     texts = [Text(seed, 40) for seed in range(3)]
     for first, end in ((1, 9), (9, 12), (12, 21)):
@@ -171,7 +171,7 @@ def test_rows_of_texts_in_one_step_are_kept_apart(head: Eagle, plain: EagleHead)
 
 
 @pytest.mark.slow
-def test_places_are_used_again(head: Eagle, plain: EagleHead) -> None:
+def test_places_are_used_again(head: Eagle | HostEagle, plain: EagleHead) -> None:
     """By sessions that come and go; what the one before left is not seen."""
     long, short = Text(6, 300), Text(7, 10)
     for session_id in range(5):
@@ -184,7 +184,7 @@ def test_places_are_used_again(head: Eagle, plain: EagleHead) -> None:
 
 
 def test_a_text_that_is_too_long_is_known_from_later_on(
-    head: Eagle, plain: EagleHead, monkeypatch: pytest.MonkeyPatch
+    head: Eagle | HostEagle, plain: EagleHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if no tree was requested for long, and if its keys would take too much memory."""
     text = Text(8, 60)
@@ -192,12 +192,12 @@ def test_a_text_that_is_too_long_is_known_from_later_on(
     observe(head, text.states, [text.part(1, 1, 31)])
     assert head.known(1) == 31
     check(head, plain, {1: (text, 31, 21)})
-    monkeypatch.setattr(StateCache, "most_rows", 16)
+    monkeypatch.setattr(type(head.cache), "most_rows", 16)
     observe(head, text.states, [text.part(1, 31, 43)])
     check(head, plain, {1: (text, 43, 35)})
 
 
-def test_tokens_are_ranked_with_the_jobs_own_noise(head: Eagle) -> None:
+def test_tokens_are_ranked_with_the_jobs_own_noise(head: Eagle | HostEagle) -> None:
     """At a temperature, by place; but not where the verifier draws by itself."""
     text = Text(9, 20)
     observe(head, text.states, [text.part(1, 1, 9)])

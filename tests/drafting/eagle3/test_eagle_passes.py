@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting.eagle3.cache import StateCache
 from specq.drafting.eagle3.grown_trees import SHAPES
-from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks, of_sizes
+from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks, of_sizes, on_device
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.eagle3.passes import Passes
 from specq.drafting.eagle3.rows import PLANES
-from specq.drafting.eagle3.texts import StateCache
 from specq.drafting.rank_trees import RankTree, tree_for
 from specq.engines.torch import RowNoise, Sampling, noise_of
 from specq.protocol import SamplingParams, Speculation
@@ -80,10 +80,10 @@ def make(
 
 def levels_of(tree: RankTree | int | tuple[int, ...], columns: int = COLUMNS) -> list[Level]:
     if isinstance(tree, tuple):
-        return of_sizes(tree, columns, DEVICE)
+        return on_device(of_sizes(tree, columns), DEVICE)
     if isinstance(tree, int):
-        return best_first(tree, columns, DEVICE)
-    return of_ranks(tree, columns, DEVICE)
+        return on_device(best_first(tree, columns), DEVICE)
+    return on_device(of_ranks(tree, columns), DEVICE)
 
 
 def check(made: Made, levels: list[Level], params: Sequence[SamplingParams], lengths: Sequence[int]) -> None:

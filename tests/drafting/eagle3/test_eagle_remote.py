@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from specq.drafting import Children, Expansion
-from specq.drafting.eagle3.loading import load_eagle
+from specq.drafting.eagle3.arrays import load_arrays
+from specq.drafting.eagle3.host import HostEagle
 from specq.drafting.eagle3.remote import EagleTrees
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol import (
@@ -90,7 +91,7 @@ class Timed(EagleTrees):
 
 
 def make(tiny: str, heads: Path, engine: Engine, form: str = BF16, window: int = 512) -> Timed:
-    return Timed(load_eagle(str(heads), tiny, engine.info, "cpu"), engine.info, form=form, window=window)
+    return Timed(HostEagle(load_arrays(str(heads), tiny, engine.info)), engine.info, form=form, window=window)
 
 
 def served(engine: Engine, **options: Any) -> World:

@@ -46,9 +46,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("eagle")
 
 
-@pytest.fixture(scope="module")
-def made(directory: Path) -> EagleTrees:
-    return make_trees(directory)
+@pytest.fixture(scope="module", params=["without torch", "with torch"])
+def made(directory: Path, request: pytest.FixtureRequest) -> EagleTrees:
+    trees = make_trees(directory)
+    if request.param == "without torch":
+        return trees
+    head = Eagle(load_eagle(str(directory / "heads"), str(directory / "target"), trees.info, "cpu"))
+    return EagleTrees(head, trees.info, form=trees.activations.form, window=trees.activations.window)
 
 
 @pytest.fixture

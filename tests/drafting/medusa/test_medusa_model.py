@@ -160,7 +160,7 @@ class Seer:
         scores = np.full(token_ids.shape, -20, np.float32)
         scores[:, :, 0] = -0.1
         for i, (state, length) in enumerate(zip(states, lengths, strict=True)):
-            distances = (self._states - state.values[state.row]).abs().amax(1)
+            distances = (self._states - torch.as_tensor(state.values[state.row])).abs().amax(1)
             row = int(distances.argmin())
             assert distances[row] < 1e-2
             assert row == length - 2  # the row before the one whose token the guesses follow

@@ -1,0 +1,111 @@
+"""Load an EAGLE-3 head in the form of `specq.drafting.eagle3.form` as arrays, without torch.
+
+This also determines which of the target's layers it reads. Rule: a head that does not fit its target is refused here,
+before it drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from specq.checkpoints import read_json
+from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.head_arrays import Arrays, input_array, read_arrays
+from specq.drafting.head_checks import check_tokenizer
+from specq.protocol import ConfigError, Float32Array, Int32Array, ModelInfo
+
+KIND = "an EAGLE-3 head"
+
+
+class EagleArrays(NamedTuple):
+    """A head that fits its target.
+
+    shape      its sizes; `draft_vocab_size` is the number of columns of its logits.
+    weights    by the names of `eagle_form.matrix_shapes`, f32.
+    embedding  f32[vocab, hidden].
+    layers     the target's layers whose hidden states it reads. See `Tap`.
+    token_ids  i32[columns]: the token of each column of its logits, ascending. None: column i is token i.
+    """
+
+    shape: eagle_form.EagleShape
+    weights: dict[str, Float32Array]
+    embedding: Float32Array
+    layers: tuple[int, ...]
+    token_ids: Int32Array | None
+
+    @property
+    def limit_vocab(self) -> int:
+        """Drafted tokens are below this."""
+        return self.shape.draft_vocab_size if self.token_ids is None else int(self.token_ids.max()) + 1
+
+
+def load_arrays(heads: str, target: str, info: ModelInfo) -> EagleArrays:
+    """Load a head for the target in `target`, a directory or GGUF file; `info` describes the target.
+
+    Raises ConfigError if it is not an EAGLE-3 head, or is for another hidden size, vocabulary or depth.
+    """
+    directory = Path(heads)
+    if not directory.is_dir():
+        raise ConfigError(f"the directory {heads} of {KIND} does not exist; it must be on this machine")
+    shape = eagle_form.eagle_shape(directory)
+    said = read_json(Path(target), "config.json")
+    _check_fit(directory, shape, said, info)
+    layers = eagle_form.tapped_layers(shape, int(said["num_hidden_layers"]))
+    arrays = read_arrays(directory, eagle_form.WEIGHTS, partial(eagle_form.reason_against, shape), KIND)
+    token_ids = _token_ids(directory, shape, arrays, info)
+    embedding = _embedding(shape, arrays, Path(target), info)
+    shape = replace(shape, draft_vocab_size=info.num_tokens if token_ids is None else len(token_ids))
+    weights = {name: arrays[name].astype(np.float32) for name in eagle_form.matrix_shapes(shape)}
+    weights[eagle_form.OUTPUT] = weights[eagle_form.OUTPUT][: shape.draft_vocab_size]
+    return EagleArrays(shape, weights, embedding, layers, token_ids)
+
+
+def _check_fit(directory: Path, shape: eagle_form.EagleShape, said: dict[str, object], info: ModelInfo) -> None:
+    """Raise ConfigError for a head of another hidden size, vocabulary or tokenizer."""
+    if shape.target_hidden_size != said["hidden_size"]:
+        raise ConfigError(
+            f"{directory}: this head takes hidden states of size {shape.target_hidden_size}; those of {info.name} have "
+            f"{said['hidden_size']}"
+        )
+    check_tokenizer(directory, "this head was", shape.num_tokens, shape.tokenizer_hash, info)
+    if not info.num_tokens <= shape.vocab_size <= info.vocab_size:
+        raise ConfigError(
+            f"{directory}: this head is for a vocabulary of {shape.vocab_size} tokens; {info.name} has "
+            f"{info.num_tokens}, in a matrix of {info.vocab_size} rows"
+        )
+
+
+def _token_ids(directory: Path, shape: eagle_form.EagleShape, arrays: Arrays, info: ModelInfo) -> Int32Array | None:
+    """Return the tokens that may be drafted, one a row of `lm_head`, without the target's padding at the end."""
+    offsets = arrays.get(eagle_form.TO_TARGET)
+    if offsets is None:
+        return None
+    ids = np.arange(len(offsets)) + offsets.astype(np.int64)
+    if ids[0] < 0 or ids[-1] >= shape.vocab_size or np.any(ids[1:] <= ids[:-1]):
+        raise ConfigError(
+            f"{directory}: {eagle_form.TO_TARGET} must contain ascending token ids within the vocabulary, 0 to "
+            f"{shape.vocab_size - 1}"
+        )
+    known = arrays.get(eagle_form.FROM_TARGET)
+    if known is not None and not np.array_equal(np.flatnonzero(known), ids):
+        raise ConfigError(f"{directory}: {eagle_form.TO_TARGET} and {eagle_form.FROM_TARGET} contain different tokens")
+    found: Int32Array = ids[ids < info.num_tokens].astype(np.int32)
+    if not len(found):
+        raise ConfigError(f"{directory}: this head has no token below {info.num_tokens}")
+    return found
+
+
+def _embedding(shape: eagle_form.EagleShape, arrays: Arrays, target: Path, info: ModelInfo) -> Float32Array:
+    found = arrays.get(eagle_form.EMBEDDING)
+    embedding: Float32Array = (input_array(target) if found is None else found).astype(np.float32)
+    if embedding.shape[1] != shape.hidden_size or len(embedding) < info.num_tokens:
+        raise ConfigError(
+            f"{target} has an embedding of shape {embedding.shape}; this head, which has none of its own, "
+            f"needs columns of size {shape.hidden_size}"
+        )
+    return embedding
