@@ -34,7 +34,7 @@ PACKAGES = {
     "client": ("protocol", "config", "runtime", "transport", "text", "verification"),
     "chat": ("protocol", "config", "client"),
     "gateway": ("protocol", "runtime", "text", "client"),
-    "observe": ("protocol", "runtime"),
+    "observe": ("protocol", "runtime", "config"),
     "training": ("protocol", "checkpoints", "text", "engines", "drafting"),
     "simulate": ("protocol", "runtime", "drafting", "verifier", "broker"),
     "processes": (

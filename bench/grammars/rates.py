@@ -47,7 +47,7 @@ MOST_SESSIONS = 256  # of one step
 
 
 @dataclass
-class Side:
+class SessionMix:
     """The sessions of one side, and what its turns showed."""
 
     name: str
@@ -64,19 +64,19 @@ class Side:
         return [""] * self.num_free + own
 
 
-def sides_of(num_sessions: int) -> list[Side]:
+def sides_of(num_sessions: int) -> list[SessionMix]:
     """Return the sides of a number of sessions."""
     sides = [
-        Side("free", num_sessions),
-        Side("schema", 0, num_sessions),
-        Side("regex", 0, num_sessions, regex=True),
+        SessionMix("free", num_sessions),
+        SessionMix("schema", 0, num_sessions),
+        SessionMix("regex", 0, num_sessions, regex=True),
     ]
     if 1 < num_sessions <= MOST_SESSIONS // 4:
-        sides += [Side("twice free", 2 * num_sessions), Side("mixed", num_sessions, num_sessions)]
+        sides += [SessionMix("twice free", 2 * num_sessions), SessionMix("mixed", num_sessions, num_sessions)]
     return sides
 
 
-def run(verifier: Verifier, side: Side, ids: Iterator[int], num_tokens: int, temperature: float) -> None:
+def run(verifier: Verifier, side: SessionMix, ids: Iterator[int], num_tokens: int, temperature: float) -> None:
     """Serve the sessions of a side once. The time counts from the step after the last prompt.
 
     Of `mixed`, the free sessions count.

@@ -14,6 +14,7 @@ import pytest
 
 from specq.drafting import Children, Drafter, Expansion
 from specq.drafting.worker.worker import DraftWorker
+from specq.protocol import ModelInfo
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
 from specq.verifier.models.step_curve import StepCurve
@@ -26,6 +27,7 @@ from tests.verification.test_rounds import BIAS, CURVES, EXACT, curve_of, other_
 
 DEPTH = 4
 MOST_EXPANSIONS = 5  # which together draw one of 32 sequences of tokens
+INFO = ModelInfo("scripted", "", "", "", 2, 2, (), 100, "")
 
 
 class Scripted(Drafter):
@@ -33,7 +35,7 @@ class Scripted(Drafter):
     end."""
 
     def __init__(self, world: World, script: Sequence[int]) -> None:
-        self.world, self.script = world, script
+        self.world, self.script, self.info = world, script, INFO
         self.probability, self.num_drawn = 1.0, 0
         self.prefixes: dict[int, tuple[int, ...]] = {-1: ()}
 
