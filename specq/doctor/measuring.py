@@ -274,7 +274,7 @@ class _Pair:
         self.unhelped, self.curve = verifier.control.curves if self.engine.overlaps else curves_in_turn(self.engine)
         others = verifier.sources.mailbox.name, GRAMMAR  # what depends on draft workers, or on what jobs ask for
         self.sources = [source for source in verifier.sources.sources if source.name not in others]
-        self.max_sessions = verifier.max_sessions
+        self.max_sessions = verifier.planner.max_sessions
         for source in self.sources:
             if isinstance(source, ColocatedSource):
                 source.measure_levels(self.max_sessions)

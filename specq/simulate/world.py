@@ -82,7 +82,7 @@ class SimulatedWorld:
             incarnation=verifier.incarnation,
             model=engine.info,
             endpoint=ENDPOINT,
-            max_sessions=verifier.max_sessions,
+            max_sessions=verifier.planner.max_sessions,
             capabilities=verifier.capabilities,
         )
         self._start(VerifierProcess(self.queue, identity, verifier, engine, hello, self.host), line)

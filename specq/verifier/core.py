@@ -14,32 +14,23 @@ until the session is closed, so that it can send a lost verdict again. A session
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import structlog
 
 from specq.engines import Engine, check_works, judges_late, scores_rows, tidy
-from specq.protocol import (
-    CAPABILITIES,
-    GRAMMAR,
-    GRAMMAR_CAPABILITIES,
-    PROMPT_LOGPROBS,
-    Heartbeat,
-    Message,
-    StepOutput,
-)
+from specq.protocol import CAPABILITIES, GRAMMAR, PROMPT_LOGPROBS, Heartbeat, Message, StepOutput
 from specq.runtime import Faults, Tracer
 from specq.verification import Judgements
 from specq.verifier.control.bursts import is_burst
 from specq.verifier.control.controller import Controller
-from specq.verifier.control.prefill_limit import LEAST_ROWS, MAX_SLOWDOWN, longest_s
+from specq.verifier.control.prefill_limit import MAX_SLOWDOWN, silent_s
 from specq.verifier.inbox import VerifierInbox
 from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.grammars import Builder, SessionGrammars
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import Budget, DraftSource, SourceSet
-from specq.verifier.step.in_flight import CollectedStep, InFlightStep, StepsInFlight
+from specq.verifier.step.in_flight import CollectedStep, CommittedStep, InFlightStep, StepsInFlight
 from specq.verifier.step.meter import (
     Moments,
     StepMeter,
@@ -55,16 +46,7 @@ from specq.verifier.step.verdicts import NO_REPORTS, Reports, commit, failure, v
 from specq.verifier.trees import DraftTrees
 
 log = structlog.get_logger(__name__)
-SLOWER = 4.0  # times the expected seconds that a step may take, for a machine that other processes begin to use
 MOST_SILENT_MS = 600_000
-
-
-class CommittedStep(NamedTuple):
-    """A collected step, and what was committed from it. `failed`: the messages about the sessions at fault."""
-
-    collected: CollectedStep
-    rounds: Rounds
-    failed: list[Message]
 
 
 class Verifier:
@@ -131,9 +113,8 @@ class Verifier:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What it can do, for `Hello`. It names the kinds of grammars only if it serves grammars."""
-        of_engine = (PROMPT_LOGPROBS,) if scores_rows(self.engine) else ()
-        return (*CAPABILITIES, *of_engine, *(GRAMMAR_CAPABILITIES if self.grammars.are_served else ()))
+        """What it can do, for `Hello`."""
+        return (*CAPABILITIES, *((PROMPT_LOGPROBS,) if scores_rows(self.engine) else ()), *self.grammars.capabilities)
 
     def handle(self, message: Message, now: float) -> list[Message]:
         """Handle one message from the broker; return the answers. Raises ProtocolError if it is not for a verifier."""
@@ -216,7 +197,7 @@ class Verifier:
         """Collect drafts; return whether the next step may be launched before the newest one in flight has ended."""
         if committed is not None and not self.in_flight:  # it failed, and the step behind it was dropped
             return False
-        self.control.follow_load(self.sessions, self.max_sessions)
+        self.control.follow_load(self.sessions, self.planner.max_sessions)
         if self._is_filling:
             self._is_filling = False
             self.begin(clock(), clock)
@@ -299,8 +280,7 @@ class Verifier:
         decided = self.meter.decided(self.policy)
         if self.tracer.is_on:
             trace_step(self.tracer, step.shares, rounds, moments, clock())
-            if decided:
-                trace_decisions(self.tracer, decided, self.sessions.running(), clock())
+            trace_decisions(self.tracer, decided, self.sessions.running(), clock())
         failed = [*failed, *self._fail(own)]
         return verdicts.and_of(failed).behind(self.sources.mailbox.feeds.fresh(self.control.allows_remote))
 
@@ -309,8 +289,6 @@ class Verifier:
         if len(step.shares) and faults.is_unexpected and not self.in_flight:
             check_works(self.engine)
 
-    # --- what plans depend on ---------------------------------------------------------------------------------------
-
     @property
     def curve(self) -> StepCurve:
         """The expected step times now, with or without help from other cores."""
@@ -318,27 +296,17 @@ class Verifier:
 
     def _decoding(self) -> list[Session]:
         """Return the sessions whose next step yields a token."""
-        return self.sessions.decoding()[: self.max_sessions]
+        return self.sessions.decoding()[: self.planner.max_sessions]
 
     def _budget(self) -> Budget:
         unread_vocab = 0 if self.in_flight else self.engine.info.vocab_size
         return Budget(
-            *(self.curve, self.min_accept_prob, unread_vocab, self.planner.max_step_rows),
+            *(self.curve, self.planner.min_accept_prob, unread_vocab, self.planner.max_step_rows),
             depth=self._drafting.depth,
             promised=self._drafting.promised,
             is_unread=self._drafting.is_unread,
             has_forced=GRAMMAR in (self._drafting.sources & self.sources.num_sent.keys()) - self._drafting.looked_at,
         )
-
-    @property
-    def max_sessions(self) -> int:
-        """The most sessions of a step."""
-        return self.planner.max_sessions
-
-    @property
-    def min_accept_prob(self) -> float:
-        """The acceptance probability at which it just paid in the last step to verify a node that had arrived."""
-        return self.planner.min_accept_prob
 
     # --- failures and state -----------------------------------------------------------------------------------------
 
@@ -364,29 +332,18 @@ class Verifier:
             with Faults().of(session, "closed"):
                 self.engine.close(session_id)
 
-    @property
-    def silent_s(self) -> float:
-        """The seconds for which this verifier may be silent, because it sends no message within a step.
-
-        SLOWER times the longer of two: the longest step that can be planned before the next heartbeat, and the last
-        step.
-        """
-        num_rows = self.sessions.num_running
-        planned = max(longest_s(self.curve(num_rows)), self.curve(num_rows + LEAST_ROWS))
-        return SLOWER * max(min(planned, self.curve(self.planner.max_prefill_rows)), self._step_s)
-
     def heartbeat(self) -> Heartbeat:
         """Return the state of this verifier and the position of each session. To be called at regular intervals."""
-        for session in self.sessions.awaiting():
-            session.wait_a_beat()
-        self.sessions.changed()
+        self.sessions.wait_a_beat()
+        num_running = self.sessions.num_running
+        silence = silent_s(self.curve, num_running, self.planner.max_prefill_rows, self._step_s)
         return Heartbeat(
             incarnation=self.incarnation,
             state=self.state,
             load=len(self.sessions),
             steps=self.num_steps,
-            pending=self.sessions.num_running,
-            step_ms=min(int(1000 * self.silent_s), MOST_SILENT_MS),
+            pending=num_running,
+            step_ms=min(int(1000 * silence), MOST_SILENT_MS),
             free_slots=0 if self.state == "failed" else self.engine.free_slots,  # a lost engine cannot be asked
             metrics=verifier_metrics(self.meter, self.trees, self.sources, self.policy),
             **self.sessions.listed(),

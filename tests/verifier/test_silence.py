@@ -10,8 +10,8 @@ import pytest
 
 from specq.broker.state.registry import MOST_STEP, Worker
 from specq.protocol import Heartbeat, Hello, Open, SamplingParams
-from specq.verifier.control.prefill_limit import LEAST_ROWS, LONGEST_S
-from specq.verifier.core import SLOWER, Verifier
+from specq.verifier.control.prefill_limit import LEAST_ROWS, LONGEST_S, SLOWER
+from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
 from tests.verifier.timed_target import INFO, TEXT, Machine, TimedTarget
 

@@ -184,7 +184,7 @@ def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
     verifier.policy.learn = lambda _: None  # type: ignore[method-assign]
     open_session(verifier)
     step(verifier)
-    before, of_texts = step(verifier)[0].min_accept_prob, verifier.min_accept_prob
+    before, of_texts = step(verifier)[0].min_accept_prob, verifier.planner.min_accept_prob
     budget = Budget(verifier.curve, 0.0)
     for number in range(500):
         passed = chain([8, 9], base_len=0, first_id=2 * number)
@@ -193,7 +193,7 @@ def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
         verifier.sources.collect((), frozenset(), budget, lambda: 0.0)
     after = step(verifier)[0].min_accept_prob
     assert after == pytest.approx(before + 1000 * 0.002 / 0.005, abs=3)
-    assert verifier.min_accept_prob == of_texts
+    assert verifier.planner.min_accept_prob == of_texts
     verifier.sources.account(1.0)
     assert step(verifier)[0].min_accept_prob == after
 

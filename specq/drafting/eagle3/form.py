@@ -238,7 +238,7 @@ def reason_against(shape: EagleShape, found: Forms) -> str:
     missing = [name for name in needed if name not in found]
     if missing:
         return f"{missing[0]} is missing ({len(missing)} tensors are)"
-    for name, (kind, size) in found.items():
+    for name, (kind, size) in sorted(found.items()):
         wanted = needed.get(name, may_be.get(name))
         if wanted is None:
             return f"it has {name}, which EAGLE-3 heads have not"

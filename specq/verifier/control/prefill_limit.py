@@ -38,6 +38,7 @@ MAX_SLOWDOWN = 1.8
 # A step may take the longer of LONGEST_S seconds and MOST_LONGER times the step without prompts and nodes, so that one
 # read of the weights serves many rows. It may always have LEAST_ROWS rows of prompts.
 LONGEST_S, MOST_LONGER, LEAST_ROWS = 0.5, 4.0, 16
+SLOWER = 4.0  # times the expected seconds that a step may take, for a machine that other processes begin to use
 LEAST = 1 / 8  # part of the step without prompts that prompts may always take
 FADE = 0.97  # weight of earlier steps, with each step with prompts
 OFFSET_FADE = 0.1  # weight of a new step in the offset
@@ -178,6 +179,16 @@ class PrefillLimit:
 def longest_s(without_s: float) -> float:
     """Return the longest seconds that a step may be planned to take, given its seconds without prompts and nodes."""
     return max(LONGEST_S, MOST_LONGER * without_s)
+
+
+def silent_s(curve: StepCurve, num_running: int, max_prefill_rows: int, last_s: float) -> float:
+    """Return the seconds for which a verifier may be silent, because it sends no message within a step.
+
+    SLOWER times the longer of two: the longest step that can be planned for `num_running` sessions before the next
+    heartbeat, and the last step.
+    """
+    planned = max(longest_s(curve(num_running)), curve(num_running + LEAST_ROWS))
+    return SLOWER * max(min(planned, curve(max_prefill_rows)), last_s)
 
 
 def _by_curve(num_rows: int, count: int, without: float, curve: StepCurve) -> Float64Array:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from specq.grammar import GrammarTokenizer, SessionGrammar, begin_masks
-from specq.protocol import Fault, SpecqError
+from specq.protocol import GRAMMAR_CAPABILITIES, Fault, SpecqError
 from specq.runtime import available_cores, traced
 from specq.verification import WITH_GRAMMAR
 from specq.verifier.sessions.open_sessions import OpenSessions
@@ -51,6 +51,11 @@ class SessionGrammars:
     def are_served(self) -> bool:
         """Whether jobs may have grammars here."""
         return self._builder is not None
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """The kinds of grammars that are served, for `Hello`."""
+        return GRAMMAR_CAPABILITIES if self.are_served else ()
 
     @property
     def num_waiting(self) -> int:

@@ -331,10 +331,12 @@ class OpenSessions(dict[int, Session]):
         states = self._states()
         return _chosen(states.sessions, states.decodes)
 
-    def awaiting(self) -> list[Session]:
-        """Return the sessions that wait for drafts."""
+    def wait_a_beat(self) -> None:
+        """Let the sessions that wait for drafts count a heartbeat."""
         states = self._states()
-        return _chosen(states.sessions, states.may_run & ~states.runs)
+        for session in _chosen(states.sessions, states.may_run & ~states.runs):
+            session.wait_a_beat()
+        self.changed()
 
     def _states(self) -> _States:
         if self._known is None:

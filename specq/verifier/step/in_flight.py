@@ -24,11 +24,12 @@ import numpy as np
 import structlog
 
 from specq.engines import Computed, Engine, Launched, is_apart, launch
-from specq.protocol import EngineLostError, StepOutput, Tap
+from specq.protocol import EngineLostError, Message, StepOutput, Tap
 from specq.runtime import Faults, in_halves, traced
 from specq.verifier.control.choices import Drafting
 from specq.verifier.sessions.open_sessions import JIT, SYNC, Prefill
 from specq.verifier.step.node_choice import Shares
+from specq.verifier.step.rounds import Rounds
 
 log = structlog.get_logger(__name__)
 
@@ -90,6 +91,14 @@ class CollectedStep(NamedTuple):
     faults: Faults
     ended: float
     waited_s: float | None
+
+
+class CommittedStep(NamedTuple):
+    """A collected step, and what was committed from it. `failed`: the messages about the sessions at fault."""
+
+    collected: CollectedStep
+    rounds: Rounds
+    failed: list[Message]
 
 
 class StepsInFlight:
