@@ -38,6 +38,7 @@ from specq.protocol import (
     ProtocolError,
     decode,
     encode,
+    fits,
     type_of,
 )
 from specq.runtime import Tell, apply_cpu, build_ahead, teller
@@ -331,9 +332,10 @@ def check_draft_model(config: TargetConfig, model: str, draft_model: str) -> Non
     if here is None or checkpoint is None:
         return
     check_whole(checkpoint)
-    if config.vocabulary == SAME:
+    draft, target = read_info(checkpoint, config.draft_model), read_info(here, config.model or default_model())
+    if config.vocabulary == SAME and not fits(draft, target):
         files = tokenizer_files(tokenizer_of(config.draft_model, "draft")), tokenizer_files(model)
-        bridge(read_info(checkpoint, config.draft_model), SAME, *files, config.model or default_model())
+        bridge(draft, SAME, *files, target.name)
 
 
 def _grammar_builder(files: dict[str, str], engine: Engine, step_s: float, max_sessions: int) -> GrammarBuilder | None:
