@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -152,11 +153,12 @@ def refusal(client: Client, **options: str) -> JobError:
     return raised.value
 
 
-def submit_running(client: Client) -> Job:
-    """Wait for a verifier; return a job that runs, and goes on for a while."""
+def submit_running(client: Client, journal: Path) -> Job:
+    """Wait for a verifier; return a job of which the journal has tokens, and which goes on for a while."""
     client.wait_until_ready()
     job = client.submit(token_ids=PROMPT, max_tokens=LONG)
-    wait_until(lambda: client.status()["jobs"]["running"])
+    with closing(connect(journal, read_only=True)) as reader:
+        wait_until(lambda: reader.execute("SELECT 1 FROM commits LIMIT 1").fetchall())
     return job
 
 
@@ -169,7 +171,7 @@ def check_goes_on(client: Client, running: Job) -> None:
 def test_a_locked_journal_is_temporary(start_broker: StartBroker, client: Client, journal: Path) -> None:
     """New jobs are refused with the reason, the broker answers, and what ran ends well once the lock is gone."""
     start_broker()
-    running = submit_running(client)
+    running = submit_running(client, journal)
     other = connect(journal)
     wait_until(lambda: locks(other))
     wait_until(lambda: client.status()["journal"]["trouble"])
@@ -193,7 +195,7 @@ def locks(connection: object) -> bool:
 def test_a_full_disk_is_temporary(start_broker: StartBroker, client: Client, journal: Path) -> None:
     """The same if no more bytes can be written: the running job loses no token."""
     broker = start_broker("--durability", "process")
-    running = submit_running(client)
+    running = submit_running(client, journal)
     hard = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)[1]
     resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (Path(f"{journal}-wal").stat().st_size, hard))
     wait_until(lambda: client.status()["journal"]["trouble"])
@@ -205,10 +207,10 @@ def test_a_full_disk_is_temporary(start_broker: StartBroker, client: Client, jou
     check_goes_on(client, running)
 
 
-def test_sigterm_loses_no_job(start_broker: StartBroker, client: Client) -> None:
+def test_sigterm_loses_no_job(start_broker: StartBroker, client: Client, journal: Path) -> None:
     """A broker that is asked to stop ends with status 0; the next one goes on with its jobs."""
     broker = start_broker()
-    running = submit_running(client)
+    running = submit_running(client, journal)
     broker.terminate()
     assert broker.wait(PATIENCE_S) == 0
     assert not running.done
