@@ -28,7 +28,7 @@ import numpy as np
 
 from bench.grammars.forms import FORMS
 from bench.grammars.parts import OBJECTS
-from bench.grammars.step_cost import KV_SLOTS, wait_for_grammars
+from bench.grammars.step_cost import KV_SLOTS, opening, wait_for_grammars
 from specq.config import TargetConfig
 from specq.drafting.draft_model import making
 from specq.drafting.grammar.source import ForcedTokens
@@ -36,7 +36,7 @@ from specq.drafting.suffix.source import SuffixDecoder
 from specq.engines import ENGINES
 from specq.grammar import GrammarBuilder
 from specq.models import resolve_model, tokenizer_of
-from specq.protocol import ModelInfo, Open, SamplingParams, Speculation, Verdict, grammar_text
+from specq.protocol import ModelInfo, SamplingParams, Verdict, grammar_text
 from specq.runtime.machine import describe
 from specq.text import TextCodec, load_tokenizer_files
 from specq.verifier import DraftSource, Setup, StepCurve, Verifier
@@ -83,16 +83,7 @@ def prompts(codec: TextCodec) -> list[tuple[str, Any, Any]]:
 def run(verifier: Verifier, session_id: int, prompt: list[int], grammar: str, mode: str) -> tuple[int, float, float]:
     """Write one object; return its number of tokens, and the seconds of wall and of processor time."""
     params = SamplingParams(max_tokens=MOST_TOKENS, grammar=grammar)
-    message = Open(
-        session_id=session_id,
-        epoch=1,
-        prompt_len=len(prompt),
-        tokens_left=MOST_TOKENS,
-        params=params,
-        speculation=Speculation(mode=mode),
-        token_ids=np.array(prompt, np.int32),
-    )
-    assert not verifier.handle(message, 0.0)
+    assert not verifier.handle(opening(session_id, np.array(prompt, np.int32), params, mode), 0.0)
     wait_for_grammars(verifier)
     num_tokens, began, used = 0, 0.0, 0.0
     while verifier.has_work:

@@ -26,7 +26,7 @@ from typing import Any
 import click
 import numpy as np
 
-from bench.grammars.step_cost import PROMPT, endless, wait_for_grammars
+from bench.grammars.step_cost import PROMPT, endless, opening, wait_for_grammars
 from specq.engines import Launched
 from specq.grammar import GrammarBuilder
 from specq.models import resolve_model
@@ -34,10 +34,8 @@ from specq.protocol import (
     NO_TAP,
     Int32Array,
     ModelInfo,
-    Open,
     SamplingParams,
     SessionStep,
-    Speculation,
     StepOutput,
     Tap,
     encode,
@@ -148,11 +146,7 @@ class StubService:
             params = SamplingParams(
                 max_tokens=MOST_TOKENS, seed=number, ignore_eos=True, grammar=endless(number) if has else ""
             )
-            message = Open(
-                session_id=next(ids), epoch=1, prompt_len=len(PROMPT), tokens_left=MOST_TOKENS, params=params,
-                speculation=Speculation(mode="plain"), token_ids=PROMPT,
-            )  # fmt: skip
-            assert not self.verifier.handle(message, 0.0)
+            assert not self.verifier.handle(opening(next(ids), PROMPT, params), 0.0)
         wait_for_grammars(self.verifier)
 
     def step(self) -> tuple[float, float, float]:

@@ -23,16 +23,14 @@ from typing import Any
 import click
 import numpy as np
 
-from bench.grammars.step_cost import PROMPT, endless, wait_for_grammars
+from bench.grammars.step_cost import PROMPT, endless, opening, wait_for_grammars
 from specq.config import TargetConfig
 from specq.processes.target import build_verifier
 from specq.protocol import (
     Int32Array,
     Int64Array,
     Message,
-    Open,
     SamplingParams,
-    Speculation,
     Verdict,
     Verdicts,
     encode,
@@ -87,11 +85,8 @@ def run(verifier: Verifier, side: SessionMix, ids: Iterator[int], num_tokens: in
         params = SamplingParams(
             max_tokens=num_tokens, temperature=temperature, seed=number, ignore_eos=True, grammar=grammar
         )
-        opening = Open(
-            session_id=session_ids[-1], epoch=1, prompt_len=len(PROMPT), tokens_left=num_tokens, params=params,
-            speculation=Speculation(mode="plain"), token_ids=(PROMPT + number).astype(np.int32),
-        )  # fmt: skip
-        assert not verifier.handle(opening, 0.0)
+        prompt = (PROMPT + number).astype(np.int32)
+        assert not verifier.handle(opening(session_ids[-1], prompt, params), 0.0)
     wait_for_grammars(verifier)
     last_counted = session_ids[(side.num_free or len(grammars)) - 1]
     began, counted, in_all = 0.0, 0, 0

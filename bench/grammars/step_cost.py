@@ -31,7 +31,7 @@ from specq.engines import Engine
 from specq.engines.torch.engine import TorchEngine
 from specq.grammar import GrammarBuilder
 from specq.models import resolve_model
-from specq.protocol import Open, SamplingParams, Speculation, grammar_text
+from specq.protocol import Int32Array, Open, SamplingParams, Speculation, grammar_text
 from specq.runtime.machine import describe
 from specq.text import load_tokenizer_files
 from specq.verification import masking
@@ -48,6 +48,15 @@ def endless(number: int) -> str:
     name = list(OBJECTS)[number % len(OBJECTS)]
     items = FORMS["arguments"](name, name)
     return grammar_text({"json_schema": {"type": "array", "items": items, "minItems": 200}})
+
+
+def opening(session_id: int, prompt: Int32Array, params: SamplingParams, mode: str = "plain") -> Open:
+    """Return the message that opens a session with a prompt i32[n], with as many tokens left as `params` allows."""
+    assert params.max_tokens is not None
+    return Open(
+        session_id=session_id, epoch=1, prompt_len=len(prompt), tokens_left=params.max_tokens, params=params,
+        speculation=Speculation(mode=mode), token_ids=prompt,
+    )  # fmt: skip
 
 
 def wait_for_grammars(verifier: Verifier) -> None:
@@ -75,11 +84,7 @@ class Side:
         for number in range(num_sessions):
             own: dict[str, Any] = {"max_tokens": MOST_TOKENS, "temperature": 0.8, "seed": number, "ignore_eos": True}
             params = SamplingParams(**own, grammar=endless(number) if has else "")
-            message = Open(
-                session_id=next(self._ids), epoch=1, prompt_len=len(PROMPT), tokens_left=MOST_TOKENS, params=params,
-                speculation=Speculation(mode="plain"), token_ids=PROMPT,
-            )  # fmt: skip
-            assert not self.verifier.handle(message, 0.0)
+            assert not self.verifier.handle(opening(next(self._ids), PROMPT, params), 0.0)
         wait_for_grammars(self.verifier)
 
     def step(self) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 
 from specq.grammar.session_grammar import SessionGrammar
-from specq.grammar.step_masks import MOST_SLOW, SLOW_MASK_S
+from specq.grammar.step_masks import MOST_SLOW, SLOW_MASK_S, TOO_SLOW
 from specq.protocol import Int32Array
 
 log = structlog.get_logger(__name__)
@@ -63,7 +63,7 @@ class DraftMasks:
         if reason := self._grammar.reason():
             self._end(reason)
         elif self._num_slow > MOST_SLOW:
-            self._end(f"its masks take longer than {SLOW_MASK_S * 1e3:.0f} ms")
+            self._end(TOO_SLOW)
 
     def _end(self, reason: str) -> None:
         self.has_ended = True

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SLOW_MASK_S, SLOW_ROW_S = 0.01, 0.0025  # CPU time of one session's first mask, and of each further row
 MOST_SLOW = 3
+TOO_SLOW = f"its masks take longer than {SLOW_MASK_S * 1e3:.0f} ms"  # why such a grammar is ended
 FEW = 16  # fewer masks take longer to hand to threads than to compute
 
 Complete = list[bool | None]  # of each row, as `SessionGrammar.fill` returns them
@@ -137,7 +138,7 @@ def _timed(grammar: SessionGrammar, token_ids: Sequence[int], parents: Sequence[
     else:
         grammar.is_watched = False
     if grammar.num_slow > MOST_SLOW:
-        grammar.fail(f"its masks take longer than {SLOW_MASK_S * 1e3:.0f} ms")
+        grammar.fail(TOO_SLOW)
     return found
 
 
