@@ -169,7 +169,8 @@ class Verifier:
         if self._may_plan(committed, clock):
             planned = self._plan(began, faults, clock)
             self._launch(planned, faults, clock)
-        self.control.learn()  # from a step after which the device was idle, while it computes this one
+        if self.engine.overlaps:
+            self.control.learn()  # from a step after which the device was idle, while it computes this one
         if committed is None and self.in_flight.is_due:
             collected = self.in_flight.collect(faults, clock)
             committed = self._commit(collected)
@@ -272,7 +273,7 @@ class Verifier:
         moments, asked = Moments(last_end, step.began, step.drafted, step.planned, ended), self.planner.asked
         self.control.bursts.end(rounds.num_finished, ended)
         self.control.end(committed.collected, rounds, goes_on=len(step.shares) > 0 and self.has_work)
-        if self.in_flight or not self.engine.overlaps:
+        if self.in_flight:
             self.control.learn()
         self.meter.note_all(moments, done, step.num_rows, rounds)
         own = Faults()

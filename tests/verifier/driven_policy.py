@@ -70,8 +70,8 @@ class Driven:
     heard     sources that have sent something; noise: standard deviation of the logarithm of a step's seconds
     find_alike   sources that find the same tokens: the longest of their chains is accepted, else each finds its own
     lag   steps that are planned before one is learned from
-    prompts   (of how many steps one has some, rows, tokens that these attend to); prompt_row_s: that each row of them
-              takes
+    prompts   (of how many steps one has some, rows, tokens that these attend to); prompt_s: that a step with some takes
+              besides; prompt_row_s: that each row of them takes
     """
 
     sources: Sequence[Made]
@@ -85,6 +85,7 @@ class Driven:
     seed: int = 0
     find_alike: bool = False
     prompts: tuple[int, int, int] = (0, 0, 0)
+    prompt_s: float = 0.0
     prompt_row_s: float = 0.00001
     is_told: bool = True
     lag: int = 0
@@ -186,7 +187,9 @@ class Driven:
         prompts, attended = of_prompts if every and len(self.steps) % every == 0 else (0, 0)
         rows = StepRows(num_sessions + num_nodes + prompts, num_nodes, prompts, attended)
         seconds = self._seconds(counts, rows.total, num_nodes, is_early=kind.is_early)
-        seconds = (seconds + self.prompt_row_s * prompts) * float(self.rng.lognormal(0, self.noise))
+        seconds = (seconds + self.prompt_s * (prompts > 0) + self.prompt_row_s * prompts) * float(
+            self.rng.lognormal(0, self.noise)
+        )
         waits = {
             one.name: self._waits(one, counts[one.name]) - self.unread_s * is_unread if one.name in counts else 0.0
             for one in used

@@ -273,6 +273,16 @@ def test_each_token_brings_its_part_of_prompts() -> None:
     assert without.rate == pytest.approx(good.tokens / FIRST_S, rel=0.05)
 
 
+def test_a_step_waits_for_prompts_once() -> None:
+    """However many tokens it brings, and so however many texts end in it."""
+    driven = Driven([Made("good", 0.8)], prompts=(2, 1, 1), prompt_s=FIRST_S, row_s=0.0, is_measured=False)
+    for driven.policy.used in (only("good"), *[PLAIN] * 9):
+        driven.run(100)
+    plain, good = (driven.policy.forecast.foresee(one, 1) for one in (PLAIN, only("good")))
+    assert plain.tokens / plain.rate < 1.5 * FIRST_S
+    assert 1.6 * FIRST_S < good.tokens / good.rate < 2.1 * FIRST_S
+
+
 # --- what is said of it
 # -------------------------------------------------------------------------------------------------
 
@@ -305,4 +315,3 @@ def test_the_last_decisions_are_kept_and_all_are_counted() -> None:
 
 def test_a_choice_has_a_name() -> None:
     assert [str(one) for one in (PLAIN, only("b", "a"), Choice(frozenset({"a"}), True))] == ["none", "a+b", "a unread"]
-    assert only("a", "b").without("b") == only("a") == only("a").without("b")

@@ -114,6 +114,7 @@ def test_seconds_and_nodes_of_a_step_are_counted_once(wrong_every: int) -> None:
     for _ in range(8):
         verifier.begin(0.0, lambda: TICK_S * next(ticks))
         verifier.step(lambda: TICK_S * next(ticks))
+    verifier.control.learn()
     drafted = [one for one in learned if one.rows.nodes]
     assert len(drafted) > 4
     for one in drafted:

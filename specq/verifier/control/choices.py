@@ -29,10 +29,6 @@ class Choice(NamedTuple):
     is_unread: bool = False
     is_early: bool = False
 
-    def without(self, source: str) -> Choice:
-        """Return the same choice without a source."""
-        return self._replace(sources=self.sources - {source}) if source in self.sources else self
-
     @property
     def code(self) -> int:
         """The choice as an integer, as in traces: one bit for each source, and UNREAD."""

@@ -40,15 +40,23 @@ from specq.verifier.step.node_choice import Shares
 from specq.verifier.step.rounds import Rounds
 
 TOLD = {"async"}, {"async", "plain"}  # modes of the sessions of a step that can show whether drafts pay
+LEARN_EVERY = 4  # steps learned from at a time where the device waits for it: the first one takes the longest
 
 
 class EndedStep(NamedTuple):
-    """A step that has ended: its rounds, its seconds since the end of the step before, and its waits by source."""
+    """A step that has ended.
+
+    seconds    since the end of the step before.
+    waits      the seconds that it waited for each source.
+    num_without_room, is_told  as in `Rounds` and `Step`.
+    """
 
     step: InFlightStep
     rounds: Rounds
     seconds: float
     waits: dict[str, float]
+    num_without_room: int
+    is_told: bool
 
 
 class Controller:
@@ -79,7 +87,8 @@ class Controller:
         self.prefill, self.bursts = PrefillLimit(max_prefill_slowdown), Bursts()
         self._round_trips = RoundTrips()
         self.last_end: float | None = None
-        self._ended: EndedStep | None = None  # not learned from yet
+        self._ended: list[EndedStep] = []  # not learned from yet
+        self._num_learned, self._basis = 0, (-1, 0, False, self.forecast.heard)  # what `curve` follows from
         self.follow_drafting()
 
     # --- decisions ----------------------------------------------------------------------------------------------------
@@ -101,8 +110,11 @@ class Controller:
 
     def follow_drafting(self) -> None:
         """Set `curve`, the expected seconds of the next step by its rows."""
-        felt = self.forecast.felt(Choice(self.policy.allowed)).sources
-        self.curve = self.time.curve(StepKind(felt, is_helped=self.is_helped))
+        basis = self._num_learned, self.policy.num_changes, self.is_helped, self.forecast.heard
+        if basis != self._basis:
+            self._basis = basis
+            felt = self.forecast.felt(Choice(self.policy.allowed)).sources
+            self.curve = self.time.curve(StepKind(felt, is_helped=self.is_helped))
 
     @property
     def allows_remote(self) -> bool:
@@ -187,22 +199,30 @@ class Controller:
         step, done, faults, ended, _ = collected
         waits = self._sources.clock.take(step.num_rows, self.curve)
         if len(done) == 1 and not faults.found and self.last_end is not None:
-            self._ended = EndedStep(step, rounds, ended - self.last_end, waits)
+            is_told = step.shares.modes in TOLD
+            self._ended.append(EndedStep(step, rounds, ended - self.last_end, waits, rounds.num_without_room, is_told))
         self.last_end = ended if goes_on else None
+        is_due = self.policy.is_trying or len(self._ended) >= LEARN_EVERY or step.shares.prompts()[0] > 0
+        if is_due and not self._engine.overlaps:
+            self.learn()
 
     def learn(self) -> None:
-        """Learn from the last ended step, unless that is done, it had faults, or it did not follow another one at once.
+        """Learn from the ended steps, unless they had faults or did not follow another one at once.
 
-        The verifier calls this while the device computes, so that the device does not wait for it.
+        If the engine overlaps steps, the verifier calls this while the device computes.
         """
-        if self._ended is None:
-            return
-        (step, rounds, seconds, waits), self._ended = self._ended, None
+        ended, self._ended = self._ended, []
+        for one in ended:
+            self._learn(one)
+
+    def _learn(self, ended: EndedStep) -> None:
+        step, rounds, seconds, waits, num_without_room, is_told = ended
+        self._num_learned += 1
         shares, drafting = step.shares, step.drafting
         num_prompts, num_first = shares.prompts()
         num_decoding = shares.num_decoding if num_prompts else len(shares)
         self.prefill.learn(shares, step.num_rows, seconds - step.waited_s, self.curve, is_late=step.is_late)
-        num_drafted = max(num_decoding - rounds.num_without_room, 1)
+        num_drafted = max(num_decoding - num_without_room, 1)
         num_rounds = {name: 1 if name in drafting.looked_at else num_drafted for name in self.forecast.sources}
         judged = judged_of(rounds, num_rounds)
         drafted = {name for name, one in judged.items() if one.nodes.any()}
@@ -217,7 +237,7 @@ class Controller:
                 seconds=seconds,
                 waits={name: waits.get(name, 0.0) for name in kind.sources},
                 judged=judged,
-                is_told=shares.modes in TOLD,
+                is_told=is_told,
                 num_changes=drafting.num_changes,
             )
         )

@@ -13,7 +13,7 @@ Pure: no clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
@@ -35,7 +35,8 @@ SHARED = 0.5  # part that counts of the tokens that further sources would add if
 RATIO_PRIOR, RATIO_MEMORY, RATIO_STEPS = 30.0, 300.0, 8.0
 MOST_KEPT = 256  # results in the cache
 HORIZON = 40  # steps that repay the first step of a joining source, and what a probe is forecast to win
-PROMPT_FADE = 0.005  # weight of a new step in the means of prompt rows
+PROMPT_FADE, MOST_MIXED = 0.005, 0.99  # weight of a new step in the means of prompt rows; most steps with prompts
+ONE_PROMPT = StepRows(1, prompts=1)
 # Round trips before the silence of draft workers counts, the weight of a new round trip, its most seconds.
 ROUND_TRIPS, ROUND_TRIP_FADE, MOST_ROUND_TRIP_S = 2, 0.1, 1.0
 ALL_SETS, MOST_DEVIATION = 4, 0.3  # most sources of which all sets are choices; most relative deviation of step times
@@ -187,9 +188,8 @@ class Forecast:
 
     def felt(self, choice: Choice) -> Choice:
         """Return a choice without draft workers and grammars, if they have never sent a node."""
-        for source in OPTIONAL - self.heard:
-            choice = choice.without(source)
-        return choice
+        silent = OPTIONAL - self.heard
+        return choice if choice.sources.isdisjoint(silent) else choice._replace(sources=choice.sources - silent)
 
     def kind(self, choice: Choice) -> StepKind:
         """Return the kind of steps that a choice has."""
@@ -244,15 +244,25 @@ class Forecast:
             depth,
         )
 
-    def _tokens(self, names: Iterable[str]) -> Float64Array:
+    def _tokens(self, names: Sequence[str]) -> Float64Array:
         """Return f64[NUM_LEVELS + 1]: the tokens of a session's round with 0, 1, ... levels."""
-        reach, misses, tokens = np.zeros(NUM_LEVELS), np.ones(NUM_LEVELS), np.ones(NUM_LEVELS + 1)
-        for name in names:
-            own = self.yields[name].reach()
-            own[self._most_levels(name) :] = 0.0
-            reach, misses = np.maximum(reach, own), misses * (1 - own)
-        tokens[1:] += (reach + SHARED * (1 - misses - reach)).cumsum()
+        tokens = np.ones(NUM_LEVELS + 1)
+        if not names:
+            return tokens
+        reaches = [self._reach(name) for name in names]
+        reach = reaches[0]
+        if len(reaches) > 1:
+            misses = np.prod([1 - one for one in reaches], axis=0)
+            reach = np.max(reaches, axis=0)
+            reach += SHARED * (1 - misses - reach)
+        tokens[1:] += reach.cumsum()
         return tokens
+
+    def _reach(self, name: str) -> Float64Array:
+        """Return f64[NUM_LEVELS]: the part of a source's rounds in which a node of each level is accepted."""
+        own = self.yields[name].reach()
+        own[self._most_levels(name) :] = 0.0
+        return own
 
     def _nodes(self, names: Iterable[str], num_sessions: int, *, is_unread: bool) -> Float64Array:
         """Return f64[NUM_LEVELS + 1]: the nodes of a session's round with 0, 1, ... levels."""
@@ -276,16 +286,20 @@ class Forecast:
         """Return f64[NUM_LEVELS + 1]: the seconds of steps, without the waits for sources.
 
         With `tokens`, f64[NUM_LEVELS + 1] of a session's round, each token has its prompt rows. The reason is
-        that a text that ends makes room for another prompt.
+        that a text that ends makes room for another prompt. A step with many tokens has more of these rows, but it
+        waits for a prompt only once.
         """
         num_rows = num_sessions + np.ceil(num_nodes).astype(np.intp)
         seconds: Float64Array = self._time.times(kind, num_rows, num_nodes)
         part, rows, attended, of_tokens = self._prompts
         if tokens is None or part < PROMPT_FADE / 2:
             return seconds
-        share = num_sessions * tokens * part / max(of_tokens, part)
         mixed = StepRows(round(rows / part), prompts=round(rows / part), attended=round(attended / part))
-        seconds += share * (self._time.times(kind, num_rows, num_nodes, mixed) - seconds)
+        with_one = self._time.times(kind, num_rows, num_nodes, ONE_PROMPT)
+        with_all = self._time.times(kind, num_rows, num_nodes, mixed)
+        share = num_sessions * tokens / max(of_tokens, part)  # of the tokens of a usual step
+        chance = 1.0 - (1.0 - min(part, MOST_MIXED)) ** share
+        seconds += chance * (with_one - seconds) + share * part * (with_all - with_one)
         return seconds
 
     def lost_s(self, step: Step, used: Choice) -> float:

@@ -99,6 +99,11 @@ class Policy:
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether a choice is being tried, so that each step counts at once."""
+        return self._probe is not None
+
     def uses(self, source: str) -> bool:
         """Return whether a source is allowed, and has ever sent a node."""
         return source in self.allowed and source in self.forecast.heard

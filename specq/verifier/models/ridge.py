@@ -43,18 +43,13 @@ class Ridge:
         """Learn from a pair. `least`: the least standard deviation of y."""
         deviation = max(self.usual, least)
         error = y - float(self.weights.dot(x))
-        self._forget()
+        # Drift makes all weights less certain, but none less than the prior.
+        self._variances += np.minimum(self._drift * self.usual**2 * self._most, self._most - self._variances)
         of_x = self.cov.dot(x)
         gain = of_x / (float(x.dot(of_x)) + max(deviation, abs(error) / self._cut) ** 2)
         self.weights += gain * error
         self.cov -= gain[:, None] * of_x
         self.usual += USUAL_FADE * (DEVIATION_OF_MEAN * min(abs(error), self._cut * deviation) - self.usual)
-
-    def _forget(self) -> None:
-        self._variances += self._drift * self.usual**2 * self._most
-        if np.count_nonzero(self._variances > self._most):
-            less = np.sqrt(np.minimum(self._most / self._variances, 1.0))
-            self.cov *= less[:, None] * less
 
     def deviation(self, x: Float64Array) -> float:
         """Return the standard deviation of w . x, without the part that always remains because old pairs fade."""

@@ -21,13 +21,13 @@ from specq.verifier.models.step_curve import StepCurve
 # The weights, and their standard deviations around 0 at first. PROMPTS: of a step with prompts. PROMPT_ROW: of each of
 # their rows. ATTENDED: of each token that such a row attends to.
 SCALE, AS_SUCH, EARLY, UNREAD, NODE, PROMPTS, PROMPT_ROW, ATTENDED, NUM_COMMON = range(9)
-PRIOR = 0.15, 0.3, 0.3, 0.15, 0.01, 0.5, 0.003, 2e-5
+PRIOR = 0.15, 0.3, 0.3, 0.6, 0.01, 0.5, 0.003, 2e-5
 SLOWS = 0.15  # likewise, of how much each source slows a step
 MEMORY, USUAL, CUT, LEAST_NOISE = 80.0, 0.05, 3.0, 0.01  # as in `Ridge`: in steps; relative; in deviations; relative
 LEAST_PART = 0.2  # part of the profile that a step takes at least
 # Standard deviations at first of the weights of a wait: fixed, of each session, and of the seconds foreseen. The first
 # two are parts of `first`, the third is relative. UNFORESEEN: no drafts were measured at start-up. FORESEEN: they were.
-UNFORESEEN, FORESEEN = (1.0, 0.1, 0.01), (0.2, 0.02, 0.15)
+UNFORESEEN, FORESEEN = (1.0, 0.1, 0.01), (0.3, 0.003, 0.15)
 WAIT_MEMORY, WAIT_USUAL, WAIT_CUT, WAIT_NOISE = 60.0, 0.02, 10.0, 0.1
 JOIN_FADE = 0.3
 

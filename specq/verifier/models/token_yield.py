@@ -18,7 +18,8 @@ import numpy as np
 from specq.protocol import Float64Array
 
 NUM_LEVELS = 12
-MEMORY, RECENT = 200.0, 12.0  # rounds after which a round has faded to 1/e, in all counts and in recent ones
+ALL, LAST = range(2)
+MEMORIES = 200.0, 12.0  # rounds after which a round has faded to 1/e, in the counts of all and of the last rounds
 FEWEST_STEPS = 6.0  # steps that this takes at least, if steps have many rounds
 CHANGED = 4.0  # standard errors by which the recent acceptance rate must differ from that of all counts
 FEWEST_JUDGED = 6.0  # levels that the recent rounds must have tried
@@ -46,81 +47,67 @@ class Judged(NamedTuple):
     accepted: Float64Array
 
 
-class _Counts:
-    """Sums over rounds, in which older rounds fade.
-
-    rounds    the number of rounds.
-    squares   the sum over rounds of the squared mean of accepted tokens in their step.
-    levels    f64[4, NUM_LEVELS]. ASKED: rounds in which each level was asked for. The other rows are as in `Judged`,
-              but the first level counts as tried in each round.
-    """
-
-    def __init__(self) -> None:
-        self.rounds = self.squares = 0.0
-        self.levels: Float64Array = np.zeros((4, NUM_LEVELS))
-
-    def fade(self, part: float) -> None:
-        self.rounds *= part
-        self.squares *= part
-        self.levels *= part
-
-    def add(self, judged: Judged, found: Float64Array, depth: int, num_accepted: float, memory: float) -> None:
-        """Add a step whose drafts had at most `depth` levels. `found`: f64[3, NUM_LEVELS], the arrays of `judged`."""
-        self.fade(math.exp(-min(judged.num_rounds / memory, 1 / FEWEST_STEPS)))
-        self.rounds += judged.num_rounds
-        self.squares += num_accepted**2 / judged.num_rounds
-        self.levels[ASKED, :depth] += judged.num_rounds
-        self.levels[NODES:] += found
-        self.levels[TRIED, 0] += judged.num_rounds - judged.tried[0]
-
-    def become(self, other: _Counts) -> None:
-        self.rounds, self.squares, self.levels = other.rounds, other.squares, other.levels.copy()
-
-
 class TokenYield:
     """The acceptance of one source's drafts.
 
     worth   the weight of its counts, in rounds.
     most    the most levels that it has drafted.
+
+    Counts are sums over rounds in which older rounds fade: over all rounds (ALL), and over the last ones (LAST).
+
+    _rounds    f64[2]: the number of rounds.
+    _squares   f64[2]: the sum over rounds of the squared mean of accepted tokens in their step.
+    _levels    f64[2, 4, NUM_LEVELS]. ASKED: rounds in which each level was asked for. The other rows are as in
+               `Judged`, but the first level counts as tried in each round.
     """
 
     def __init__(self) -> None:
-        self._all, self._recent = _Counts(), _Counts()
+        self._rounds, self._squares = np.zeros(2), np.zeros(2)
+        self._levels: Float64Array = np.zeros((2, 4, NUM_LEVELS))
         self.worth, self.most = 0.0, 0
         self._before: Float64Array | None = None  # acceptance rates before the last silence
 
     def learn(self, judged: Judged, depth: int = NUM_LEVELS) -> bool:
         """Learn from a step in which it was asked for `depth` levels; return whether the texts have changed."""
-        if self.worth < self._all.rounds:
+        count, nodes, tried, accepted = judged
+        rounds = self._rounds.tolist()
+        if self.worth < rounds[ALL]:
             self._before = self._chances()
-            for counts in (self._all, self._recent):
-                counts.fade(min(self.worth / max(counts.rounds, self.worth), 1.0))
-        num_accepted = float(judged.accepted.sum())
-        drafted = judged.nodes.nonzero()[0]
+            self._fade(np.array([min(self.worth / max(one, self.worth), 1.0) for one in rounds]))
+        drafted = nodes.nonzero()[0]
         if len(drafted):
             self.most = max(self.most, int(drafted[-1]) + 1)
-        found = np.array(judged[1:])
-        self._all.add(judged, found, depth, num_accepted, MEMORY)
-        self._recent.add(judged, found, depth, num_accepted, RECENT)
+        self._fade(np.array([math.exp(-min(count / memory, 1 / FEWEST_STEPS)) for memory in MEMORIES]))
+        self._rounds += count
+        self._squares += float(accepted.sum()) ** 2 / count
+        self._levels[:, ASKED, :depth] += count
+        self._levels[:, NODES:] += np.array([nodes, tried, accepted])
+        self._levels[:, TRIED, 0] += count - tried[0]
         has_changed = self._has_changed()
         if has_changed:
-            self._all.become(self._recent)
+            for counts in (self._rounds, self._squares, self._levels):
+                counts[ALL] = counts[LAST]
             self._before = None
-        self.worth = self._all.rounds
+        self.worth = float(self._rounds[ALL])
         return has_changed
+
+    def _fade(self, parts: Float64Array) -> None:
+        """Keep these parts, f64[2], of the counts."""
+        self._rounds *= parts
+        self._squares *= parts
+        self._levels *= parts[:, None, None]
 
     def _has_changed(self) -> bool:
         """Return whether the acceptance rate has changed in the last rounds (a test of two proportions)."""
-        now, before = self._recent, self._all
-        num_now, accepted_now = now.levels[TRIED:].sum(1).tolist()
-        num_before, accepted_before = before.levels[TRIED:].sum(1).tolist()
-        if num_now < FEWEST_JUDGED or before.rounds < 2 * now.rounds:
+        (num_before, accepted_before), (num_now, accepted_now) = self._levels[:, TRIED:].sum(2).tolist()
+        before, now = self._rounds.tolist()
+        if num_now < FEWEST_JUDGED or before < 2 * now:
             return False
         chance = accepted_before / num_before
         error = math.sqrt(max(chance * (1 - chance), 0.05) / num_now)
-        usual = accepted_before / before.rounds
+        usual = accepted_before / before
         is_evident: bool = abs(accepted_now / num_now - chance) > CHANGED * error
-        return is_evident and abs(accepted_now / now.rounds - usual) > LEAST_CHANGE * (1 + usual)
+        return is_evident and abs(accepted_now / now - usual) > LEAST_CHANGE * (1 + usual)
 
     def pass_by(self) -> None:
         """Note a step in which the source was silent."""
@@ -137,7 +124,7 @@ class TokenYield:
 
         After a silence, the rates before it are the prior.
         """
-        tried, accepted = self._all.levels[TRIED:]
+        tried, accepted = self._levels[ALL, TRIED:]
         known = (float(accepted.sum()) + PRIOR_ROUNDS * PRIOR_CHANCE) / (float(tried.sum()) + PRIOR_ROUNDS)
         prior = known if self._before is None else self._before
         chances: Float64Array = (accepted + PRIOR_ROUNDS * prior) / (tried + PRIOR_ROUNDS)
@@ -145,7 +132,7 @@ class TokenYield:
 
     def nodes(self) -> Float64Array:
         """Return f64[NUM_LEVELS]: the expected nodes of each level that are verified in a round."""
-        asked, nodes = self._all.levels[:TRIED]
+        asked, nodes = self._levels[ALL, :TRIED]
         usual = (float(nodes.sum()) + 1) / (float(asked.sum()) + 1)
         found: Float64Array = (nodes + usual) / (asked + 1)
         return found
@@ -153,8 +140,8 @@ class TokenYield:
     @property
     def variance(self) -> float:
         """The variance of the estimated tokens of a round."""
-        of_rounds = 0.0
-        if self._all.rounds:
-            mean = float(self._all.levels[ACCEPTED].sum()) / self._all.rounds
-            of_rounds = self._all.squares / self._all.rounds - mean**2
+        of_rounds, rounds = 0.0, float(self._rounds[ALL])
+        if rounds:
+            mean = float(self._levels[ALL, ACCEPTED].sum()) / rounds
+            of_rounds = float(self._squares[ALL]) / rounds - mean**2
         return max(of_rounds, LEAST_VARIANCE) / (self.worth + 0.5)

@@ -13,11 +13,11 @@ import numpy as np
 from specq.protocol import LANES, LEAST_OWN_LANE, REMOTE, Int64Array, UInt8Array
 from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.models.token_yield import NO_NODES, NUM_LEVELS, Judged
-from specq.verifier.step.rounds import Rounds, bit_of
+from specq.verifier.step.rounds import BIT_OF_LANE, Rounds
 
 LANES_OF = {REMOTE: slice(LEAST_OWN_LANE)} | {name: slice(lane, lane + 1) for name, lane in LANES.items()}
 
-BITS = {REMOTE: int(bit_of(0))} | {name: int(bit_of(lane)) for name, lane in LANES.items()}
+BITS = {name: int(BIT_OF_LANE[lanes.start or 0]) for name, lanes in LANES_OF.items()}
 
 
 def by_lane(lanes: UInt8Array, is_accepted: UInt8Array) -> Int64Array:
@@ -35,18 +35,20 @@ def judged_of(rounds: Rounds, num_rounds: Mapping[str, int]) -> dict[str, Judged
         return {name: Judged(count, NO_NODES, NO_NODES, NO_NODES) for name, count in num_rounds.items()}
     levels = np.minimum(rounds.levels, NUM_LEVELS - 1)
     places = np.arange(len(rounds)).repeat(rounds.num_nodes) * NUM_LEVELS + levels  # [nodes]
-    offered, found = int(np.bitwise_or.reduce(rounds.offers)), {}
+    by_any, by_all = int(np.bitwise_or.reduce(rounds.offers)), int(np.bitwise_and.reduce(rounds.offers))
+    is_accepted, found = rounds.is_accepted.view(np.bool_), {}
     for name, count in num_rounds.items():
         bit = BITS.get(name, 0)
-        if not offered & bit:
+        if not by_any & bit:
             found[name] = Judged(count, NO_NODES, NO_NODES, NO_NODES)
             continue
-        is_own, is_there = rounds.offers & bit != 0, np.zeros((2, len(rounds), NUM_LEVELS), np.bool_)
-        is_there[0].ravel()[places[is_own]] = True
-        is_there[1].ravel()[places[is_own & (rounds.is_accepted != 0)]] = True
+        own = slice(None) if by_all & bit else (rounds.offers & bit).nonzero()[0]
+        is_there = np.zeros((2, len(rounds), NUM_LEVELS), np.bool_)
         verified, accepted = is_there
-        nodes = np.bincount(levels[is_own], minlength=NUM_LEVELS).astype(np.float64)
+        verified.ravel()[places[own]] = True
+        accepted.ravel()[places[own][is_accepted[own]]] = True
         verified[:, 1:] &= accepted[:, :-1]
+        nodes = np.bincount(levels[own], minlength=NUM_LEVELS).astype(np.float64)
         found[name] = Judged(count, nodes, *is_there.sum(1, dtype=np.float64))
     return found
 

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from specq.protocol import (
     CORRECTED,
@@ -109,7 +108,7 @@ class Rounds(Sequence[Round]):
     @property
     def num_without_room(self) -> int:
         """The number of sessions that ended without drafts, for example because one token was left."""
-        if not self.sessions:
+        if not self.num_finished:
             return 0
         return int(np.count_nonzero(self.sessions[0].trees.has_ended[self.places] & (self.num_nodes == 0)))
 
@@ -194,26 +193,21 @@ class Rounds(Sequence[Round]):
         return self._each[index]
 
 
-def bit_of(lanes: npt.ArrayLike) -> IntpArray:
-    """Return the bit of each lane in `Rounds.offers`.
-
-    All lanes of remote drafters share the lowest bit.
-    """
-    own = np.asarray(lanes) - FIRST_OWN_LANE
-    found: IntpArray = np.where(own >= 0, 2 << np.maximum(own, 0), 1)
-    return found
+# i32[256]: the bit of each lane in `Rounds.offers`. All lanes of remote drafters share the lowest bit.
+BIT_OF_LANE: Int32Array = 1 << np.maximum(np.arange(256, dtype=np.int32) - (FIRST_OWN_LANE - 1), 0)
 
 
 def offers_of(trees: DraftTrees, nodes: Int32Array) -> Int32Array:
     """Return the bits of the lanes that drafted each node, i32[n]."""
-    refs, table_next, found = trees.first_ref[nodes], trees.table_next.reshape(-1), np.zeros(len(nodes), np.int32)
+    refs, table_next = trees.first_ref[nodes], trees.table_next.reshape(-1)
+    at, found = np.arange(len(nodes)), np.zeros(len(nodes), np.int32)
     while True:
-        named = refs != NONE
-        if not named.any():
+        is_named = refs != NONE
+        at, refs = at[is_named], refs[is_named]
+        if not len(at):
             return found
-        lanes = trees.lane_id[refs // MAX_TABLE_SIZE]
-        found |= np.where(named, bit_of(lanes), 0).astype(np.int32)
-        refs = np.where(named, table_next[refs], NONE)
+        found[at] |= BIT_OF_LANE[trees.lane_id[refs // MAX_TABLE_SIZE]]
+        refs = table_next[refs]
 
 
 def _explained(nodes: Int32Array, trees: DraftTrees) -> dict[str, Any]:

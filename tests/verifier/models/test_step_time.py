@@ -104,6 +104,18 @@ def test_no_source_makes_steps_faster() -> None:
     assert time.saved_s == 0.0
 
 
+def test_what_unread_drafts_save_is_found_at_once() -> None:
+    """On a GPU they save the host's whole launch, which takes as long as a step."""
+    time, rows, read = made(), StepRows(40, 32), StepKind(frozenset({HARMLESS}))
+    for _ in range(100):
+        time.learn(read, rows, profiled(40) + 1.2 * FIRST_S)
+    unread = read._replace(is_unread=True)
+    for _ in range(4):
+        time.learn(unread, rows, profiled(40))
+    assert expected_s(time, unread, rows) == pytest.approx(profiled(40), rel=0.1)
+    assert expected_s(time, read, rows) > profiled(40) + 0.7 * FIRST_S
+
+
 def test_what_launching_early_saves_is_found() -> None:
     assert served(1500).saved_s == pytest.approx(0.001, rel=0.15)
 
@@ -207,6 +219,15 @@ def test_a_source_that_was_measured_is_believed_for_longer() -> None:
         wait.learn(1, 0.004, 0.001, joins=False)
         found.append(waited(wait, 1, 0.001))
     assert 0.001 < found[0] < found[1] <= 0.004
+
+
+def test_of_a_few_sessions_what_many_take_is_not_concluded() -> None:
+    """If drafts were measured at start-up: a wait longer by the time of half a step is so for any number of them."""
+    wait, rng = SourceWait(FIRST_S, is_foreseen=True), np.random.default_rng(3)
+    for _ in range(100):
+        wait.learn(8, (0.0044 + 0.5 * FIRST_S) * rng.lognormal(0, 0.02), 0.0044, joins=False)
+    assert waited(wait, 8, 0.0044) == pytest.approx(0.0044 + 0.5 * FIRST_S, rel=0.05)
+    assert waited(wait, 64, 0.0062) == pytest.approx(0.0062 + 0.5 * FIRST_S, rel=0.15)
 
 
 def test_before_it_was_seen_what_is_foreseen_is_expected() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from specq.verifier.models.token_yield import (
+    ALL,
     FEWEST_STEPS,
     LEAST_WORTH,
-    MEMORY,
+    MEMORIES,
     NO_NODES,
     NUM_LEVELS,
     PRIOR_CHANCE,
@@ -104,14 +105,14 @@ def test_a_level_that_was_not_asked_for_is_not_rejected() -> None:
 
 def test_older_rounds_fade() -> None:
     """Their total weight is limited, and steps with many rounds count as fewer steps."""
-    assert learned(3000, ALIKE).worth == pytest.approx(MEMORY, rel=0.02)
+    assert learned(3000, ALIKE).worth == pytest.approx(MEMORIES[ALL], rel=0.02)
     many = learned(100, ALIKE, num_rounds=256)
     assert many.worth == pytest.approx(256 / (1 - np.exp(-1 / FEWEST_STEPS)), rel=0.02)
 
 
 def test_a_change_that_is_not_evident_is_followed_as_rounds_fade() -> None:
     found, rng = learned(1000, [0.5]), np.random.default_rng(1)
-    for _ in range(int(3 * MEMORY)):
+    for _ in range(int(3 * MEMORIES[ALL])):
         found.learn(drawn(rng, [0.62]))
     assert found.reach()[0] == pytest.approx(0.62, abs=0.07)
 
