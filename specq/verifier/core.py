@@ -232,7 +232,7 @@ class Verifier:
         self.sessions.has_flight = bool(self.in_flight)
         rounds = in_one([self._commit_part(collected, *part) for part in collected.done])
         self.sessions.changed()
-        self._is_filling |= is_burst(step.shares.prompts()[1], len(step.shares))
+        self._is_filling |= is_burst(step.shares.prompts[1], len(step.shares))
         self.grammars.begin_masks(rounds.sessions, is_behind=bool(self.in_flight))
         failed = self._fail(faults)
         if not collected.done:

@@ -202,7 +202,7 @@ class Controller:
             is_told = step.shares.modes in TOLD
             self._ended.append(EndedStep(step, rounds, ended - self.last_end, waits, rounds.num_without_room, is_told))
         self.last_end = ended if goes_on else None
-        is_due = self.policy.is_trying or len(self._ended) >= LEARN_EVERY or step.shares.prompts()[0] > 0
+        is_due = self.policy.is_trying or len(self._ended) >= LEARN_EVERY or step.shares.prompts[0] > 0
         if is_due and not self._engine.overlaps:
             self.learn()
 
@@ -219,7 +219,7 @@ class Controller:
         step, rounds, seconds, waits, num_without_room, is_told = ended
         self._num_learned += 1
         shares, drafting = step.shares, step.drafting
-        num_prompts, num_first = shares.prompts()
+        num_prompts, num_first = shares.prompts
         num_decoding = shares.num_decoding if num_prompts else len(shares)
         self.prefill.learn(shares, step.num_rows, seconds - step.waited_s, self.curve, is_late=step.is_late)
         num_drafted = max(num_decoding - num_without_room, 1)

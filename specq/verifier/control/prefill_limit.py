@@ -150,7 +150,7 @@ class PrefillLimit:
 
     def learn(self, shares: Shares, num_rows: int, seconds: float, curve: StepCurve, *, is_late: bool) -> None:
         """Learn from the seconds of a step with `num_rows` rows, up to the start of the next step."""
-        num_nodes, (num_prefill, _) = len(shares.nodes), shares.prompts()
+        num_nodes, (num_prefill, _) = len(shares.nodes), shares.prompts
         self._num_mixed = self._num_mixed + 1 if num_prefill else 0
         if num_prefill:
             chunks = shares.prompt_chunks()

@@ -88,14 +88,13 @@ class StepTime:
         profile = self.profile(kind)
         profiled = profile.profiled(rows.total)
         self._num_learned[kind.is_helped] += 1
-        self._ridge.learn(self._features(kind, rows), seconds / profiled - 1.0, LEAST_NOISE)
+        self._ridge.learn(self._features(kind, rows, profiled), seconds / profiled - 1.0, LEAST_NOISE)
         if not kind.is_early and rows.total > profile.num_measured:
             beyond = self._beyond(kind, rows)
             profile.learn_slope(rows.total, (seconds - beyond) / self._scale(kind))
 
-    def _features(self, kind: StepKind, rows: StepRows) -> Float64Array:
-        profile = self.profile(kind)
-        part = profile.profiled(1) / profile.profiled(rows.total)
+    def _features(self, kind: StepKind, rows: StepRows, profiled: float) -> Float64Array:
+        part = self.profile(kind).profiled(1) / profiled
         common = 1.0, part, part * kind.is_early, part * kind.is_unread, part * rows.nodes
         of_prompts = part * (rows.prompts > 0), part * rows.prompts, part * rows.attended
         return np.array([*common, *of_prompts, *(float(name in kind.sources) for name in self._places)])
@@ -135,7 +134,8 @@ class StepTime:
 
     def deviation(self, kind: StepKind, num_rows: int) -> float:
         """Return the standard deviation of a step's expected seconds, relative to its profile."""
-        return self._ridge.deviation(self._features(kind, StepRows(num_rows)))
+        profiled = self.profile(kind).profiled(num_rows)
+        return self._ridge.deviation(self._features(kind, StepRows(num_rows), profiled))
 
     def curve(self, kind: StepKind) -> StepCurve:
         """Return the expected seconds by rows and nodes as they are now, to plan steps with."""

@@ -60,8 +60,9 @@ class Shares(Sequence[ScheduledSession]):
     def __init__(self, sessions: list[Session], places: IntpArray, batch: StepBatch, nodes: Int32Array) -> None:
         self.sessions, self.places, self.batch, self.nodes = sessions, places, batch, nodes
 
+    @cached_property
     def prompts(self) -> tuple[int, int]:
-        """Return the number of prompt rows, and of sessions that finish their prompt.
+        """The number of prompt rows, and of sessions that finish their prompt.
 
         Such a session gets its first token in this step.
         """
