@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,8 +13,6 @@ from bench.report import Report, figure, show, tell
 from bench.suite import COUNT, option, repeatable, suite
 from specq.models import SHOWN_PAIR, default_pair
 from specq.samples import shipped_token_ids
-
-TEMPERATURE = 0.8  # of the sampled texts
 
 
 @suite("lossless")
@@ -28,6 +26,7 @@ TEMPERATURE = 0.8  # of the sampled texts
     "auto",
     "Number format of vLLM. auto: vLLM's choice, float32 on a CPU.",
 )
+@repeatable("--temperature temperatures", click.FloatRange(0), (0.0, 0.8), "Sampling temperature. Not used with vllm.")
 @repeatable("--engine-option engine_options", str, (), "Option of the vllm engine, as NAME=VALUE.", show_default=False)
 def command(
     report: Report,
@@ -37,6 +36,7 @@ def command(
     against: str,
     model: str,
     dtype: str,
+    temperatures: tuple[float, ...],
     engine_options: tuple[str, ...],
 ) -> None:
     """Check on a bundled pair, over real sockets, that drafts change speed and never text.
@@ -53,15 +53,15 @@ def command(
 
     A text may differ where the two best scores nearly tie. The exit status is 1 if one differs elsewhere.
     """
-    asked = {"limit": limit, "max_tokens": max_tokens, "temperature": TEMPERATURE, "against": against, "model": model}
+    asked = {"limit": limit, "max_tokens": max_tokens, "temperature": temperatures, "against": against, "model": model}
     asked |= {"dtype": dtype, "engine_options": list(engine_options)} if against == "vllm" else {}
     report.update(settings=asked)
     if against == "vllm" and find_spec("vllm") is None:
         raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
     ways = {
-        "generate": lambda: _read(limit, max_tokens, "tiny", is_tiny=True),
-        "transformers": lambda: _read(limit, max_tokens, model),
-        "plain": lambda: _compare_plain(limit, max_tokens, model),
+        "generate": lambda: _read(limit, max_tokens, "tiny", temperatures, is_tiny=True),
+        "transformers": lambda: _read(limit, max_tokens, model, temperatures),
+        "plain": lambda: _compare_plain(limit, max_tokens, model, temperatures),
         "vllm": lambda: _compare(limit, max_tokens, model, dtype, engine_options),
     }
     found: dict[str, Any] = {}
@@ -77,12 +77,14 @@ def _row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
     return (name, one["equal"], one["texts"], "ok" if one["passed"] else "FAIL")
 
 
-def _read(limit: int, max_tokens: int, model: str, *, is_tiny: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read(
+    limit: int, max_tokens: int, model: str, temperatures: Sequence[float], *, is_tiny: bool = False
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each way to serve, greedy and sampled, with a comparison of its texts with transformers token by token."""
     from bench import lossless
 
     prompts, reader = shipped_token_ids(limit, model)[:limit], lossless.Reader(model)
-    for temperature in (0.0, TEMPERATURE):
+    for temperature in temperatures:
         own = lossless.SAMPLED if temperature else lossless.GREEDY
         for variant in own if is_tiny else lossless.VARIANTS:
             params = {"max_tokens": max_tokens, "temperature": temperature}
@@ -93,12 +95,14 @@ def _read(limit: int, max_tokens: int, model: str, *, is_tiny: bool = False) -> 
             yield kind + variant.name, found | {"passed": is_passed}
 
 
-def _compare_plain(limit: int, max_tokens: int, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _compare_plain(
+    limit: int, max_tokens: int, model: str, temperatures: Sequence[float]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each way to serve, greedy and sampled, with a comparison of its texts with those of plain decoding."""
     from bench import lossless
 
     prompts, (plain, *others) = shipped_token_ids(limit, model)[:limit], lossless.WAYS
-    for temperature in (0.0, TEMPERATURE):
+    for temperature in temperatures:
         params = {"max_tokens": max_tokens, "temperature": temperature}
         wanted = lossless.serve(plain, prompts, params, model)
         for variant in others:
