@@ -101,7 +101,7 @@ def _walk_all(packed: Packed, tokens: Int32Array, drafted: Int64Array) -> tuple[
     while len(rows) and rows.max() >= 0:
         levels.append(rows)
         rows = following[rows]
-    paths = np.stack(levels, 1)  # [steps, levels]
+    paths = np.array(levels, np.intp).T  # [steps, levels]; faster than `np.stack`
     is_reached = paths >= 0
     return is_reached.sum(1), paths[is_reached]
 

@@ -135,7 +135,7 @@ def _verdicts(rounds: Rounds, min_accept_prob: int, step_us: int, started: float
         node_ids=rounds.node_ids,
         mask=rounds.is_accepted,
         node_lanes=rounds.lanes,
-        seen=np.stack([trees.lane_id[lanes], trees.newest_id[lanes]], 1).ravel().astype(np.int32),
+        seen=np.array([trees.lane_id[lanes], trees.newest_id[lanes]], np.int32).T.ravel(),
     )
 
 
