@@ -55,6 +55,14 @@ def test_a_file_is_written_once_for_its_owner_in_the_blocks_size(own_blocks, tmp
     assert stat.S_IMODE(own_blocks.stat().st_mode) == 0o700
 
 
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages")
+def test_huge_pages_are_asked_for_the_mapped_file(own_blocks, tmp_path):
+    found = open_blocks(write(tmp_path), kernels(INTEGER))
+    _, _, of_file = Path("/proc/self/smaps").read_text("utf-8").partition(str(found.place))
+    flags = of_file.partition("VmFlags:")[2].partition("\n")[0].split()
+    assert "hg" in flags
+
+
 def test_threads_write_the_same_file_also_where_the_system_writes_a_part_at_a_time(own_blocks, tmp_path, monkeypatch):
     path, write_at = write(tmp_path), os.pwrite
     found = []

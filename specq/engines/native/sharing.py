@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 FADE = 1 / 16  # weight of each pass in the mean
 TRIAL = 4  # passes of a trial; one, if that pass is slower by the factor SLOWER
-FIRST, LEAST, MOST = 12, 64, 1024  # passes until the first trial, then between trials; doubled after each lost trial
+FIRST, LEAST, MOST = 12, 64, 1024  # passes until the first trial, then between trials
+COST = 1 / 200  # part of the time that lost trials may take: the more a trial lost, the later is the next one
 MARGIN = 0.97  # a trial wins if it takes less than this part of the current way
 SLOWER = 1.25  # clearly slower; if the current way becomes slower by this factor, it is compared again
 MOST_KINDS = 256
@@ -32,7 +33,6 @@ class _Kind:
     shares: bool = True
     mean_s: float = 0.0
     settled_s: float = 0.0
-    interval: int = LEAST
     left: int = FIRST
     tried: int = 0
     trial_s: float = 0.0
@@ -44,23 +44,22 @@ class _Kind:
             self._note_tried(seconds)
 
     def _note_used(self, seconds: float) -> None:
-        self.mean_s += (seconds - self.mean_s) * (FADE if self.mean_s else 1.0)
+        # The first pass reads the weights from the disk, so the first passes have equal weights.
+        self.mean_s += (seconds - self.mean_s) * (FADE if self.settled_s else 1 / (FIRST + 1 - self.left))
         self.left -= 1
         if self.mean_s > SLOWER * self.settled_s > 0:
-            self.settled_s = self.mean_s
-            self.interval, self.left = LEAST, 0
+            self.settled_s, self.left = self.mean_s, 0
 
     def _note_tried(self, seconds: float) -> None:
         self.tried, self.trial_s = self.tried + 1, self.trial_s + seconds
         is_evident = self.tried == 1 and seconds > SLOWER * self.mean_s
         if self.tried < TRIAL and not is_evident:
             return
-        mean_s, self.tried, self.trial_s = self.trial_s / self.tried, 0, 0.0
+        mean_s, lost_s = self.trial_s / self.tried, self.trial_s - self.tried * self.mean_s
+        self.left = max(LEAST, min(int(lost_s / (COST * self.mean_s)), MOST))
         if mean_s < MARGIN * self.mean_s:
-            self.shares, self.mean_s, self.interval = not self.shares, mean_s, LEAST
-        else:
-            self.interval = min(2 * self.interval, MOST)
-        self.settled_s, self.left = self.mean_s, self.interval
+            self.shares, self.mean_s = not self.shares, mean_s
+        self.settled_s, self.tried, self.trial_s = self.mean_s, 0, 0.0
 
 
 class Sharing:
