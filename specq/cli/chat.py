@@ -63,7 +63,7 @@ STDERR = 2  # for the output of started processes; standard output is for answer
 @click.option("--system", default="", help="System prompt.  [default: that of the chat template]")
 @click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy.  [default: 0]")
 @click.option("--seed", type=int, help="Random seed; the same seed gives the same text.  [default: random]")
-@click.option("--mode", help="Drafting mode: async, sync, or plain (no speculation).  [default: async]")
+@click.option("--mode", help="Drafting mode: async, sync, jit, or plain (no speculation).  [default: async]")
 @click.option(
     "--max-tokens", type=int, default=MOST_TOKENS, show_default=True, help="Maximum number of tokens per answer."
 )

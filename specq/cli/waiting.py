@@ -25,7 +25,7 @@ def wait_options(**kind: Any) -> Callable[[F], F]:
         whether = click.option(
             "--wait/--no-wait",
             default=True,
-            help="Wait for a broker and a verifier, or fail at once.  [default: wait]",
+            help="Wait for a broker and a verifier, or fail if none answers within --timeout-s.  [default: wait]",
             **kind,
         )
         how_long = click.option(

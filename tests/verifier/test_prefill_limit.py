@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median, quantiles
 
 import numpy as np
@@ -153,6 +154,22 @@ def test_a_long_prompt_takes_a_bounded_time(slowdown: float, most: float) -> Non
     load = LOADS["cpu"]
     _, long, _, _ = beside(load, max_prefill_slowdown=slowdown)
     assert 0.7 * most * alone(load) < long.first_s < 1.1 * most * alone(load)
+
+
+def test_a_long_prompt_rests_for_one_step_in_seventeen() -> None:
+    """So that what a step without prompts takes is known. The step after it has rows of the prompt again."""
+    load = LOADS["cpu"]
+    service = Service(load.make)
+    shorts = [service.open(20) for _ in range(load.num_sessions)]
+    service.until(shorts, 50)
+    long, left, is_resting = service.open(load.prompt_len), [load.prompt_len], list[bool]()
+    session = service.verifier.sessions[len(shorts)]
+    while not long.token_ids:
+        service.step()
+        left.append(session.num_pending)
+        is_resting.append(left[-1] == left[-2])
+    assert 1 <= sum(is_resting) <= len(is_resting) / 17
+    assert not any(both == (True, True) for both in pairwise(is_resting))
 
 
 def test_prompts_are_not_crumbled_where_steps_with_them_are_dear() -> None:

@@ -200,6 +200,8 @@ class Controller:
         waits = self._sources.clock.take(step.num_rows, self.curve)
         if len(done) == 1 and not faults.found and self.last_end is not None:
             is_told = step.shares.modes in TOLD
+            seconds = ended - self.last_end - step.waited_s
+            self.prefill.learn(step.shares, step.num_rows, seconds, self.curve, is_late=step.is_late)
             self._ended.append(EndedStep(step, rounds, ended - self.last_end, waits, rounds.num_without_room, is_told))
         self.last_end = ended if goes_on else None
         is_due = self.policy.is_trying or len(self._ended) >= LEARN_EVERY or step.shares.prompts[0] > 0
@@ -221,7 +223,6 @@ class Controller:
         shares, drafting = step.shares, step.drafting
         num_prompts, num_first = shares.prompts
         num_decoding = shares.num_decoding if num_prompts else len(shares)
-        self.prefill.learn(shares, step.num_rows, seconds - step.waited_s, self.curve, is_late=step.is_late)
         num_drafted = max(num_decoding - num_without_room, 1)
         num_rounds = {name: 1 if name in drafting.looked_at else num_drafted for name in self.forecast.sources}
         judged = judged_of(rounds, num_rounds)
