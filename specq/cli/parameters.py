@@ -55,7 +55,7 @@ GROUPS: dict[str, dict[str, str]] = {
         **{name: text for own in STRATEGIES for name, text in strategy(own).parameters.items()},
     },
     "Drafting": {
-        "mode": "async: drafters run ahead. sync: they wait for each verdict. jit: as sync, if there are no drafts. plain: no speculation.",
+        "mode": "async: drafters run ahead. sync: they wait for verdicts. jit: only without drafts. plain: no drafts.",
         "num_candidates": "Number of candidates to draft per round, as one tree; 0: grow a tree best first.",
         "candidate_temp": "Temperature for drafting; -1: as --temperature.",
         "candidate_top_p": "Top-p for drafting; 0: as --top-p.",
