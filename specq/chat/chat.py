@@ -153,7 +153,7 @@ COMMANDS = {
     ),
     "seed": Command("/seed N", f"set the random seed; {OFF}: random", _parameter("seed", int, "random")),
     "mode": Command(
-        "/mode MODE", "set the drafting mode: async, sync, jit, or plain (no speculation)", _parameter("mode", str, "async")
+        "/mode MODE", "set the drafting mode: async, sync, jit, or plain (no drafts)", _parameter("mode", str, "async")
     ),
     "max": Command(
         "/max N", "set the maximum number of tokens per answer", _parameter("max_tokens", int, "128", MOST_TOKENS)

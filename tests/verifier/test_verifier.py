@@ -23,7 +23,7 @@ from specq.protocol.messages import (
     Verdict,
 )
 from specq.protocol.origins import PLAIN
-from specq.protocol.params import SamplingParams
+from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.step_output import NO_TAP
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
@@ -279,6 +279,22 @@ def test_a_verdict_counts_what_it_verified() -> None:
     assert isinstance(verdict, Verdict)
     assert verdict.finish == "length"
     assert verdict.stats["positions"] == [[1, 1], [1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("mode", ["sync", "jit"])
+@pytest.mark.parametrize("prompt_len", [1, 2])
+def test_no_prompt_waits_for_a_drafter(mode: str, prompt_len: int) -> None:
+    """However short it is; behind it the session waits."""
+    verifier = make_verifier()
+    message = Open(
+        session_id=7, epoch=1, prompt_len=prompt_len, tokens_left=50, params=SamplingParams(),
+        speculation=Speculation(mode=mode), token_ids=np.array(PROMPT[:prompt_len], np.int32),
+    )  # fmt: skip
+    verifier.handle(message, 0.0)
+    assert verifier.has_work
+    step(verifier)
+    assert verifier.sessions[7].length == prompt_len + 1
+    assert not verifier.has_work
 
 
 def test_a_session_that_wants_drafts_just_in_time_waits_only_where_it_has_none() -> None:

@@ -363,8 +363,9 @@ class OpenSessions(dict[int, Session]):
         if self._have_waiting:
             mode = t.mode[places]
             waits = (mode == SYNC) | ((mode == JIT) & (t.num_live[places] == 0))
+            has_context = (num_pending <= 1) & (t.kv_len[places] > 0)
             # They wait until their drafter has answered, or has been silent for too long.
-            awaits = waits & (num_pending <= 1) & (t.drafted_at[places] < length) & (length < t.limit[places] - 1)
+            awaits = waits & has_context & (t.drafted_at[places] < length) & (length < t.limit[places] - 1)
             runs = may_run & ~(awaits & (t.beats_waited[places] < SYNC_PATIENCE))
         joins = runs & ((num_pending > 0) | (t.needs_history[places] == 0)) if self.has_flight else runs
         return _States(sessions, may_run, runs, joins, decodes)
