@@ -12,6 +12,7 @@ import click
 from bench.report import Report, figure, show, tell
 from bench.suite import COUNT, option, repeatable, suite
 from specq.models import SHOWN_PAIR, default_pair
+from specq.runtime import Number
 from specq.samples import shipped_token_ids
 
 
@@ -26,7 +27,7 @@ from specq.samples import shipped_token_ids
     "auto",
     "Number format of vLLM. auto: vLLM's choice, float32 on a CPU.",
 )
-@repeatable("--temperature temperatures", click.FloatRange(0), (0.0, 0.8), "Sampling temperature. Not used with vllm.")
+@repeatable("--temperature temperatures", Number(0), (0.0, 0.8), "Sampling temperature. Not used with vllm.")
 @repeatable("--engine-option engine_options", str, (), "Option of the vllm engine, as NAME=VALUE.", show_default=False)
 def command(
     report: Report,

@@ -65,6 +65,7 @@ def test_a_step_drafts_as_it_was_decided_when_it_began() -> None:
         own.verifier.begin(own.verifier.num_steps / 1000)
         policy.depth, policy.looked_at = depth, looked_at
         turn(own)
+    own.verifier.control.learn()
     counts = [(step.depth, step.judged[COLOCATED].num_rounds) for step in learned[-2:]]
     assert counts == [(3, 3), (2, 1)]
     assert [step.judged[COLOCATED].nodes.sum() for step in learned[-2:]] == [9, 2]
@@ -101,6 +102,7 @@ def test_drawn_chains_are_learned_from() -> None:
     learned = learned_of(own)
     open_session(own, strategy="probabilistic", temperature=1.0)
     verdicts = complete(own)
+    own.verifier.control.learn()
     num_verified = sum(len(verdict.node_ids) for verdict in verdicts)
     assert sum(step.judged[COLOCATED].nodes.sum() for step in learned) == num_verified
 
