@@ -27,7 +27,7 @@ MEMORY, USUAL, CUT, LEAST_NOISE = 80.0, 0.05, 3.0, 0.01  # as in `Ridge`: in ste
 LEAST_PART = 0.2  # part of the profile that a step takes at least
 # Standard deviations at first of the weights of a wait: fixed, of each session, and of the seconds foreseen. The first
 # two are parts of `first`, the third is relative. UNFORESEEN: no drafts were measured at start-up. FORESEEN: they were.
-UNFORESEEN, FORESEEN = (1.0, 0.1, 0.01), (0.3, 0.003, 0.15)
+UNFORESEEN, FORESEEN = (1.0, 0.1, 0.01), (0.2, 0.003, 0.15)
 WAIT_MEMORY, WAIT_USUAL, WAIT_CUT, WAIT_NOISE = 60.0, 0.02, 10.0, 0.1
 JOIN_FADE = 0.3
 
