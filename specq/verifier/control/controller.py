@@ -24,7 +24,7 @@ import numpy as np
 from specq.engines import Engine, takes_unread
 from specq.protocol import REMOTE
 from specq.verifier.control.bursts import Bursts
-from specq.verifier.control.choices import Choice, Drafting, Step
+from specq.verifier.control.choices import Choice, Drafting, Sources, Step
 from specq.verifier.control.forecast import Forecast
 from specq.verifier.control.policy import Policy
 from specq.verifier.control.prefill_limit import PrefillLimit
@@ -48,7 +48,8 @@ class EndedStep(NamedTuple):
 
     seconds    since the end of the step before.
     waits      the seconds that it waited for each source.
-    num_without_room, is_told  as in `Rounds` and `Step`.
+    num_without_room, is_told  as in `Rounds` and `Step`, as they were then: the sessions may be closed before it is
+                               learned from.
     """
 
     step: InFlightStep
@@ -88,7 +89,7 @@ class Controller:
         self._round_trips = RoundTrips()
         self.last_end: float | None = None
         self._ended: list[EndedStep] = []  # not learned from yet
-        self._num_learned, self._basis = 0, (-1, 0, False, self.forecast.heard)  # what `curve` follows from
+        self._basis: tuple[int, bool, Sources] | None = None  # of `curve`. None: steps were learned from since
         self.follow_drafting()
 
     # --- decisions ----------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class Controller:
 
     def follow_drafting(self) -> None:
         """Set `curve`, the expected seconds of the next step by its rows."""
-        basis = self._num_learned, self.policy.num_changes, self.is_helped, self.forecast.heard
+        basis = self.policy.num_changes, self.is_helped, self.forecast.heard
         if basis != self._basis:
             self._basis = basis
             felt = self.forecast.felt(Choice(self.policy.allowed)).sources
@@ -200,9 +201,10 @@ class Controller:
         waits = self._sources.clock.take(step.num_rows, self.curve)
         if len(done) == 1 and not faults.found and self.last_end is not None:
             is_told = step.shares.modes in TOLD
-            seconds = ended - self.last_end - step.waited_s
-            self.prefill.learn(step.shares, step.num_rows, seconds, self.curve, is_late=step.is_late)
-            self._ended.append(EndedStep(step, rounds, ended - self.last_end, waits, rounds.num_without_room, is_told))
+            seconds = ended - self.last_end
+            own_s = seconds - step.waited_s
+            self.prefill.learn(step.shares, step.num_rows, own_s, self.curve, is_late=step.is_late)
+            self._ended.append(EndedStep(step, rounds, seconds, waits, rounds.num_without_room, is_told))
         self.last_end = ended if goes_on else None
         is_due = self.policy.is_trying or len(self._ended) >= LEARN_EVERY or step.shares.prompts[0] > 0
         if is_due and not self._engine.overlaps:
@@ -219,7 +221,7 @@ class Controller:
 
     def _learn(self, ended: EndedStep) -> None:
         step, rounds, seconds, waits, num_without_room, is_told = ended
-        self._num_learned += 1
+        self._basis = None
         shares, drafting = step.shares, step.drafting
         num_prompts, num_first = shares.prompts
         num_decoding = shares.num_decoding if num_prompts else len(shares)
