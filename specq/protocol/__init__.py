@@ -183,6 +183,7 @@ from specq.protocol.types import (
 )
 from specq.protocol.versions import (
     ALLOWED_TOKENS,
+    BACKGROUND,
     BROKER_CAPABILITIES,
     CAPABILITIES,
     GRAMMAR_CAPABILITIES,
@@ -208,6 +209,7 @@ from specq.protocol.wire import (
 
 __all__ = [
     "ALLOWED_TOKENS",
+    "BACKGROUND",
     "BF16",
     "BROKER_CAPABILITIES",
     "BROKER_GONE",

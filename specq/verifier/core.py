@@ -296,8 +296,8 @@ class Verifier:
         return self.control.curve
 
     def _decoding(self) -> list[Session]:
-        """Return the sessions whose next step yields a token."""
-        return self.sessions.decoding()[: self.planner.max_sessions]
+        """Return the sessions whose next step yields a token, and may have drafts."""
+        return self.sessions.drafting()[: self.planner.max_sessions]
 
     def _budget(self) -> Budget:
         unread_vocab = 0 if self.in_flight else self.engine.info.vocab_size

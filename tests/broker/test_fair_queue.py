@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from specq.broker.state.job import BrokerJob, JobRequest, Requirements
-from specq.broker.state.table import AGED_S, FairQueue
+from specq.broker.state.job import AGED_S, BrokerJob, JobRequest, Requirements
+from specq.broker.state.table import FairQueue
 from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams
 

@@ -83,7 +83,7 @@ class Job:
         return Open(
             session_id=self.session_id, epoch=self.epoch, prompt_len=len(self.prompt),
             tokens_left=self.limit - len(self.tokens), params=self.params, speculation=Speculation(mode=self.mode),
-            token_ids=np.array(self.prompt + self.tokens, np.int32),
+            token_ids=np.array(self.prompt + self.tokens, np.int32), is_background=self.session_id % 3 == 0,
         )  # fmt: skip
 
 

@@ -126,6 +126,7 @@ def _id(state: JobState) -> str:
     return state.value.replace(" ", "_")
 
 
+AGED_S = 300.0  # seconds since submission after which a job is placed in spite of higher priorities
 PREFIX_LENGTHS = (16, 64, 256, 1024)  # numbers of prompt tokens at which prompts are compared
 QUARANTINE_CRASHES = 2  # a job runs alone after this number of crashes of verifiers that held it
 CLEARED_AFTER = 16  # new tokens since the last crash, after which the job runs alone no more
@@ -242,6 +243,10 @@ class JobRequest:
     @property
     def priority(self) -> int:
         return self.submit.priority
+
+    def is_background(self, now: float) -> bool:
+        """Return whether the job yields to others. `now`: the journal's time."""
+        return self.priority < 0 and now - self.submitted < AGED_S
 
     @property
     def prompt_ids(self) -> Int32Array:

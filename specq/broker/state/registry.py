@@ -14,7 +14,17 @@ from typing import Any
 
 from specq.broker.state.job import Requirements
 from specq.broker.state.rights import NOBODY, Shown
-from specq.protocol import ALLOWED_TOKENS, GRAMMAR_TEXTS, OWNERS, PROMPT_LOGPROBS, Heartbeat, Hello, ModelInfo, fits
+from specq.protocol import (
+    ALLOWED_TOKENS,
+    BACKGROUND,
+    GRAMMAR_TEXTS,
+    OWNERS,
+    PROMPT_LOGPROBS,
+    Heartbeat,
+    Hello,
+    ModelInfo,
+    fits,
+)
 
 HANGING_BEATS = 3
 MOST_STEP = 9.0  # a long step may extend the allowed silence by at most this many times, for any reported step time
@@ -67,6 +77,11 @@ class Worker:
     def knows_grammars(self) -> bool:
         """Return whether it can take part in jobs with a grammar. Of a drafter: whether it reads their verdicts."""
         return GRAMMAR_TEXTS in self.capabilities
+
+    @property
+    def knows_background(self) -> bool:
+        """Return whether its sessions in the background yield to others."""
+        return BACKGROUND in self.capabilities
 
     @property
     def weights(self) -> str:

@@ -10,6 +10,8 @@ A job is aged when it has waited for `AGED_S` seconds since its submission. Whil
 place goes to the oldest, at any priority. So a higher priority keeps at least half of all places. A lower one never
 starves.
 
+Jobs of a negative priority are in the background: they yield their places to others, until they are aged.
+
 Rule: a job whose model has no space delays no other job.
 """
 
@@ -20,9 +22,8 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import TypeVar
 
-from specq.broker.state.job import BrokerJob, JobEvent, Requirements
+from specq.broker.state.job import AGED_S, BrokerJob, JobEvent, Requirements
 
-AGED_S = 300.0  # seconds since submission after which a job is placed in spite of higher priorities
 Place = TypeVar("Place")
 KEEP_FINISHED = 1000
 KEEP_TOKENS = 4_000_000  # prompts included, of ended jobs
@@ -60,6 +61,11 @@ class FairQueue:
     def quarantined(self) -> list[Requirements]:
         """Return the requirements of the waiting jobs that must run alone."""
         return [requirements for requirements in self._kinds if requirements.alone]
+
+    def in_front(self) -> list[Requirements]:
+        """Return the requirements of the waiting jobs that are not in the background."""
+        lines = [line for priority, of_clients in self._lines.items() if priority >= 0 for line in of_clients.values()]
+        return list(dict.fromkeys(requirements for line in lines for requirements in line.jobs))
 
     def requirements(self) -> list[Requirements]:
         """Return the requirements of all waiting jobs."""

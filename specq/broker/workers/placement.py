@@ -76,8 +76,10 @@ class Placement:
         """Open waiting jobs in the queue's order while there is space."""
         queue = self.state.jobs.queue
         while (
-            found := queue.take(self._places_for, self.state.clock.journal_time)
-        ) is not None or self._clear_for_quarantined():
+            (found := queue.take(self._places_for, self.state.clock.journal_time)) is not None
+            or self._clear_for_quarantined()
+            or self._take_from_background()
+        ):
             if found is not None:
                 job, able = found
                 self.open(job, self._best_of(job, able))
@@ -103,6 +105,21 @@ class Placement:
                 for job in self.state.jobs.among(worker.job_ids):
                     self.take_from(job, worker)
                     self.bindings.let_wait(job)
+                return True
+        return False
+
+    def _take_from_background(self) -> bool:
+        """If a job waits for a place that a job in the background has, let the latter wait. False: none is needed."""
+        now, isolated = self.state.clock.journal_time, self.state.jobs.isolated()
+        for requirements in self.state.jobs.queue.in_front():
+            able = [w for w in self._able(requirements) if w.state == "ready" and w.identity not in isolated]
+            jobs = [] if requirements.alone else self.state.jobs.among(i for worker in able for i in worker.job_ids)
+            yielding = [job for job in jobs if job.request.is_background(now)]
+            job = min(yielding, key=lambda one: one.transcript.num_tokens, default=None)
+            worker = None if job is None else self.state.workers.get(job.session.verifier)
+            if job is not None and worker is not None:
+                self.take_from(job, worker)
+                self.bindings.let_wait(job)
                 return True
         return False
 
@@ -177,6 +194,7 @@ class Placement:
                 owner=sharers,
                 by_owner=worker.knows_owners,
                 former_ends=weights != worker.weights,
+                is_background=worker.knows_background and request.is_background(self.state.clock.journal_time),
                 token_ids=transcript.context(),
             ),
         )

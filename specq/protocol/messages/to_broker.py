@@ -100,6 +100,7 @@ class Submit(Message):
     - prompt_ids i32[n].
     - speculation: how to draft for it.
     - priority: jobs of a higher priority are placed first. Within one priority, clients take turns.
+      Jobs of a negative one are in the background: they yield to others, also at the verifier.
     - deadline_ms: the job fails this long after its first submission. 0: no limit.
     - label: the client's own name for the job, at most 1000 characters. A label with a `digest` identifies the request.
     - trace: record what happens to the job in every process, see `specq.protocol.trace_events`.

@@ -65,6 +65,7 @@ class Open(Message):
     - by_owner: the broker relies on that, and reads `Verdict.cached_tokens`. Set for verifiers with the capability
       "owners".
     - former_ends: the text began under the model's `former_fingerprint`, so its `added_eos_ids` do not end the text.
+    - is_background: it yields to other sessions. Set for verifiers with the capability "background".
     """
 
     TYPE: ClassVar[str] = "open"
@@ -79,6 +80,7 @@ class Open(Message):
     owner: Name = ""
     former_ends: bool = since(6, False)
     by_owner: bool = since(6, False)
+    is_background: bool = since(6, False)
     token_ids: Tokens32
 
 

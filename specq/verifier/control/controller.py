@@ -23,6 +23,7 @@ import numpy as np
 
 from specq.engines import Engine, takes_unread
 from specq.protocol import REMOTE
+from specq.verifier.control.background import Background
 from specq.verifier.control.bursts import Bursts
 from specq.verifier.control.choices import Choice, Drafting, Sources, Step
 from specq.verifier.control.forecast import Forecast
@@ -66,6 +67,7 @@ class Controller:
     time, forecast    the expected step times, and the forecast of each choice of drafts.
     policy            how steps draft.
     prefill, bursts   how many prompt rows a step has, and whether it is delayed.
+    background        how much of a step sessions in the background may take.
     last_end          the end of the last step in seconds. None: there was no work to continue with at once.
     """
 
@@ -86,6 +88,7 @@ class Controller:
         self.forecast = Forecast(traits, self.time, overlaps=engine.overlaps)
         self.policy = Policy(self.forecast, first_s=curves[-1].profiled(1), is_measured=measures_drafts)
         self.prefill, self.bursts = PrefillLimit(max_prefill_slowdown), Bursts()
+        self.background = Background()
         self._round_trips = RoundTrips()
         self.last_end: float | None = None
         self._ended: list[EndedStep] = []  # not learned from yet
@@ -165,6 +168,18 @@ class Controller:
         if self._can_be_helped:
             self._engine.is_helped = sessions.has_prompts or not self.policy.uses(REMOTE)
         self.follow_drafting()
+
+    def share_background(self, sessions: OpenSessions) -> float:
+        """Decide which sessions in the background join the next step beside others.
+
+        Returns the seconds that rows of their prompts may take, if only these have prompts in the step; else 0.
+        """
+        waiting = sessions.waiting()
+        if waiting is None:
+            return 0.0
+        share = self.background.share(waiting, self.curve, self.prefill.fixed_s)
+        sessions.share_background(share.decoding, takes_prompts=share.prompt_s > 0)
+        return share.prompt_s
 
     def wait_s(self, sessions: OpenSessions, num_running: int, now: float) -> float:
         """Return for how many seconds the next step waits for the rest of a burst; 0: not at all."""

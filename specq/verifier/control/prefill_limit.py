@@ -103,6 +103,25 @@ class PrefillLimit:
         seconds = without + self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)
         return min(max(int(np.searchsorted(seconds, longest_s(without), "right")), LEAST_ROWS), room)
 
+    @property
+    def fixed_s(self) -> float:
+        """The seconds that a step with prompts takes longer than by its rows."""
+        return float(self._costs[0])
+
+    def within(
+        self, chunks: Chunks, num_decoding: int, room: int, curve: StepCurve, seconds: float, *, is_late: bool
+    ) -> tuple[int, float]:
+        """Return how many rows of prompts, in order of precedence, add at most `seconds`, and what they add.
+
+        Other arguments as for `sizes`.
+        """
+        starts, pending = chunks
+        attended = np.cumsum(_attended((starts, filled(pending, room))))  # [rows]
+        without = self._without(num_decoding, 0, curve, is_late=is_late)
+        added = self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)
+        num_rows = int(np.searchsorted(added, seconds, "right"))
+        return num_rows, float(added[num_rows - 1]) if num_rows else 0.0
+
     def parts_s(self, num_rows: int, curve: StepCurve) -> tuple[float, float]:
         """Return the fixed seconds of a step with prompts, and the seconds that `num_rows` rows add to it."""
         as_such = curve(1)

@@ -18,6 +18,7 @@ from specq.engines import Engine, reason_against_scored
 from specq.protocol import MODES, BoolArray, IntpArray, ModelInfo, Open
 from specq.runtime import Faults
 from specq.verification import reason_against
+from specq.verifier.control.background import Waiting
 from specq.verifier.sessions.session import SYNC_PATIENCE, Session, SessionEvent
 from specq.verifier.trees import DraftTrees
 
@@ -43,12 +44,14 @@ def admit(
     engine: Engine,
     faults: Faults,
     prefilling: Collection[Prefill] | None = None,
+    busy: Collection[int] | None = None,
 ) -> Sequence[Session]:
     """Open the running sessions whose turn it is and whose contexts fit. Return at most `most` open sessions.
 
     prefilling  the prefills of the step in flight, or None without such a step. With a step in flight no session is
                 evicted, because that step would be lost for it. If room is short then, the result is empty. The
                 decision follows when the step has ended.
+    busy        the sessions of the steps in flight, by id. Others that are in the background may be evicted. None: not.
     faults      gets the sessions that cannot be opened.
 
     When a session's turn comes first, it is noted whether more sessions decoded than waited.
@@ -62,7 +65,9 @@ def admit(
         return turn
     ids = {session.session_id for session in running}
     may_evict = prefilling is None
-    parked = [s for s in sessions if s.is_open and s.session_id not in ids] if may_evict else []
+    parked = [s for s in sessions if s.is_open and s.session_id not in ids]
+    if not may_evict:
+        parked = [s for s in parked if s.is_background and busy is not None and s.session_id not in busy]
     prefixes = _Prefixes(prefilling or (), turn)
     is_alone = may_evict and not any(session.is_open for session in running)
     num_decoding = int(np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1)))
@@ -115,10 +120,11 @@ def _make_room(running: Iterable[Session], turn: Sequence[Session], parked: list
     """Evict sessions until the other sessions of this turn have room for a row each.
 
     Parked sessions are evicted first. A parked session is open but not running. It is ahead of the journal, or between
-    rounds. After these, the sessions with the highest ids are evicted, in any turn. So the oldest open session always
-    reaches its end.
+    rounds, or in the background. After these, the sessions with the highest ids are evicted, in any turn, those in the
+    background first. So the oldest open session always reaches its end.
     """
-    opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
+    opened = [session for session in running if session.is_open]
+    opened.sort(key=lambda session: (session.is_background, session.session_id))
     while engine.free_slots < _num_open(turn) and (parked or len(opened) > 1):
         _evict(parked.pop() if parked else opened.pop(), engine)
 
@@ -163,10 +169,15 @@ def _malformed(message: Open) -> str:
 def _fits(session: Session, parked: list[Session], engine: Engine, num_open: int, *, is_alone: bool) -> bool:
     """Return whether a session's context fits beside one row for each of `num_open` open sessions.
 
-    Otherwise it would be evicted at once. If no other session runs, parked sessions are evicted for it.
+    Otherwise it would be evicted at once. If no other session runs, parked sessions are evicted for it. Those in the
+    background are in any case, unless it is in the background too.
     """
     while is_alone and parked and session.length >= engine.free_slots:
         _evict(parked.pop(), engine)
+    yielding = [] if session.is_background else [one for one in parked if one.is_background]
+    while yielding and session.length + num_open >= engine.free_slots:
+        parked.remove(yielding[-1])
+        _evict(yielding.pop(), engine)
     return is_alone or session.length + num_open < engine.free_slots
 
 
@@ -225,7 +236,7 @@ class _States(NamedTuple):
 
     `may_run` marks the sessions that have tokens left to generate and are not too far ahead of the journal. The others
     mark the sessions that take part in steps now, and in the next step. They also show which sessions need one more
-    computed token before the next one is known.
+    computed token before the next one is known. Of those that `may_join`, some in the background wait (`joins`).
     """
 
     sessions: list[Session]
@@ -233,6 +244,8 @@ class _States(NamedTuple):
     runs: BoolArray
     joins: BoolArray
     decodes: BoolArray
+    may_join: BoolArray
+    are_prompts: BoolArray
 
 
 class OpenSessions(dict[int, Session]):
@@ -246,10 +259,12 @@ class OpenSessions(dict[int, Session]):
     def __init__(self, trees: DraftTrees, max_uncommitted: int) -> None:
         super().__init__()
         self.trees, self._max_uncommitted = trees, max_uncommitted
-        self._order: tuple[list[Session], IntpArray] | None = None  # and their places
+        self._order: tuple[list[Session], IntpArray, BoolArray] | None = None  # places, whether in the background
         self._known: _States | None = None
         self._have_grammars = False  # whether some sessions in `_order` have one
         self._have_waiting = False  # whether some sessions in `_order` wait for drafters at times
+        self._have_background = False  # whether some sessions in `_order` are in the background
+        self._share: tuple[int, bool] = 0, False  # see `share_background`
         self.has_flight = False
 
     def add(self, session: Session) -> None:
@@ -326,10 +341,29 @@ class OpenSessions(dict[int, Session]):
         pending = self.trees.length[places] - self.trees.kv_len[places]
         return int(np.maximum(pending, 0).sum())  # tokens of steps in flight are not known yet
 
-    def decoding(self) -> list[Session]:
-        """Return the sessions that get a token in the next step."""
+    def drafting(self) -> list[Session]:
+        """Return the sessions that get a token in the next step and may have drafts."""
         states = self._states()
-        return _chosen(states.sessions, states.decodes)
+        return without_background(_chosen(states.sessions, states.decodes))
+
+    def waiting(self) -> Waiting | None:
+        """Return which sessions could join the next step, if some are in the background and others are not."""
+        states = self._states()
+        if not self._have_background or self._order is None:
+            return None
+        in_background, may_join = self._order[2], states.may_join
+        others, own = may_join & ~in_background, may_join & in_background
+        num_others = int(np.count_nonzero(others & ~states.are_prompts))
+        if not num_others:
+            return None
+        num_decoding = int(np.count_nonzero(own & ~states.are_prompts))
+        has_prompts, is_behind = (bool((one & states.are_prompts).any()) for one in (own, others))
+        return Waiting(num_others, num_decoding, has_prompts, is_behind)
+
+    def share_background(self, num_decoding: int, *, takes_prompts: bool) -> None:
+        """Set how many decoding sessions in the background join a step beside others, and whether their prompts do."""
+        if self._share != (num_decoding, takes_prompts):
+            self._share, self._known = (num_decoding, takes_prompts), None
 
     def wait_a_beat(self) -> None:
         """Let the sessions that wait for drafts count a heartbeat."""
@@ -346,10 +380,12 @@ class OpenSessions(dict[int, Session]):
     def _look(self) -> _States:
         if self._order is None:
             sessions = list(self.values())
-            self._order = sessions, np.array([session.place for session in sessions], np.intp)
+            in_background = np.array([session.is_background for session in sessions], np.bool_)
+            self._order = sessions, np.array([session.place for session in sessions], np.intp), in_background
+            self._have_background = bool(in_background.any())
             self._have_waiting = any(session.waits for session in sessions)
             self._have_grammars = any(session.params.grammar for session in sessions)
-        sessions, places = self._order
+        sessions, places, in_background = self._order
         t = self.trees
         length = t.length[places]
         num_pending = length - t.kv_len[places]
@@ -368,7 +404,29 @@ class OpenSessions(dict[int, Session]):
             awaits = waits & has_context & (t.drafted_at[places] < length) & (length < t.limit[places] - 1)
             runs = may_run & ~(awaits & (t.beats_waited[places] < SYNC_PATIENCE))
         joins = runs & ((num_pending > 0) | (t.needs_history[places] == 0)) if self.has_flight else runs
-        return _States(sessions, may_run, runs, joins, decodes)
+        may_join, are_prompts = joins, num_pending > 1
+        if self._have_background:
+            kept = ~self._held_back(in_background, joins, are_prompts)
+            runs, joins, decodes = runs & kept, joins & kept, decodes & kept
+        return _States(sessions, may_run, runs, joins, decodes, may_join, are_prompts)
+
+    def _held_back(self, in_background: BoolArray, joins: BoolArray, are_prompts: BoolArray) -> BoolArray:
+        """Return bool[sessions]: those in the background that wait, because others run."""
+        others = joins & ~in_background
+        if not np.count_nonzero(others):
+            return np.zeros_like(joins)
+        if not np.count_nonzero(others & ~are_prompts):
+            return in_background
+        num_decoding, takes_prompts = self._share
+        takes_prompts = takes_prompts and not np.count_nonzero(others & are_prompts)
+        place = np.cumsum(in_background & joins & ~are_prompts)
+        held: BoolArray = in_background & np.where(are_prompts, not takes_prompts, place > num_decoding)
+        return held
+
+
+def without_background(sessions: list[Session]) -> list[Session]:
+    """Return the sessions that are not in the background, or all if there are no such sessions."""
+    return [session for session in sessions if not session.is_background] or sessions
 
 
 def _chosen(sessions: list[Session], is_chosen: BoolArray) -> list[Session]:

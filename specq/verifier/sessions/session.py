@@ -130,6 +130,7 @@ class Session:
     finish        the reason for its end, once it has ended.
     kv_len        number of tokens with KV.
     owner         sessions of the same owner share KV and texts.
+    is_background  it yields to other sessions: see `specq.verifier.control.background`.
     grammar       what the text must follow; None if anything may come, or while it is not built yet.
     cached_tokens  number of prompt tokens that had KV when the engine first opened it; None before that.
     journaled     number of tokens that the broker has confirmed.
@@ -149,7 +150,7 @@ class Session:
         is_apart = self.prompt_scores is not None
         self.owner = f"+prompt_logprobs {self.session_id} {self.epoch}" if is_apart else message.owner
         self.cached_tokens: int | None = None
-        self._says_cached = message.by_owner
+        self._says_cached, self.is_background = message.by_owner, message.is_background
         self.params: SamplingParams = message.params
         rule = strategy(message.params.strategy)
         self.takes_distributions = rule.samples_drafts(message.params)  # draft nodes may be sampled; else point masses

@@ -11,7 +11,7 @@ chunks that fit the room that is left. Beside decoding sessions, chunks also fit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from specq.verification import NO_EXTRA, NO_SCORES, WITH_GRAMMAR, DeviceTokens, 
 from specq.verifier.control.controller import Controller
 from specq.verifier.control.prefill_limit import UNLIMITED, PrefillLimit, filled, longest_s
 from specq.verifier.models.step_curve import StepCurve
-from specq.verifier.sessions.open_sessions import OpenSessions, admit
+from specq.verifier.sessions.open_sessions import OpenSessions, admit, without_background
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
 from specq.verifier.step.in_flight import InFlightStep
@@ -47,11 +47,13 @@ class StepPlan:
     """The next step's work for each session that takes part, in order of precedence.
 
     goodput  expected tokens a second.
+    background_s  the expected seconds of the rows that `background_s` limits.
     """
 
     shares: Shares
     num_rows: int
     goodput: float
+    background_s: float = 0.0
 
 
 def plan(
@@ -67,6 +69,7 @@ def plan(
     prefill: PrefillLimit = UNLIMITED,
     max_scored: int = MAX_SCORED,
     saved_s: float = 0.0,
+    background_s: float = 0.0,
 ) -> StepPlan:
     """Plan the next step.
 
@@ -81,20 +84,33 @@ def plan(
     max_scored  most rows of prompts whose log-probabilities are wanted.
     saved_s    seconds that a step without nodes saves, compared with the curve. It saves them because the next step is
                launched early.
+    background_s  seconds that rows of prompts may take, all of them in the background. 0: they are not.
     """
     room = min(max_rows, free_slots)
     if not sessions or room < 1:
         return StepPlan(NO_SHARES, 0, 0.0)
-    chunks = _chunks(sessions, _Limits(max_rows, room, curve, prefill, max_scored), is_fed=before is not None)
+    chunks = _chunks(
+        sessions, _Limits(max_rows, room, curve, prefill, max_scored, background_s), is_fed=before is not None
+    )
     num_rows = chunks.num_tokens
     decoding = chunks.decoding()
     num_rows += _fit_scratch(decoding, room - num_rows)
     # If a session's last token comes from the step in flight, the nodes after it are not known.
     most = _most_nodes(num_rows, room - num_rows, curve) if before is None else 0
-    chosen = choose_nodes(decoding, num_rows, most, curve, max_chain, saved_s, even_chains)
+    drafting = without_background(decoding)
+    chosen = choose_nodes(drafting, num_rows, most, curve, max_chain, saved_s, even_chains)
+    if len(drafting) < len(decoding):
+        chosen = _among(chosen, np.array([not session.is_background for session in decoding]))
     num_rows += len(chosen.nodes)
     goodput = (len(decoding) + chosen.tokens) / curve(num_rows, len(chosen.nodes))
-    return StepPlan(_shares(chunks, chosen, before, drafted), num_rows, goodput)
+    return StepPlan(_shares(chunks, chosen, before, drafted), num_rows, goodput, chunks.background_s)
+
+
+def _among(chosen: Chosen, has_nodes: BoolArray) -> Chosen:
+    """Return nodes that were chosen for some sessions, as nodes of all; `has_nodes` marks the former."""
+    counts = np.zeros(len(has_nodes), np.int64)
+    counts[has_nodes] = np.diff(chosen.firsts)
+    return chosen._replace(firsts=np.append(0, counts.cumsum()))
 
 
 def _most_nodes(num_rows: int, room: int, curve: StepCurve) -> int:
@@ -122,6 +138,7 @@ class _Chunks(NamedTuple):
     sizes: IntpArray
     is_judged: BoolArray
     num_tokens: int
+    background_s: float = 0.0  # as of `StepPlan`
 
     def decoding(self) -> list[Session]:
         """Return the sessions that get a token in this step."""
@@ -138,6 +155,7 @@ class _Limits(NamedTuple):
     curve: StepCurve
     prefill: PrefillLimit
     max_scored: int
+    background_s: float
 
 
 def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _Chunks:
@@ -153,36 +171,45 @@ def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _C
         np.maximum(pending, 1, out=pending)
     if (num_tokens := int(pending.sum())) == len(chosen) <= limits.room:
         return _Chunks(chosen, places, starts, pending, pending > 0, num_tokens)
-    sizes = filled(_beside_decoding(chosen, starts, pending, limits, is_late=is_fed), limits.room)
+    wanted, background_s = _beside_decoding(chosen, starts, pending, limits, is_late=is_fed)
+    sizes = filled(wanted, limits.room)
     if np.count_nonzero(trees.has_extras[places]):
         limit_scored(chosen, sizes, limits.max_scored)
     some = sizes.nonzero()[0]
     if len(some) < len(chosen):
         chosen = [chosen[i] for i in some.tolist()]
         places, starts, pending, sizes = places[some], starts[some], pending[some], sizes[some]
-    return _Chunks(chosen, places, starts, sizes, sizes == pending, int(sizes.sum()))
+    return _Chunks(chosen, places, starts, sizes, sizes == pending, int(sizes.sum()), background_s)
 
 
 def _beside_decoding(
     sessions: list[Session], starts: Int32Array, pending: IntpArray, limits: _Limits, *, is_late: bool
-) -> IntpArray:
-    """Return how many tokens of each session the step may compute.
+) -> tuple[IntpArray, float]:
+    """Return how many tokens of each session the step may compute, and `StepPlan.background_s`.
 
     The step limits prompt rows, and so does the time that decoding sessions can spare.
     """
     is_prompt = pending > 1
     num_decoding = len(pending) - int(np.count_nonzero(is_prompt))
     if num_decoding == len(pending):
-        return pending
+        return pending, 0.0
     prompts = is_prompt.nonzero()[0]
     chunks, room = (starts[prompts], pending[prompts]), max(limits.room - num_decoding, 1)
     room = limits.prefill.most_rows(chunks, num_decoding, room, limits.curve, is_late=is_late)
     if not num_decoding:
-        return filled(pending, room)
+        return filled(pending, room), 0.0
     is_free = [not sessions[i].yields_to_decode and sessions[i].length <= limits.max_rows for i in prompts.tolist()]
     sizes = pending.copy()
+    if limits.background_s:
+        prompts = prompts[np.argsort(pending[prompts], kind="stable")]  # what has begun comes to its end
+        chunks = starts[prompts], pending[prompts]
+        rows, added_s = limits.prefill.within(
+            chunks, num_decoding, room, limits.curve, limits.background_s, is_late=is_late
+        )
+        sizes[prompts] = filled(chunks[1], rows)
+        return sizes, added_s
     sizes[prompts] = limits.prefill.sizes(chunks, np.array(is_free), num_decoding, room, limits.curve, is_late=is_late)
-    return sizes
+    return sizes, 0.0
 
 
 def _fit_scratch(sessions: Sequence[Session], room: int) -> int:
@@ -208,7 +235,7 @@ def _below(rows: ScratchRows, num_nodes: int) -> ScratchRows:
 
 def _shares(chunks: _Chunks, chosen: Chosen, before: Shares | None, drafted: DeviceTokens | None) -> Shares:
     """Return the parts of all sessions; `chosen` has nodes of the decoding sessions."""
-    sessions, places, starts, sizes, is_judged, _ = chunks
+    sessions, places, starts, sizes, is_judged, *_ = chunks
     trees, num_nodes = sessions[0].trees, np.zeros(len(sessions), np.intp)
     token_ids, parents, scores = _tokens_of(chunks), NO_TOKENS, NO_SCORES
     if len(chosen.nodes):
@@ -267,7 +294,7 @@ def _tokens_of(chunks: _Chunks) -> Int32Array:
 
     A session with a token from the step in flight has its last known token here.
     """
-    sessions, places, starts, sizes, is_judged, num_tokens = chunks
+    sessions, places, starts, sizes, is_judged, num_tokens, _ = chunks
     trees = sessions[0].trees
     if num_tokens == len(sessions) == np.count_nonzero(is_judged):
         return trees.last_token[places]
@@ -354,17 +381,28 @@ class StepPlanner:
 
         Returns the open sessions.
         """
+        return self._admit(running, before, faults)
+
+    def _admit(
+        self,
+        running: Sequence[Session],
+        before: InFlightStep | None,
+        faults: Faults,
+        busy: Collection[int] | None = None,
+    ) -> Sequence[Session]:
         prefilling = None if before is None else before.prefilling()
-        return admit(running, self.max_sessions, self._sessions.values(), self._engine, faults, prefilling)
+        return admit(running, self.max_sessions, self._sessions.values(), self._engine, faults, prefilling, busy)
 
     def plan(self, before: InFlightStep | None, faults: Faults) -> Shares:
         """Return the shares of the sessions that can be planned together, behind `before`."""
         self._sessions.drafted()
-        opened = self.admit(self._sessions.running(), before, faults)
-        planned = in_halves(opened, partial(self._plan, before), faults, "planned")
+        background_s = self._control.share_background(self._sessions)
+        busy = None if before is None else before.shares.batch.session_ids
+        opened = self._admit(self._sessions.running(), before, faults, busy)
+        planned = in_halves(opened, partial(self._plan, before, background_s), faults, "planned")
         return planned[0][1] if planned else NO_SHARES
 
-    def _plan(self, before: InFlightStep | None, sessions: Sequence[Session]) -> Shares:
+    def _plan(self, before: InFlightStep | None, background_s: float, sessions: Sequence[Session]) -> Shares:
         """Plan a step of the given sessions.
 
         Waiting for drafts counts as a part of the round's time. So nodes seem cheaper.
@@ -382,7 +420,9 @@ class StepPlanner:
             prefill=self._control.prefill,
             max_scored=max(SCORED_LOGITS // self._engine.info.vocab_size, 1),
             saved_s=self._control.saved_s(sessions) if before is None else 0.0,
+            background_s=background_s,
         )
+        self._control.background.spend(planned.background_s)
         self.num_rows = planned.num_rows
         self.min_accept_prob = planned.goodput * curve.slope(planned.num_rows)
         of_remote = self.min_accept_prob + planned.goodput * self._sources.node_s

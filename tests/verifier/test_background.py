@@ -1,0 +1,211 @@
+"""Sessions in the background: what they take of others' steps, and what the others leave them; by a virtual clock."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from specq.protocol import Close, Open, SamplingParams, SessionFailed, Verdict
+from specq.testing.toy import ToyEngine, toy_info, toy_text
+from specq.verifier.control.background import MOST_SLOWDOWN, Background, Waiting
+from specq.verifier.core import Verifier
+from specq.verifier.models.step_curve import StepCurve
+from tests.verifier.timed_target import TEXT, Machine, TimedTarget
+from tests.verifier.verifiers import chain, make_verifier, step
+
+SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+GPU = [(1, 3.45), (8, 3.75), (64, 4.9), (128, 5.2), (256, 6.4), (512, 10.0)]  # rows and milliseconds: a 7B on an H200
+CPU = [(1, 9.0), (8, 14.0), (16, 26.0), (64, 100.0), (512, 800.0)]  # a small model on two cores
+PROMPT, TOKENS = 20, 64  # of a session that is not in the background
+SECONDS = 8.0  # of a service, by the virtual clock
+
+
+@dataclass
+class Times:
+    """Seconds from the arrival to the first token, and between tokens, of the others; tokens in the background."""
+
+    first_s: list[float] = field(default_factory=list)
+    between_s: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    background: int = 0
+
+
+class Service:
+    """A verifier with `num_others` sessions, each behind the last one, and as many in the background as are missing."""
+
+    def __init__(self, points: list[tuple[int, float]], *, overlaps: bool, mixed_s: float = 0.0) -> None:
+        self.machine = Machine()
+        target = TimedTarget(
+            self.machine, points, overlaps=overlaps, launch_s=0.0002, collect_s=0.0002, mixed_s=mixed_s
+        )
+        curve = StepCurve(SIZES, target.step_times(SIZES))
+        self.curve = StepCurve(SIZES, target.step_times(SIZES))
+        self.verifier = Verifier(target, curve, incarnation=1, max_sessions=256)
+        self._next_id = 1
+        self.in_background: set[int] = set()
+        self.arrived: dict[int, float] = {}
+        self.last: dict[int, float] = {}
+
+    def open(self, prompt_len: int, num_tokens: int, *, is_background: bool) -> None:
+        session_id, self._next_id = self._next_id, self._next_id + 1
+        self.arrived[session_id] = self.machine.now
+        if is_background:
+            self.in_background.add(session_id)
+        message = Open(
+            session_id=session_id, epoch=1, prompt_len=prompt_len, tokens_left=num_tokens,
+            params=SamplingParams(max_tokens=num_tokens), token_ids=TEXT.prompt(session_id, prompt_len),
+            is_background=is_background,
+        )  # fmt: skip
+        assert self.verifier.handle(message, self.machine.now) == []
+
+    def serve(self, seconds: float, num_others: int, num_background: int) -> Times:
+        """Serve until the time is over; what still runs then stays."""
+        times, end = Times(), self.machine.now + seconds
+        began = self.machine.now
+        rng = random.Random(1)
+        while self.machine.now < end:
+            sessions = self.verifier.sessions
+            for _ in range(num_others - sum(i not in self.in_background for i in sessions)):
+                self.open(PROMPT, rng.randint(TOKENS // 2, TOKENS), is_background=False)
+            for _ in range(num_background - sum(i in self.in_background for i in sessions)):
+                self.open(50, 64, is_background=True)
+            self._step(times)
+        times.seconds = self.machine.now - began
+        return times
+
+    def _step(self, times: Times) -> None:
+        self.verifier.begin(self.machine.now, self.machine)
+        self.machine.work(0.0001)
+        for verdict in list(self.verifier.step(self.machine)):
+            assert isinstance(verdict, Verdict)
+            now, session_id = self.machine.now, verdict.session_id
+            if session_id in self.in_background:
+                times.background += len(verdict.token_ids)
+            elif session_id in self.last:
+                times.between_s.append((now - self.last[session_id]) / len(verdict.token_ids))
+            else:
+                times.first_s.append(now - self.arrived[session_id])
+            self.last[session_id] = now
+            if verdict.finish:
+                self.verifier.handle(Close(session_id=session_id, epoch=1), now)
+                self.in_background.discard(session_id)
+
+
+@pytest.mark.parametrize("points", [GPU, CPU])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_others_hardly_feel_a_batch_and_it_takes_what_they_leave(
+    points: list[tuple[int, float]], *, overlaps: bool
+) -> None:
+    mixed_s = 0.002 if points is GPU else 0.0
+    alone = Service(points, overlaps=overlaps, mixed_s=mixed_s).serve(SECONDS, 8, 0)
+    service = Service(points, overlaps=overlaps, mixed_s=mixed_s)
+    beside = service.serve(SECONDS, 8, 64)
+    assert np.mean(beside.between_s) < MOST_SLOWDOWN * np.mean(alone.between_s)
+    longest = max(service.curve(512), np.max(beside.between_s))
+    assert np.quantile(beside.first_s, 0.95) < 1.1 * np.quantile(alone.first_s, 0.95) + longest
+    # Each token in the background needs a row of a prompt besides, at these lengths.
+    row_s = (service.curve(64) - service.curve(8)) / 56
+    earned = (MOST_SLOWDOWN - 1) / MOST_SLOWDOWN * SECONDS / row_s / (1 + 50 / 64)
+    # The rest: the fixed cost of steps with prompts, and steps in which only prompts of the others run.
+    assert beside.background > 0.65 * earned
+
+
+def test_without_others_a_batch_takes_everything() -> None:
+    service = Service(GPU, overlaps=True)
+    alone = service.serve(5.0, 0, 64)
+    others = Service(GPU, overlaps=True)
+    for _ in range(64):
+        others.open(50, 64, is_background=False)
+    times = Times()
+    while others.machine.now < 5.0:
+        for _ in range(64 - len(others.verifier.sessions)):
+            others.open(50, 64, is_background=False)
+        others._step(times)
+    tokens = len(times.first_s) + len(times.between_s)
+    assert alone.background == pytest.approx(tokens, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_are_at_most_a_tenth_longer_as_a_mean(seed: int) -> None:
+    """Over any time, however the load changes; and nearly all of it is spent where enough waits."""
+    rng = random.Random(seed)
+    rows_s = np.cumsum([0.01, *(rng.choice([0.0, 0.0002, 0.004]) for _ in SIZES[1:])])
+    curve, background, saved = StepCurve(SIZES, rows_s.tolist()), Background(), [0.0]
+    for _ in range(500):
+        waiting = Waiting(rng.randint(1, 20), rng.choice([0, 3, 100]), has_prompts=rng.random() < 0.5)
+        count, prompt_s = background.share(waiting, curve, fixed_s=0.003)
+        step_s = curve(waiting.others)
+        added_s = curve(waiting.others + count) - step_s
+        prompt_s *= rng.random() < 0.5
+        background.spend(prompt_s)
+        assert 0 <= count <= waiting.decoding
+        saved.append(saved[-1] + (MOST_SLOWDOWN - 1) * step_s - added_s - prompt_s)
+    assert min(saved) > -1e-9
+
+
+def test_one_row_that_costs_more_than_a_step_earns_comes_now_and_then() -> None:
+    curve, background = StepCurve([1, 2, 3], [0.01, 0.014, 0.018]), Background()
+    counts = [background.share(Waiting(1, 5, has_prompts=False), curve, 0.0).decoding for _ in range(40)]
+    assert set(counts) == {0, 1}
+    assert sum(counts) == 10
+
+
+def send(verifier: Verifier, session_id: int, length: int = 3, *, is_background: bool = False) -> list:
+    message = Open(
+        session_id=session_id, epoch=1, prompt_len=length, tokens_left=20, params=SamplingParams(),
+        token_ids=np.arange(1, length + 1, dtype=np.int32), is_background=is_background,
+    )  # fmt: skip
+    return verifier.handle(message, 0.0)
+
+
+def test_sessions_in_the_background_have_no_nodes_beside_others() -> None:
+    verifier = make_verifier()
+    send(verifier, 7), send(verifier, 8, is_background=True)
+    step(verifier)
+    for session_id in (7, 8):
+        session = verifier.sessions[session_id]
+        tokens = toy_text(session.token_ids, 3)
+        verifier.handle(chain(tokens, session_id=session_id, base_len=session.length), 0.0)
+    found = {verdict.session_id: len(verdict.node_ids) for verdict in list(step(verifier))}
+    assert found[7] == 3
+    assert found.get(8, 0) == 0
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_an_arrival_that_finds_the_memory_full_evicts_a_batch(*, overlaps: bool) -> None:
+    engine = ToyEngine(toy_info(kv_slots=60))
+    verifier = make_verifier(engine)
+    for session_id in (1, 2, 3):
+        send(verifier, session_id, 15, is_background=True)
+    for _ in range(3):
+        step(verifier)
+    assert engine.free_slots < 20
+    send(verifier, 9, 30)
+    found = [verdict for _ in range(3) for verdict in step(verifier)]
+    assert not any(isinstance(one, SessionFailed) for one in found)
+    assert [len(one.token_ids) for one in found if one.session_id == 9]
+    while verifier.has_work:  # and all come to their end
+        found += step(verifier)
+    assert {one.session_id for one in found if one.finish} == {1, 2, 3, 9}
+
+
+def test_waiting_sessions_take_turns() -> None:
+    """However many are in the background, each goes on."""
+    service = Service(CPU, overlaps=False)
+    for _ in range(16):
+        service.open(2, 40, is_background=True)
+    times = Times()
+    for _ in range(4):
+        service._step(times)
+    service.open(PROMPT, 400, is_background=False)
+    lengths = []
+    for _ in range(200):
+        service._step(times)
+        lengths.append([one.length for i, one in service.verifier.sessions.items() if i in service.in_background])
+    spread = [max(one) - min(one) for one in lengths if one]
+    assert max(spread) <= 3
+    assert all(sum(b) >= sum(a) for a, b in pairwise(lengths) if len(a) == len(b))
