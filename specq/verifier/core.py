@@ -40,7 +40,7 @@ from specq.verifier.step.meter import (
     verifier_metrics,
 )
 from specq.verifier.step.node_choice import Shares
-from specq.verifier.step.plan import StepPlanner
+from specq.verifier.step.planner import StepPlanner
 from specq.verifier.step.rounds import Rounds, in_one
 from specq.verifier.step.verdicts import NO_REPORTS, Reports, commit, failure, verdicts_of
 from specq.verifier.trees import DraftTrees

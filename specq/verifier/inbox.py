@@ -26,12 +26,13 @@ from specq.protocol import (
 from specq.runtime import Faults, Tracer, traced
 from specq.text import TextCodec, tokenizer_chunks
 from specq.verifier.control.controller import Controller
+from specq.verifier.sessions.admission import reason_to_refuse
 from specq.verifier.sessions.grammars import SessionGrammars
-from specq.verifier.sessions.open_sessions import OpenSessions, reason_to_refuse
+from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
 from specq.verifier.step.meter import trace_open
-from specq.verifier.step.plan import StepPlanner
+from specq.verifier.step.planner import StepPlanner
 from specq.verifier.step.verdicts import failure, verdict_again
 
 log = structlog.get_logger(__name__)

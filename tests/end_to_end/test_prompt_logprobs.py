@@ -20,7 +20,7 @@ from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, toy_info, toy_scores, toy_text
 from specq.testing.toy_drafters import ToyProposer
 from specq.testing.world import ReceivedText, World
-from specq.verifier.sessions.open_sessions import reason_to_refuse
+from specq.verifier.sessions.admission import reason_to_refuse
 from specq.verifier.sessions.session import Session
 from tests.end_to_end.pipeline import finished, started
 
@@ -143,7 +143,7 @@ def test_crashes_and_losses_lose_no_row(seed: int) -> None:
 
 
 def test_a_step_has_a_limit_of_scored_rows(monkeypatch) -> None:
-    monkeypatch.setattr("specq.verifier.step.plan.SCORED_LOGITS", 10 * 50)
+    monkeypatch.setattr("specq.verifier.step.planner.SCORED_LOGITS", 10 * 50)
     engine = ToyEngine()
     world = started(engine=engine)
     jobs = {i: submit(world, i, [i, *PROMPT]) for i in (1, 2)}

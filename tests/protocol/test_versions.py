@@ -69,6 +69,7 @@ HELLO = Hello(role="target", name="v", incarnation=1, model=toy_info())
 ENDS = replace(toy_info(), added_eos_ids=(7,), former_fingerprint="before")
 NEW: list[tuple[Message, dict[str, Any]]] = [
     (OPEN, {"by_owner": True}),
+    (OPEN, {"is_background": True}),
     (OPEN, {"former_ends": True}),
     (Assign(**KEY, lane=0, prompt_len=1, params=SamplingParams(), token_ids=IDS), {"owner": "ann"}),
     (Submit(job_id=1, params=SamplingParams(), prompt_ids=IDS), {"cache_salt": "pepper"}),

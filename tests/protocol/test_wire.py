@@ -208,7 +208,7 @@ def _what_becomes_of(job: Submit) -> list[Message]:
         job_id=job.job_id, params=job.params, model=WIDE * NAME.most, label=job.label, ended=True, elapsed_ms=2**53,
         prompt_ids=job.prompt_ids,
     )  # fmt: skip
-    ends = {"owner": WIDE * NAME.most, "by_owner": True, "former_ends": True}
+    ends = {"owner": WIDE * NAME.most, "by_owner": True, "former_ends": True, "is_background": True}
     return [Open(tokens_left=MAX_INT32, **ends, **own), Assign(lane=255, **own), info]
 
 

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from specq.protocol import Close, Open, SamplingParams, SessionFailed, Verdict
+from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.verifier.control.background import MOST_SLOWDOWN, Background, Waiting
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
+from specq.verifier.sessions import admission
+from specq.verifier.sessions.session import Session
 from tests.verifier.timed_target import TEXT, Machine, TimedTarget
 from tests.verifier.verifiers import chain, make_verifier, step
 
@@ -176,16 +179,29 @@ def test_sessions_in_the_background_have_no_nodes_beside_others() -> None:
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_an_arrival_that_finds_the_memory_full_evicts_a_batch(*, overlaps: bool) -> None:
-    engine = ToyEngine(toy_info(kv_slots=60))
+def test_an_arrival_that_finds_the_memory_full_evicts_a_batch(
+    monkeypatch: pytest.MonkeyPatch, *, overlaps: bool
+) -> None:
+    """But no session of a step in flight."""
+    engine = (LateEngine if overlaps else ToyEngine)(toy_info(kv_slots=60))
     verifier = make_verifier(engine)
+    evict, num_evicted = admission._evict, [0]
+
+    def checked(session: Session, of: ToyEngine) -> None:
+        flights = engine.flights if isinstance(engine, LateEngine) else ()
+        assert not any(session.session_id in flight.batch.session_ids for flight in flights)
+        num_evicted[0] += 1
+        evict(session, of)
+
+    monkeypatch.setattr(admission, "_evict", checked)
     for session_id in (1, 2, 3):
         send(verifier, session_id, 15, is_background=True)
     for _ in range(3):
         step(verifier)
     assert engine.free_slots < 20
     send(verifier, 9, 30)
-    found = [verdict for _ in range(3) for verdict in step(verifier)]
+    found = [verdict for _ in range(4) for verdict in step(verifier)]
+    assert num_evicted[0]
     assert not any(isinstance(one, SessionFailed) for one in found)
     assert [len(one.token_ids) for one in found if one.session_id == 9]
     while verifier.has_work:  # and all come to their end

@@ -14,7 +14,7 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.verifier.control.choices import Step
-from specq.verifier.sessions import open_sessions as kv_admission
+from specq.verifier.sessions import admission as kv_admission
 from specq.verifier.step import plan as planner
 from tests.verifier.overlapping import PLAIN, PROMPT, apart, make_verifier, open_session, run, step
 from tests.verifier.random_service import FailingLater

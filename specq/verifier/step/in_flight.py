@@ -27,7 +27,8 @@ from specq.engines import Computed, Engine, Launched, is_apart, launch
 from specq.protocol import EngineLostError, Message, StepOutput, Tap
 from specq.runtime import Faults, in_halves, traced
 from specq.verifier.control.choices import Drafting
-from specq.verifier.sessions.open_sessions import JIT, SYNC, Prefill
+from specq.verifier.sessions.admission import Prefill
+from specq.verifier.sessions.open_sessions import JIT, SYNC
 from specq.verifier.step.node_choice import Shares
 from specq.verifier.step.rounds import Rounds
 
