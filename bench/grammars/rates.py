@@ -95,7 +95,7 @@ def run(verifier: Verifier, side: SessionMix, ids: Iterator[int], num_tokens: in
         verifier.begin(time.monotonic(), time.monotonic)
         for message in verifier.step(time.monotonic).packed():
             encode(message)
-            who, each = _tokens(message)
+            who, each = tokens_of(message)
             in_all += int(each.sum())
             counted += int(each[who <= last_counted].sum()) if began else 0
         now = time.perf_counter()
@@ -106,7 +106,7 @@ def run(verifier: Verifier, side: SessionMix, ids: Iterator[int], num_tokens: in
     side.rates.append(counted / (time.perf_counter() - began))
 
 
-def _tokens(message: Message) -> tuple[Int64Array, Int32Array]:
+def tokens_of(message: Message) -> tuple[Int64Array, Int32Array]:
     """Return the sessions of a verdict, or of many, and how many tokens each has got."""
     if isinstance(message, Verdicts):
         return message.session_ids, message.num_tokens

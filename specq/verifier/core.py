@@ -213,7 +213,7 @@ class Verifier:
         shares = planner.plan(self.in_flight.newest, faults)
         counts = planner.num_rows, planner.priced
         moments = self.sources.waited_s, began, drafted, clock()
-        return InFlightStep(shares, *counts, *moments, self._drafting, self.control.is_helped)
+        return InFlightStep(shares, *counts, *moments, self._drafting, self.control.is_helped, planner.background)
 
     def _launch(self, step: InFlightStep, faults: Faults, clock: Callable[[], float]) -> None:
         self.in_flight.launch(step, faults)

@@ -8,8 +8,11 @@ the other half to rows of prompts, and what one of them does not need goes to th
 - Rows of prompts save for one step in PROMPTS_EVERY. A step with prompts takes longer than others. So the other
   steps keep to MOST_SLOWDOWN. That step takes at most MOST_LONGER times as long as without them.
 
-While a prompt of the others is computed, theirs wait. Where none of the others decodes, they wait too. Without others
-nothing is limited. They have no draft nodes beside others.
+What decoding rows and rows of prompts really add is learned from steps with and without them: two steps in PLAIN_EVERY
+have none. The first of these still has the host's work for the rows of the step before, so only the second one counts.
+
+While a prompt of the others is computed, theirs wait. Their decoding rows wait, too, if a step with prompts has a large
+fixed cost, or if none of the others decodes. Without others nothing is limited. They have no draft nodes beside others.
 """
 
 from __future__ import annotations
@@ -23,6 +26,11 @@ from specq.verifier.models.step_curve import StepCurve
 MOST_SLOWDOWN = 1.1  # mean factor on the seconds of the others' steps
 PROMPTS_EVERY = 20  # steps with others
 MOST_LONGER = 3.0  # factor on the seconds of a step with prompts in the background
+PLAIN_EVERY = 32  # steps with others
+# Weights of a new step without rows in the background, and with them; steps that the expectation counts for at first.
+BASE_FADE, FADE, PRIOR_STEPS = 0.1, 0.02, 10.0
+MOST_ERROR = 4.0  # a step counts as at most this many times longer than expected
+LEAST_PRICE, MOST_PRICE = 0.1, 50.0
 
 
 class Waiting(NamedTuple):
@@ -47,23 +55,64 @@ class BackgroundShare(NamedTuple):
     prompt_s: float
 
 
-class Background:
-    """The seconds that sessions in the background have earned."""
+class ExpectedStep(NamedTuple):
+    """The expected seconds of a step without its rows in the background.
+
+    added_s     what decoding rows in the background add.
+    prompt_s    what rows of their prompts add.
+    is_second   whether the step before had none of these rows, either.
+    """
+
+    base_s: float
+    added_s: float = 0.0
+    prompt_s: float = 0.0
+    is_second: bool = False
+
+
+class _Price:
+    """What rows take, relative to the expected seconds: the ratio of two means over steps."""
 
     def __init__(self) -> None:
+        self.value = 1.0
+        self._means: tuple[float, float] | None = None
+
+    def learn(self, took_s: float, expected_s: float) -> None:
+        came, foreseen = self._means or (PRIOR_STEPS * FADE * expected_s,) * 2
+        self._means = came + FADE * (took_s - came), foreseen + FADE * (expected_s - foreseen)
+        self.value = min(max(self._means[0] / self._means[1], LEAST_PRICE), MOST_PRICE)
+
+
+class Background:
+    """The seconds that sessions in the background have earned.
+
+    is_used   whether the last step was shared.
+    is_second   whether the last step is the second one without rows in the background.
+    """
+
+    def __init__(self) -> None:
+        self.is_used, self._decoding, self._prompts = False, _Price(), _Price()
         self._prompt_s = self._decoding_s = 0.0
-        self._num_steps = 0  # since rows of prompts spent something
+        self._num_steps = self._num_shared = 0  # steps since rows of prompts spent something; of PLAIN_EVERY
+        self._base = 1.0  # seconds of steps without rows in the background, relative to the expected ones
+
+    @property
+    def is_second(self) -> bool:
+        return self._num_shared == PLAIN_EVERY
 
     def share(self, waiting: Waiting, curve: StepCurve, fixed_s: float) -> BackgroundShare:
         """Return what they take of the next step.
 
         fixed_s   the fixed seconds of a step with prompts.
         """
-        step_s = curve(waiting.others)
+        step_s = self._base * curve(waiting.others)
         earned_s = (MOST_SLOWDOWN - 1) * step_s
         to_prompts = earned_s * (waiting.has_prompts * (0.5 if waiting.decoding else 1.0))
         times = curve.profiled_times(waiting.others, waiting.decoding + 1) * curve.scale
-        added_s = times - times[0]
+        added_s = (times - times[0]) * self._decoding.value
+        self._num_shared = self._num_shared % PLAIN_EVERY + 1
+        if self._num_shared >= PLAIN_EVERY - 1 or (waiting.behind_others and fixed_s > earned_s):
+            self._decoding_s = min(self._decoding_s + earned_s, 2 * earned_s)
+            return BackgroundShare(0, 0.0)
         self._decoding_s += earned_s - to_prompts
         num_decoding = int(np.searchsorted(added_s, self._decoding_s, "right")) - 1
         self._decoding_s -= float(added_s[num_decoding])
@@ -71,13 +120,24 @@ class Background:
             to_prompts, self._decoding_s = to_prompts + self._decoding_s, 0.0
         else:
             self._decoding_s = min(self._decoding_s, max(float(added_s[1]), earned_s))
-        most_s = max((MOST_LONGER - 1) * step_s, 2 * fixed_s)
+        most_s = max((MOST_LONGER - 1) * step_s, 2 * fixed_s * self._prompts.value)
         self._prompt_s = min(self._prompt_s + to_prompts, most_s) if waiting.has_prompts else 0.0
         self._num_steps += 1
         is_due = self._num_steps >= PROMPTS_EVERY and not waiting.behind_others
-        return BackgroundShare(num_decoding, self._prompt_s if is_due else 0.0)
+        return BackgroundShare(num_decoding, self._prompt_s / self._prompts.value if is_due else 0.0)
 
     def spend(self, seconds: float) -> None:
         """Note that rows of prompts in the background are expected to take these seconds of the next step."""
         if seconds:
-            self._prompt_s, self._num_steps = max(self._prompt_s - seconds, 0.0), 0
+            self._prompt_s, self._num_steps = max(self._prompt_s - seconds * self._prompts.value, 0.0), 0
+
+    def learn(self, expected: ExpectedStep, seconds: float) -> None:
+        """Learn from the seconds of a step with others."""
+        base_s = self._base * expected.base_s
+        if expected.prompt_s:
+            took_s = seconds - base_s - self._decoding.value * expected.added_s
+            self._prompts.learn(min(took_s, MOST_LONGER * base_s), expected.prompt_s)
+        elif expected.added_s:
+            self._decoding.learn(min(seconds - base_s, MOST_ERROR * base_s), expected.added_s)
+        elif expected.is_second:
+            self._base += BASE_FADE * (min(seconds / expected.base_s, MOST_ERROR) - self._base)

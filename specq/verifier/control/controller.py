@@ -175,6 +175,7 @@ class Controller:
         Returns the seconds that rows of their prompts may take, if only these have prompts in the step; else 0.
         """
         waiting = sessions.waiting()
+        self.background.is_used = waiting is not None
         if waiting is None:
             return 0.0
         share = self.background.share(waiting, self.curve, self.prefill.fixed_s)
@@ -219,6 +220,8 @@ class Controller:
             seconds = ended - self.last_end
             own_s = seconds - step.waited_s
             self.prefill.learn(step.shares, step.num_rows, own_s, self.curve, is_late=step.is_late)
+            if step.background is not None:
+                self.background.learn(step.background, own_s)
             self._ended.append(EndedStep(step, rounds, seconds, waits, rounds.num_without_room, is_told))
         self.last_end = ended if goes_on else None
         is_due = self.policy.is_trying or len(self._ended) >= LEARN_EVERY or step.shares.prompts[0] > 0

@@ -26,6 +26,7 @@ import structlog
 from specq.engines import Computed, Engine, Launched, is_apart, launch
 from specq.protocol import EngineLostError, Message, StepOutput, Tap
 from specq.runtime import Faults, in_halves, traced
+from specq.verifier.control.background import ExpectedStep
 from specq.verifier.control.choices import Drafting
 from specq.verifier.sessions.admission import Prefill
 from specq.verifier.sessions.open_sessions import JIT, SYNC
@@ -49,6 +50,7 @@ class InFlightStep:
     began, drafted, planned  as of `Moments`.
     drafting  how its drafting was decided.
     is_helped  whether other cores help.
+    background  what it is expected to take, if it is shared with sessions in the background.
     is_behind  whether it was launched behind another step that had not ended.
     is_late   whether messages may have been handled, or another step may have ended, before its collection.
     """
@@ -62,6 +64,7 @@ class InFlightStep:
     planned: float
     drafting: Drafting
     is_helped: bool
+    background: ExpectedStep | None = None
     parts: list[Part] = field(default_factory=list)
     is_behind: bool = False
     is_late: bool = False

@@ -7,14 +7,16 @@ from functools import partial
 
 from specq.engines import Engine, even_chains
 from specq.runtime import Faults, in_halves
+from specq.verifier.control.background import ExpectedStep
 from specq.verifier.control.controller import Controller
+from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions.admission import admit
 from specq.verifier.sessions.open_sessions import OpenSessions
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources import SourceSet
 from specq.verifier.step.in_flight import InFlightStep
 from specq.verifier.step.node_choice import NO_SHARES, Shares
-from specq.verifier.step.plan import plan
+from specq.verifier.step.plan import StepPlan, plan
 from specq.verifier.step.scored_rows import SCORED_LOGITS
 
 MAX_MIN_ACCEPT_PROB = 9999
@@ -28,6 +30,7 @@ class StepPlanner:
     num_rows         rows of the last planned step.
     min_accept_prob  the acceptance probability from which verifying an arrived node just paid in that step.
     priced           the same in thousandths, including the cost of receiving a node.
+    background       what that step is expected to take, if it is shared with sessions in the background.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class StepPlanner:
         self._even_chains = even_chains(engine)
         self.num_rows = self.priced = 0
         self.min_accept_prob = 0.0
+        self.background: ExpectedStep | None = None
 
     @property
     def max_prefill_rows(self) -> int:
@@ -107,8 +111,19 @@ class StepPlanner:
             background_s=background_s,
         )
         self._control.background.spend(planned.background_s)
+        self.background = self._expected(planned, curve)
         self.num_rows = planned.num_rows
         self.min_accept_prob = planned.goodput * curve.slope(planned.num_rows)
         of_remote = self.min_accept_prob + planned.goodput * self._sources.node_s
         self.priced = min(int(of_remote * 1000), MAX_MIN_ACCEPT_PROB)
         return planned.shares
+
+    def _expected(self, planned: StepPlan, curve: StepCurve) -> ExpectedStep | None:
+        """Return what a planned step is expected to take, if it is shared and has no prompts of the others."""
+        shares, prompt_s = planned.shares, planned.background_s
+        if not self._control.background.is_used or not len(shares) or (shares.prompts[0] and not prompt_s):
+            return None
+        num_others, num_nodes = sum(not session.is_background for session in shares.sessions), len(shares.nodes)
+        base_s = curve(num_others + num_nodes, num_nodes)
+        added_s = curve(shares.num_decoding + num_nodes, num_nodes) - base_s
+        return ExpectedStep(base_s, added_s, prompt_s, self._control.background.is_second)
