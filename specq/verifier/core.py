@@ -220,8 +220,7 @@ class Verifier:
         if self.sources.read(clock):
             step.waits_for_drafts(self.sources.waited_s, clock())
         self.num_steps += len(step.parts)
-        if len(step.shares) < len(self.sessions):
-            self.sessions.put_behind(step.shares.sessions)
+        self.sessions.put_behind(step.shares.sessions)
         self.sessions.has_flight = bool(self.in_flight)
         self.sessions.changed()
 

@@ -51,6 +51,7 @@ class OpenSessions(dict[int, Session]):
         self._have_grammars = False  # whether some sessions in `_order` have one
         self._have_waiting = False  # whether some sessions in `_order` wait for drafters at times
         self._have_background = False  # whether some sessions in `_order` are in the background
+        self._num_others = 0  # sessions in `_order` that are not
         self._share: tuple[int, bool] = 0, False  # see `share_background`
         self.has_flight = False
 
@@ -65,8 +66,16 @@ class OpenSessions(dict[int, Session]):
         return self.pop(session_id, None)
 
     def put_behind(self, sessions: Sequence[Session]) -> None:
-        """Move sessions behind all others."""
-        for session in sessions:
+        """Move the sessions of a step behind all others, if some waited. If only the background did, move its own."""
+        if len(sessions) == len(self):
+            return
+        moved = sessions
+        if self._have_background:
+            own = [session for session in sessions if session.is_background]
+            moved = own if len(sessions) - len(own) == self._num_others else sessions
+        if not moved:
+            return
+        for session in moved:
             self[session.session_id] = self.pop(session.session_id)
         self._order = self._known = None
 
@@ -169,7 +178,8 @@ class OpenSessions(dict[int, Session]):
             sessions = list(self.values())
             in_background = np.array([session.is_background for session in sessions], np.bool_)
             self._order = sessions, np.array([session.place for session in sessions], np.intp), in_background
-            self._have_background = bool(in_background.any())
+            self._num_others = len(sessions) - int(np.count_nonzero(in_background))
+            self._have_background = self._num_others < len(sessions)
             self._have_waiting = any(session.waits for session in sessions)
             self._have_grammars = any(session.params.grammar for session in sessions)
         sessions, places, in_background = self._order
