@@ -1,0 +1,124 @@
+"""How many lines are under way."""
+
+from __future__ import annotations
+
+import asyncio
+
+from specq.batches.room import FEW, MOST, LineRoom
+from tests.each import each
+
+
+def report(waiting=0, models=("m",)):
+    return {"models": list(models), "loads": {model: {"waiting": waiting, "running": 9} for model in models}}
+
+
+def take(room, waiting):
+    room.take_report(report(waiting))
+    room.open(is_open=True)
+
+
+async def fill(room, count, model="m", priority=0):
+    tasks = [asyncio.create_task(room.take(model, lambda: priority)) for _ in range(count)]
+    await asyncio.sleep(0)
+    return tasks
+
+
+def opened(waiting=0, **options) -> LineRoom:
+    room = LineRoom()
+    room.take_report(report(waiting, **options))
+    room.open(is_open=True)
+    return room
+
+
+async def end(tasks):
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _grows_while_few_wait():
+    room = opened()
+    tasks = await fill(room, 100)
+    counts = [room.num_under_way]
+    for waiting in (0, 0, FEW - 1, FEW, FEW + 5):
+        take(room, waiting)
+        await asyncio.sleep(0)
+        counts.append(room.num_under_way)
+    assert counts == [FEW, 2 * FEW, 3 * FEW, 3 * FEW + 1, 3 * FEW + 1, 3 * FEW + 1]
+    (await tasks[0])()  # five too many wait: the next one does not begin
+    await asyncio.sleep(0)
+    assert room.num_under_way == 3 * FEW
+    await end(tasks)
+
+
+async def _closed_room_gives_no_places():
+    room = LineRoom()
+    room.take_report(report())
+    tasks = await fill(room, 3)
+    assert room.num_under_way == 0
+    room.open(is_open=True)
+    assert room.num_under_way == 3
+    await end(tasks)
+
+
+async def _never_more_than_most():
+    room = opened()
+    tasks = await fill(room, MOST + 50)
+    for _ in range(100):
+        take(room, 0)
+    assert room.num_under_way == MOST
+    await end(tasks)
+
+
+async def _models_do_not_block_each_other():
+    room = opened(models=("m", "n"))
+    room.take_report({"models": ["m", "n"], "loads": {"m": {"waiting": 900, "running": 1}}})
+    room.open(is_open=True)
+    tasks = await fill(room, 50, "m") + await fill(room, 5, "n") + await fill(room, 50, "no such model")
+    assert room._under_way == {"m": FEW, "n": 5, "": FEW}
+    await end(tasks)
+
+
+async def _the_highest_priority_is_next():
+    room = opened()
+    first = await fill(room, FEW)
+    order = []
+
+    async def take_place(name, priority):
+        (await room.take("m", lambda: priority))()
+        order.append(name)
+
+    waiting = [
+        asyncio.create_task(take_place(*one)) for one in (("low", -9), ("high", 0), ("mid", -5), ("high too", 0))
+    ]
+    await asyncio.sleep(0)
+    (await first[0])()
+    await asyncio.gather(*waiting)
+    assert order == ["high", "high too", "mid", "low"]
+    await end(first)
+
+
+async def _who_leaves_takes_no_place():
+    room = opened()
+    first = await fill(room, FEW)
+    (leaving,) = await fill(room, 1)
+    (await first[0])()  # the place is given, and its taker leaves before it wakes
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert room.num_under_way == FEW - 1
+    await end(first)
+
+
+@each(
+    "scene",
+    [
+        _grows_while_few_wait,
+        _closed_room_gives_no_places,
+        _never_more_than_most,
+        _models_do_not_block_each_other,
+        _the_highest_priority_is_next,
+        _who_leaves_takes_no_place,
+    ],
+)
+def test_room(scene):
+    asyncio.run(scene())
