@@ -33,10 +33,11 @@ MOST_ENDED = 1000  # batches of an owner that have ended; the oldest are forgott
 class BatchStoreError(SpecqError):
     """The store cannot do what was asked.
 
-    - `code`: `busy` (it cannot be read or written now), `full` (a limit), `lost` (another gateway runs the batch).
+    - `code`: `busy` (it cannot be read or written now), `full` (no room), `too_large` (one file), `lost` (another
+      gateway runs the batch).
     """
 
-    def __init__(self, message: str, code: Literal["busy", "full", "lost"]) -> None:
+    def __init__(self, message: str, code: Literal["busy", "full", "too_large", "lost"]) -> None:
         super().__init__(message)
         self.code = code
 

@@ -54,7 +54,8 @@ class SqliteFiles:
             raise BatchStoreError("the upload took too long", "full")
         owner, own = row
         if own + added > self.limits.file_bytes:
-            raise BatchStoreError(f"the file is larger than {self.limits.file_bytes} bytes (serve.upload_mb)", "full")
+            reason = f"the file is larger than {self.limits.file_bytes} bytes (serve.upload_mb)"
+            raise BatchStoreError(reason, "too_large")
         used = self._number("SELECT sum(num_bytes) FROM files WHERE owner = ?", owner)
         if used + added > self.limits.owner_bytes:
             raise BatchStoreError(f"the files of one key may have {self.limits.owner_bytes} bytes; delete some", "full")

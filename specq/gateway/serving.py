@@ -45,11 +45,15 @@ MAX_KEY = 255
 
 @dataclass(frozen=True, slots=True)
 class Repeatable:
-    """The keys of a repeatable request; `key` "": it cannot be repeated, and its jobs end with it."""
+    """The keys of a repeatable request; `key` "": it cannot be repeated, and its jobs end with it.
+
+    label  begins the label of its jobs: http, or a batch and the line in it (`Submit.digest` reads it).
+    """
 
     key: str = ""
     digest: str = ""
     event_id: str = ""
+    label: str = "http"
 
     def options(self, caller: str, *, num_prompts: int = 0) -> dict[str, Any]:
         """Return the job options for this caller.
@@ -58,7 +62,7 @@ class Repeatable:
         """
         if not self.key:
             return {}
-        label = f"http {self.digest}"
+        label = f"{self.label} {self.digest}"
         ids = [label] * num_prompts if num_prompts else label
         return {"job_key": f"http {caller} {self.key}", "keep_running": True, "id": ids}
 
