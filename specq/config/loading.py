@@ -5,7 +5,7 @@ Precedence, weakest first: the sections' defaults, the file, the environment, th
     SPECQ_CONFIG   configuration file if `--config` is not given
     SPECQ_BROKER   broker that workers and clients connect to
     SPECQ_CACHE    directory of compiled kernels, tokenizers, and fetched or unpacked models
-    SPECQ_STATE    directory of the brokers' journals
+    SPECQ_STATE    directory of the brokers' journals, and of files and batches
     NO_COLOR, TERM   whether a terminal gets colours
 
 Rule: this is the only module that reads the environment (`specq.runtime.usage` and the vllm engine write to it).

@@ -20,7 +20,7 @@ _STATUS = {"busy": 503, "full": 429, "too_large": 413, "lost": 503}
 def read_batch(body: Any, caller: Caller, endpoints: Sequence[str], keep_s: int) -> NewBatch:
     """Return the batch that a body asks for; raise ApiError that names the wrong field.
 
-    endpoints  of which a batch may be.
+    endpoints  the endpoints that batches may have.
     keep_s     seconds for which its files are kept, unless the body says less.
     """
     fields = given(body)

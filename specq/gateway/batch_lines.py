@@ -39,6 +39,12 @@ class BatchLines:
         self._missing: dict[str, float] = {}  # model -> when it was first missing
 
     async def __call__(self, run: LineRun, /) -> LineAnswer:
+        with self._metrics.running_line():
+            answer = await self._answer(run)
+        self._metrics.note_line(answer.status)
+        return answer
+
+    async def _answer(self, run: LineRun) -> LineAnswer:
         request_id = result_id(run.batch, run.line.number).removeprefix("batch_")
         try:
             answer = await self._complete(run)
