@@ -110,7 +110,7 @@ def test_limits_of_bytes(store):
     """Of a file, of an owner, and of all, who leave a quarter for results."""
     part = bytes(LIMITS.file_bytes)
     number = store.new_file("alice", "x", 60)
-    refused("full", store.append, number, 0, part + b"x")
+    refused("too_large", store.append, number, 0, part + b"x")
     assert content(store, number) == b""
     upload(store, part)
     upload(store, part)
