@@ -34,10 +34,10 @@ class BatchStoreError(SpecqError):
     """The store cannot do what was asked.
 
     - `code`: `busy` (it cannot be read or written now), `full` (no room), `too_large` (one file), `lost` (another
-      gateway runs the batch).
+      gateway runs the batch), `conflict` (another request had this key).
     """
 
-    def __init__(self, message: str, code: Literal["busy", "full", "too_large", "lost"]) -> None:
+    def __init__(self, message: str, code: Literal["busy", "full", "too_large", "lost", "conflict"]) -> None:
         super().__init__(message)
         self.code = code
 
@@ -104,8 +104,12 @@ class BatchTables(Protocol):
 
     # --- batches ----------------------------------------------------------------------------------------------------
 
-    def new_batch(self, new: NewBatch, input_file: StoredFile) -> StoredBatch:
-        """Create a batch, in the state `validating`. Raises BatchStoreError (`full`)."""
+    def new_batch(self, new: NewBatch, input_file: StoredFile, key: str = "") -> StoredBatch:
+        """Create a batch, in the state `validating`. Raises BatchStoreError (`full`, `conflict`).
+
+        `key`: the owner's name of this request. With the same one, the same request returns its batch, and another
+        one is a `conflict`.
+        """
 
     def find_batch(self, owner: str, batch_id: str) -> StoredBatch | None:
         """Return an owner's batch."""

@@ -125,10 +125,9 @@ class BatchRunner:
         try:
             while True:
                 self._woken.clear()
-                if self._store.exists:
-                    await self._tick()
+                pause_s = TICK_S if await self._try_tick() else MOST_RETRY_S
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(TICK_S):
+                    async with asyncio.timeout(pause_s):
                         await self._woken.wait()
         finally:
             tasks = [held.task for held in self._held.values() if held.task is not None]
@@ -138,16 +137,25 @@ class BatchRunner:
             with suppress(BatchStoreError):
                 await self._store.write(lambda tables: tables.release(self._holder)) if tasks else None
 
-    async def _tick(self) -> None:
+    async def _try_tick(self) -> bool:
+        """Look at the store once; return False if that failed."""
         try:
-            found = await self._store.write(lambda tables: tables.claim(self._holder))
-            is_full = await self._store.read(lambda tables: tables.is_full())
-            if time.monotonic() >= self._next_tidy:
-                has_more = await self._store.write(lambda tables: tables.tidy())
-                self._next_tidy = 0.0 if has_more else time.monotonic() + TIDY_S
+            if self._store.exists:
+                await self._tick()
         except BatchStoreError as error:
             log.warning("batch_store_failed", reason=str(error))
-            return
+            return False
+        except Exception as error:  # noqa: BLE001 - batches that run go on, and the next look may succeed
+            log.error("batch_run_failed", batch="", **traced(error))  # noqa: TRY400 - may quote a user
+            return False
+        return True
+
+    async def _tick(self) -> None:
+        found = await self._store.write(lambda tables: tables.claim(self._holder))
+        is_full = await self._store.read(lambda tables: tables.is_full())
+        if time.monotonic() >= self._next_tidy:
+            has_more = await self._store.write(lambda tables: tables.tidy())
+            self._next_tidy = 0.0 if has_more else time.monotonic() + TIDY_S
         self._drop_lost({batch.number for batch in found})
         for batch in found:
             held = self._held.setdefault(batch.number, _Held(batch))

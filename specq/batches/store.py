@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -58,17 +59,22 @@ class SqliteBatches(SqliteFiles, BatchTables):
 
     # --- the owner's calls ------------------------------------------------------------------------------------------
 
-    def new_batch(self, new: NewBatch, input_file: StoredFile) -> StoredBatch:
-        wall, now = int(time.time()), self.now()
-        times = {"created_at": wall, "expires_at": wall + new.window_s}
-        values = orjson.dumps(asdict(new)), input_file.number, now + new.window_s, orjson.dumps(times)
+    def new_batch(self, new: NewBatch, input_file: StoredFile, key: str = "") -> StoredBatch:
+        digest = hashlib.blake2b(f"{new.owner} {key}".encode(), digest_size=12).hexdigest()
+        batch_id = f"batch_{digest if key else secrets.token_hex(12)}"
+        wall, deadline = int(time.time()), self.now() + new.window_s
+        times = orjson.dumps({"created_at": wall, "expires_at": wall + new.window_s})
         with transaction(self._connection):
+            if (known := self.find_batch(new.owner, batch_id)) is not None:
+                if known.asked != new:
+                    raise BatchStoreError("this Idempotency-Key was used with another request", "conflict")
+                return known
             if self._number("SELECT count(*) FROM batches WHERE owner = ? AND has_ended = 0", new.owner) >= MOST_OPEN:
                 raise BatchStoreError(f"{MOST_OPEN} batches of this key have not ended; wait for some", "full")
             if self._number("SELECT is_shown FROM files WHERE number = ?", input_file.number) != 1:
                 raise BatchStoreError("the input file was deleted", "full")
-            rowid = self._connection.execute(_NEW, (f"batch_{secrets.token_hex(12)}", new.owner, *values)).lastrowid
-            return self._batch(int(rowid or 0))
+            values = batch_id, new.owner, orjson.dumps(asdict(new)), input_file.number, deadline, times
+            return self._batch(int(self._connection.execute(_NEW, values).lastrowid or 0))
 
     def _batch(self, number: int) -> StoredBatch:
         return _read(self._connection.execute(f"{_BATCH} number = ?", (number,)).fetchone())

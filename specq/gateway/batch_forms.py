@@ -14,7 +14,7 @@ from specq.gateway.uploads import read_expiry
 MOST_ENTRIES, MOST_KEY, MOST_VALUE = 16, 64, 512  # of metadata, as at OpenAI
 TIMES = ("created", "in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 _KNOWN = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
-_STATUS = {"busy": 503, "full": 429, "too_large": 413, "lost": 503}
+_STATUS = {"busy": 503, "full": 429, "too_large": 413, "lost": 503, "conflict": 409}
 
 
 def read_batch(body: Any, caller: Caller, endpoints: Sequence[str], keep_s: int) -> NewBatch:
@@ -107,5 +107,6 @@ def read_limit(query: Mapping[str, str], default: int, most: int) -> int:
 def of_store(error: BatchStoreError) -> ApiError:
     """Return the error for a client from that of the store."""
     headers = {"retry-after": "2"} if error.code == "busy" else {"x-should-retry": "false"}
-    code = {"full": "quota_exceeded", "too_large": "file_too_large"}.get(error.code, "store_busy")
+    codes = {"full": "quota_exceeded", "too_large": "file_too_large", "conflict": "conflict"}
+    code = codes.get(error.code, "store_busy")
     return ApiError(str(error), _STATUS[error.code], None, code, headers)

@@ -76,16 +76,22 @@ def read(headers: Mapping[str, str], path: str, body: Any, call: Call) -> Repeat
 
     Raises ApiError for an unusable key, or for a position without a key or stream.
     """
-    key, event_id = headers.get(KEY_HEADER), headers.get(POSITION_HEADER, "")
-    if key is not None and not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
-        message = f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters"
-        raise ApiError(message, param="Idempotency-Key")
+    key, event_id = read_key(headers), headers.get(POSITION_HEADER, "")
     if event_id and not (key and call.stream):
         raise ApiError(
             "Last-Event-ID resumes a stream; also give stream and the Idempotency-Key of that stream",
             param="Last-Event-ID",
         )
     return Repeatable(key, digest(path, body, call.arguments.get("grammar")), event_id) if key else Repeatable()
+
+
+def read_key(headers: Mapping[str, str]) -> str:
+    """Return the `Idempotency-Key`; "" for none. Raises ApiError for an unusable one."""
+    key = headers.get(KEY_HEADER)
+    if key is not None and not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
+        message = f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters"
+        raise ApiError(message, param="Idempotency-Key")
+    return key or ""
 
 
 def digest(path: str, body: Any, grammar: Any = None) -> str:

@@ -212,6 +212,18 @@ def test_lists_in_pages(api):
     assert [one.id for one in api.batches.list(after=ids[1])] == ids[:1]
 
 
+def test_the_same_request_again(api):
+    """With an `Idempotency-Key` it is the same batch. Without one it is another."""
+    first = create(api, [line(1)])
+    body = {"input_file_id": first.input_file_id, "endpoint": URL, "completion_window": "1h"}
+    keyed = {"extra_headers": {"Idempotency-Key": "k"}}
+    ids = {api.batches.create(**body, **keyed).id for _ in range(3)}
+    assert len(ids) == 1
+    assert first.id not in ids
+    with pytest.raises(openai.ConflictError):
+        api.batches.create(**body | {"completion_window": "2h"}, **keyed)
+
+
 def test_files_in_use_stay(api, is_fast):
     is_fast.clear()
     batch = create(api, [line(1, BODY | {"max_tokens": 300, "ignore_eos": True})])

@@ -14,6 +14,7 @@ from specq.gateway.guard import CALLER
 from specq.gateway.replies import json_response, read_json
 from specq.gateway.routes.files import find_file, store_of, stored
 from specq.gateway.routes.text import ENDPOINTS
+from specq.gateway.serving import read_key
 
 DEFAULT_LISTED, MOST_LISTED = 20, 100
 BATCHED = tuple(path for path in ENDPOINTS if path != "/v1/messages")
@@ -37,7 +38,8 @@ async def _create(parts: Parts, request: Request) -> Response:
     file = await find_file(parts, request, new.input_id, "input_file_id")
     if file.purpose != "batch":
         raise ApiError(f"purpose of {file.id} is {file.purpose}, but must be batch", param="input_file_id")
-    batch = await store.write(lambda tables: tables.new_batch(new, file))
+    key = read_key(request.headers)
+    batch = await store.write(lambda tables: tables.new_batch(new, file, key))
     _wake(parts)
     return json_response(batch_form(batch))
 
