@@ -18,25 +18,29 @@ from tests.gateway.serving import connected, openai_client, raw, running
 DATA = b'{"custom_id": "a"}\n'
 
 
-@pytest.fixture
-def options(tmp_path):
-    return {"batches": str(tmp_path / "b.batches"), "upload_mb": 1, "batch_store_mb": 3, "body_seconds": 0.5}
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "b.batches"
+    return {"batches": str(path), "upload_mb": 1, "batch_store_mb": 3, "body_seconds": 0.5}
 
 
-@pytest.fixture
-def gateway(broker, options):
-    with running(broker.address, **options) as one:
+@pytest.fixture(scope="module")
+def gateway(_broker, options):
+    with running(_broker.address, **options) as one:
         yield one
 
 
 @pytest.fixture
 def api(gateway):
+    """A client of a gateway that has no files."""
     with openai_client(gateway) as client:
+        for file in list(client.files.list()):
+            client.files.delete(file.id)
         yield client
 
 
 @pytest.fixture
-def http(gateway):
+def http(gateway, api):
     with connected(gateway) as client:
         yield client
 
@@ -217,7 +221,7 @@ def head(length: int) -> bytes:
     ).encode()
 
 
-def test_an_upload_that_breaks_off(gateway, options):
+def test_an_upload_that_breaks_off(gateway, options, api):
     """Nothing of it stays."""
     begun = form(PURPOSE, FILE.replace(b"{}", bytes(500_000)), end=b"")
     with raw(gateway) as connection:
@@ -226,7 +230,7 @@ def test_an_upload_that_breaks_off(gateway, options):
     wait_until(lambda: left(options) == (0, 0))
 
 
-def test_a_slow_upload(gateway, options):
+def test_a_slow_upload(gateway, options, api):
     started = time.monotonic()
     with raw(gateway) as connection:
         connection.sendall(head(900_000) + form(PURPOSE, FILE, end=b""))
@@ -240,8 +244,9 @@ def test_keys_see_their_own_files(broker, options, tmp_path):
     """And each takes up half of the store at most."""
     path = tmp_path / "keys.toml"
     keys = [make_key(path, name) for name in ("alice", "bob")]
+    own = options | {"batches": str(tmp_path / "b"), "api_keys": str(path)}
     with (
-        running(broker.address, **options, api_keys=str(path)) as gateway,
+        running(broker.address, **own) as gateway,
         openai_client(gateway, keys[0]) as alice,
         openai_client(gateway, keys[1]) as bob,
     ):
