@@ -100,7 +100,10 @@ class BatchTables(Protocol):
         """Delete a part of a hidden file. False: it is gone."""
 
     def chunk(self, file: int, after: int) -> tuple[int, bytes] | None:
-        """Return the first chunk of a file behind place `after`, with its place. None: there are no more."""
+        """Return the next chunks of a file behind place `after`, joined, with the place of the last one.
+
+        They have about CHUNK_BYTES. None: there are no more.
+        """
 
     # --- batches ----------------------------------------------------------------------------------------------------
 

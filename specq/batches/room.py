@@ -4,7 +4,8 @@ The room is not known: it depends on KV, sessions and the load of others. It fol
 as fewer than FEW jobs of a model wait, more lines begin. Where more wait, as many fewer do. So lines fill what other
 requests leave.
 
-The next place goes to the batch with the highest priority. Of equals, the longest wait decides.
+The next place goes to the batch with the highest priority. Priorities that differ little count as equal (BAND). Of
+equals, the owner with the fewest lines under way is next, then the longest wait decides.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from typing import Any
 
 FEW = 16  # jobs of a model that may wait in the broker
 MOST = 1024  # lines of a gateway under way
+BAND = 25  # priorities that count as equal
 
 
 @dataclass(slots=True)
 class _Waiting:
     """A batch that waits for a place for its next line."""
 
+    owner: str
     model: str
     priority: Callable[[], int]
     place: asyncio.Future[None]
@@ -33,7 +36,7 @@ class LineRoom:
 
     def __init__(self) -> None:
         self._limits: dict[str, int] = {}
-        self._under_way = Counter[str]()
+        self._under_way, self._of_owner = Counter[str](), Counter[str]()
         self._waiting: list[_Waiting] = []
         self._is_open = False  # whether lines may begin: not without a broker, or where results have no room
 
@@ -60,33 +63,37 @@ class LineRoom:
     def _known(self, model: str) -> str:
         return model if model in self._limits else ""
 
-    async def take(self, model: str, priority: Callable[[], int]) -> Callable[[], None]:
+    async def take(self, owner: str, model: str, priority: Callable[[], int]) -> Callable[[], None]:
         """Wait for a place. Return what gives it back."""
-        waiting = _Waiting(model, priority, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(owner, model, priority, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:
             self._grant()
             await waiting.place
         except asyncio.CancelledError:
             if waiting.place.done() and not waiting.place.cancelled():
-                self._give_back(waiting.model)
+                self._give_back(waiting)
             raise
         finally:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-        return lambda: self._give_back(waiting.model)
+        return lambda: self._give_back(waiting)
 
-    def _give_back(self, model: str) -> None:
-        self._under_way[model] -= 1
+    def _give_back(self, place: _Waiting) -> None:
+        self._under_way[place.model] -= 1
+        self._of_owner[place.owner] -= 1
+        if not self._of_owner[place.owner]:
+            del self._of_owner[place.owner]
         self._grant()
 
     def _grant(self) -> None:
         """Give free places to waiting lines."""
         while self._is_open and (able := [one for one in self._waiting if self._has_place(one)]):
-            first = max(able, key=lambda one: one.priority())  # of equals, the longest wait
+            first = max(able, key=lambda one: (one.priority() // BAND, -self._of_owner[one.owner]))
             self._waiting.remove(first)
             first.model = self._known(first.model)
             self._under_way[first.model] += 1
+            self._of_owner[first.owner] += 1
             first.place.set_result(None)
 
     def _has_place(self, waiting: _Waiting) -> bool:

@@ -272,7 +272,8 @@ class BatchRunner:
                     if isinstance(line, LineReason):  # valid at first, but the limits are other ones now
                         held.results.append(unrun(held.batch, line.line or 0, None, line.code, line.message))
                         continue
-                    give_back = await self._room.take(str(line.body.get("model") or ""), held.priority)
+                    model, owner = str(line.body.get("model") or ""), held.batch.asked.owner
+                    give_back = await self._room.take(owner, model, held.priority)
                     group.create_task(self._run_line(held, line, give_back))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None

@@ -5,13 +5,15 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
+from contextlib import closing
 from typing import Any
 
-from specq.batches.interface import MOST_FILES, BatchStoreError, StoreLimits
+from specq.batches.interface import CHUNK_BYTES, MOST_FILES, BatchStoreError, StoreLimits
 from specq.batches.schema import StoreClock, transaction
 from specq.batches.values import Purpose, StoredFile
 
 PART = 64  # chunks that one step deletes
+MOST_READ = 1024  # chunks that are read at once
 _FILE = "SELECT number, id, owner, name, purpose, num_bytes, created, expires_at FROM files WHERE"
 _NEW = (
     "INSERT INTO files (id, owner, name, purpose, is_shown, num_bytes, created, expires_at, expires) "
@@ -122,9 +124,15 @@ class SqliteFiles:
         return True
 
     def chunk(self, file: int, after: int) -> tuple[int, bytes] | None:
-        query = "SELECT place, data FROM chunks WHERE file = ? AND place > ? ORDER BY place LIMIT 1"
-        row: tuple[int, bytes] | None = self._connection.execute(query, (file, after)).fetchone()
-        return row
+        query = "SELECT place, data FROM chunks WHERE file = ? AND place > ? ORDER BY place LIMIT ?"
+        found, size, last = list[bytes](), 0, after
+        with closing(self._connection.execute(query, (file, after, MOST_READ))) as rows:
+            for place, data in rows:
+                found.append(data)
+                last, size = place, size + len(data)
+                if size >= CHUNK_BYTES:
+                    break
+        return (last, b"".join(found)) if found else None
 
     def _places(self, file: int) -> set[int]:
         """Return the places of a file's chunks."""

@@ -17,8 +17,8 @@ def take(room, waiting):
     room.open(is_open=True)
 
 
-async def fill(room, count, model="m", priority=0):
-    tasks = [asyncio.create_task(room.take(model, lambda: priority)) for _ in range(count)]
+async def fill(room, count, model="m", owner="a"):
+    tasks = [asyncio.create_task(room.take(owner, model, lambda: 0)) for _ in range(count)]
     await asyncio.sleep(0)
     return tasks
 
@@ -79,23 +79,33 @@ async def _models_do_not_block_each_other():
     await end(tasks)
 
 
-async def _the_highest_priority_is_next():
-    room = opened()
+async def order_of(*waiting):
+    """Return the order in which lines (name, owner, priority) begin, while owner a has all places but one."""
+    room, order = opened(), []
     first = await fill(room, FEW)
-    order = []
 
-    async def take_place(name, priority):
-        (await room.take("m", lambda: priority))()
+    async def take_place(name, owner, priority):
+        give_back = await room.take(owner, "m", lambda: priority)
         order.append(name)
+        give_back()
 
-    waiting = [
-        asyncio.create_task(take_place(*one)) for one in (("low", -9), ("high", 0), ("mid", -5), ("high too", 0))
-    ]
+    tasks = [asyncio.create_task(take_place(*one)) for one in waiting]
     await asyncio.sleep(0)
     (await first[0])()
-    await asyncio.gather(*waiting)
-    assert order == ["high", "high too", "mid", "low"]
+    await asyncio.gather(*tasks)
     await end(first)
+    return order
+
+
+async def _the_highest_priority_is_next():
+    found = await order_of(("low", "a", -99), ("high", "a", 0), ("mid", "a", -50), ("high too", "a", 5))
+    assert found == ["high", "high too", "mid", "low"]
+
+
+async def _owners_take_turns():
+    """Where priorities differ little."""
+    found = await order_of(("a", "a", -80), ("b", "b", -99), ("urgent", "a", -1), ("b too", "b", -98))
+    assert found == ["urgent", "b", "b too", "a"]
 
 
 async def _who_leaves_takes_no_place():
@@ -117,6 +127,7 @@ async def _who_leaves_takes_no_place():
         _never_more_than_most,
         _models_do_not_block_each_other,
         _the_highest_priority_is_next,
+        _owners_take_turns,
         _who_leaves_takes_no_place,
     ],
 )
