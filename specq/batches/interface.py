@@ -15,9 +15,9 @@ result has its place before the file is shown, and is written once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from specq.batches.lines import LineReason
 from specq.batches.values import LineResult, NewBatch, Purpose, Status, StoredBatch, StoredFile
@@ -90,9 +90,6 @@ class BatchTables(Protocol):
     ) -> list[StoredFile]:
         """Return an owner's files. `after`: the number of the last one before them; 0: from the begin."""
 
-    def is_used(self, file: int) -> bool:
-        """Return whether a batch that has not ended reads the file."""
-
     def hide(self, file: int) -> bool:
         """Hide a file that will be dropped. False: a batch that has not ended reads it."""
 
@@ -151,9 +148,6 @@ class BatchTables(Protocol):
 
     def is_full(self) -> bool:
         """Return whether there is no room for more results."""
-
-    def counts(self) -> Mapping[str, Any]:
-        """Return `bytes`, `files`, and the number of unfinished batches (`open`)."""
 
     def tidy(self) -> bool:
         """Do one small step: forget what is too old, return space. False: there was no work."""

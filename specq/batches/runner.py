@@ -111,11 +111,6 @@ class BatchRunner:
         self._held: dict[int, _Held] = {}
         self._room, self._woken, self._next_tidy = LineRoom(), asyncio.Event(), 0.0
 
-    @property
-    def num_under_way(self) -> int:
-        """The number of lines under way."""
-        return self._room.num_under_way
-
     def wake(self) -> None:
         """Look at the store at once: a batch is new, or is to be cancelled."""
         self._woken.set()

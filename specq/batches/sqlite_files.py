@@ -100,13 +100,13 @@ class SqliteFiles:
         rows = self._connection.execute(f"{query} ORDER BY number {order} LIMIT ?", (*values, limit))
         return [StoredFile(*row) for row in rows]
 
-    def is_used(self, file: int) -> bool:
+    def _is_used(self, file: int) -> bool:
         query = "SELECT 1 FROM batches WHERE has_ended = 0 AND ? IN (input_file, output, errors)"
         return self._connection.execute(query, (file,)).fetchone() is not None
 
     def hide(self, file: int) -> bool:
         with transaction(self._connection):
-            if self.is_used(file):
+            if self._is_used(file):
                 return False
             self._connection.execute("UPDATE files SET is_shown = 0, expires = 0 WHERE number = ?", (file,))
         return True

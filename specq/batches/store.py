@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -181,13 +181,6 @@ class SqliteBatches(SqliteFiles, BatchTables):
 
     def is_full(self) -> bool:
         return self._used_bytes() >= self.limits.num_bytes
-
-    def counts(self) -> Mapping[str, int]:
-        return {
-            "bytes": self._used_bytes(),
-            "files": self._number("SELECT count(*) FROM files WHERE is_shown"),
-            "open": self._number("SELECT count(*) FROM batches WHERE has_ended = 0"),
-        }
 
     def tidy(self) -> bool:
         self._clock.note(self._connection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
 from contextlib import closing
 
@@ -13,6 +14,7 @@ import pytest
 from specq.config.values import free_address
 from specq.processes.up import GATEWAY
 from specq.testing import wait_until
+from specq.transport import listens
 from tests.deploying import connected, group_of
 from tests.end_to_end.test_gateway import House
 from tests.submitting import run as submit
@@ -116,3 +118,23 @@ def test_each_process_is_killed_in_the_middle(spawn, tmp_path, own_cache):
             own = {"ignore_eos": body.pop("ignore_eos")}
             alone = api.completions.create(model="tiny", **body, extra_body=own)
             assert alone.choices[0].text == answers[number]["response"]["body"]["choices"][0]["text"]
+
+
+def test_a_frozen_gateway(spawn, tmp_path, own_cache):
+    """Another one takes its batch over. When it wakes up, it doubles nothing."""
+    store = ("--batches", str(tmp_path / "b"))
+    house, other = House(spawn, tmp_path, *store), free_address()
+    lines = [line(f"d{number}", prompt=f"Story {number}", max_tokens=60, ignore_eos=True) for number in range(100)]
+    with client_of(house.http) as frozen, client_of(other) as api:
+        batch = create(frozen, lines)
+        until(frozen, batch, lambda one: one.request_counts.completed > 0)
+        house.processes["gateway"].send_signal(signal.SIGSTOP)
+        spawn("serve", "--broker", house.broker, "--bind", other, *store)
+        wait_until(lambda: listens(other), 60)
+        batch = until(api, batch, has_ended)
+        before = content(api, batch.output_file_id)
+        house.processes["gateway"].send_signal(signal.SIGCONT)
+        assert until(frozen, batch, has_ended).status == "completed"
+        assert content(frozen, batch.output_file_id) == before
+        assert [one["custom_id"] for one in before] == [f"d{number}" for number in range(100)]
+        assert num_jobs(tmp_path) == 100

@@ -5,12 +5,16 @@ from __future__ import annotations
 import sqlite3
 import time
 from contextlib import closing
+from itertools import pairwise
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specq.batches import CHUNK_BYTES
 from specq.gateway import make_key
+from specq.gateway.uploads import UploadForm
 from specq.testing import wait_until
 from tests.each import each
 from tests.gateway.serving import connected, openai_client, raw, running
@@ -120,6 +124,34 @@ PURPOSE = b'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch'
 FILE = b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n{}'
 
 
+@given(
+    st.lists(st.sampled_from([b"\r", b"\n", b"-", b"--XX", b"\r\n--X", b"X", b"a", b"\x00"])),
+    st.lists(st.integers(0, 200)),
+)
+def test_a_form_may_be_cut_anywhere(parts, cuts):
+    """And the file may resemble the boundary, as long as it is not one."""
+    data = b"".join(parts).replace(b"\r\n--XX", b"")
+    while b"\r\n--XX" in b"\r\n" + data:
+        data = data.replace(b"--XX", b"", 1)
+    body, form_of = form(FILE.replace(b"{}", data), PURPOSE), UploadForm()
+    form_of.begin("multipart/form-data; boundary=XX")
+    places = sorted({0, len(body), *(min(cut, len(body)) for cut in cuts)})
+    taken = b""
+    for start, end in pairwise(places):
+        form_of.feed(body[start:end])
+        taken += form_of.take()
+    form_of.check_end()
+    assert (taken, form_of.file_name, form_of.fields) == (data, "a", {"purpose": "batch"})
+
+
+def field(name: bytes, value: bytes) -> bytes:
+    return b'Content-Disposition: form-data; name="' + name + b'"\r\n\r\n' + value
+
+
+def expiry(anchor: bytes, seconds: bytes) -> bytes:
+    return form(PURPOSE, FILE, field(b"expires_after[anchor]", anchor), field(b"expires_after[seconds]", seconds))
+
+
 def named(name: bytes) -> bytes:
     return b'Content-Disposition: form-data; name="file"; filename="' + name + b'"\r\n\r\n{}'
 
@@ -135,6 +167,12 @@ def named(name: bytes) -> bytes:
         (form(PURPOSE.replace(b"batch", b"b" * 100), FILE), 400, "purpose"),
         (form(PURPOSE, FILE, b'Content-Disposition: form-data; name="more"\r\n\r\n1'), 400, None),
         (form(PURPOSE, b"X: y\r\n\r\n{}"), 400, None),
+        (expiry(b"created_at", b"10"), 400, "expires_after"),
+        (expiry(b"created_at", b"x"), 400, "expires_after"),
+        (expiry(b"created_at", b"99999999"), 400, "expires_after"),
+        (expiry(b"created_at", b"3600.5"), 400, "expires_after"),
+        (expiry(b"now", b"3600"), 400, "expires_after"),
+        (form(PURPOSE, FILE, field(b"expires_after[seconds]", b"3600")), 400, "expires_after"),
         (form(PURPOSE, FILE, end=b""), 400, None),
         (form(PURPOSE, FILE, end=b"--XX"), 400, None),
         (form(PURPOSE, FILE, boundary=b"XY"), 400, None),
