@@ -66,13 +66,17 @@ def test_the_official_client_and_submit(tmp_path, own_cache):
     group = group_of(up={"serve": True}, serve={"bind": free_address(), "batches": str(tmp_path / "b")})
     address = next(member.about for member in group.members if member.name == GATEWAY)
     with connected(group), client_of(address) as api:
-        batch = create(api, [line(f"a{number}", **body) for number, body in enumerate(bodies)])
+        lines_of_batch = [line(f"a{number}", **body) for number, body in enumerate(bodies)]
+        batch = create(api, lines_of_batch)
         batch = until(api, batch, has_ended)
         assert (batch.status, batch.request_counts.completed) == ("completed", len(bodies))
         texts = [one["response"]["body"]["choices"][0]["text"] for one in content(api, batch.output_file_id)]
-        outcome, lines = submit(group, tmp_path, "".join(json.dumps(body) + "\n" for body in bodies))
-        assert outcome.exit_code == 0
-        assert [one["text"] for one in lines] == texts
+        for number, data in enumerate(("".join(json.dumps(body) + "\n" for body in bodies), b"".join(lines_of_batch))):
+            folder = tmp_path / f"submit-{number}"
+            folder.mkdir()
+            outcome, lines = submit(group, folder, data)
+            assert outcome.exit_code == 0
+            assert [one["text"] for one in lines] == texts
         assert len(set(texts[4:])) > 1
 
         many = create(api, [line(f"b{number}", prompt="x", max_tokens=200) for number in range(3000)])
