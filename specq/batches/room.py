@@ -63,8 +63,8 @@ class LineRoom:
     def _known(self, model: str) -> str:
         return model if model in self._limits else ""
 
-    async def take(self, owner: str, model: str, priority: Callable[[], int]) -> Callable[[], None]:
-        """Wait for a place. Return what gives it back."""
+    async def take(self, owner: str, model: str, priority: Callable[[], int]) -> Callable[[object], None]:
+        """Wait for a place. Return a callback that gives it back."""
         waiting = _Waiting(owner, model, priority, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:
@@ -77,7 +77,7 @@ class LineRoom:
         finally:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-        return lambda: self._give_back(waiting)
+        return lambda _: self._give_back(waiting)
 
     def _give_back(self, place: _Waiting) -> None:
         self._under_way[place.model] -= 1

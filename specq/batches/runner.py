@@ -109,7 +109,8 @@ class BatchRunner:
         self._store, self._answer, self._get_report, self._line_bytes = store, answer, get_report, line_bytes
         self._holder = secrets.token_hex(8)
         self._held: dict[int, _Held] = {}
-        self._room, self._woken, self._next_tidy = LineRoom(), asyncio.Event(), 0.0
+        self._room, self._woken, self._validating = LineRoom(), asyncio.Event(), asyncio.Lock()
+        self._next_tidy = 0.0
 
     def wake(self) -> None:
         """Look at the store at once: a batch is new, or is to be cancelled."""
@@ -199,7 +200,8 @@ class BatchRunner:
         number = held.batch.number
         held.ends = time.monotonic() + held.batch.deadline - await self._store.read(lambda tables: tables.now())
         if held.batch.status == "validating":
-            await self._validate(held)
+            async with self._validating:  # one at a time, so that requests find a free thread
+                await self._validate(held)
         if held.batch.has_ended:
             return
         outcome = await self._outcome(held)
@@ -269,16 +271,14 @@ class BatchRunner:
                         continue
                     model, owner = str(line.body.get("model") or ""), held.batch.asked.owner
                     give_back = await self._room.take(owner, model, held.priority)
-                    group.create_task(self._run_line(held, line, give_back))
+                    task = group.create_task(self._run_line(held, line))
+                    task.add_done_callback(give_back)  # also of a task that is cancelled before it begins
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _run_line(self, held: _Held, line: BatchLine, give_back: Callable[[], None]) -> None:
-        try:
-            held.results.append(answered(held.batch, line, await self._get_answer(held, line)))
-            await self._write_results(held)
-        finally:
-            give_back()
+    async def _run_line(self, held: _Held, line: BatchLine) -> None:
+        held.results.append(answered(held.batch, line, await self._get_answer(held, line)))
+        await self._write_results(held)
 
     async def _get_answer(self, held: _Held, line: BatchLine) -> LineAnswer:
         pause_s = RETRY_S

@@ -33,7 +33,10 @@ class BatchStore:
     @property
     def exists(self) -> bool:
         """Whether anything was ever stored."""
-        return self._tables is not None or self.path.exists()
+        try:
+            return self._tables is not None or self.path.exists()
+        except OSError:  # its directory cannot be read
+            return False
 
     async def write(self, action: Action[T]) -> T:
         """Run a transaction. If the caller is cancelled, it is carried out all the same."""

@@ -45,7 +45,7 @@ async def _grows_while_few_wait():
         await asyncio.sleep(0)
         counts.append(room.num_under_way)
     assert counts == [FEW, 2 * FEW, 3 * FEW, 3 * FEW + 1, 3 * FEW + 1, 3 * FEW + 1]
-    (await tasks[0])()  # five too many wait: the next one does not begin
+    (await tasks[0])(None)  # five too many wait: the next one does not begin
     await asyncio.sleep(0)
     assert room.num_under_way == 3 * FEW
     await end(tasks)
@@ -87,11 +87,11 @@ async def order_of(*waiting):
     async def take_place(name, owner, priority):
         give_back = await room.take(owner, "m", lambda: priority)
         order.append(name)
-        give_back()
+        give_back(None)
 
     tasks = [asyncio.create_task(take_place(*one)) for one in waiting]
     await asyncio.sleep(0)
-    (await first[0])()
+    (await first[0])(None)
     await asyncio.gather(*tasks)
     await end(first)
     return order
@@ -112,7 +112,7 @@ async def _who_leaves_takes_no_place():
     room = opened()
     first = await fill(room, FEW)
     (leaving,) = await fill(room, 1)
-    (await first[0])()  # the place is given, and its taker leaves before it wakes
+    (await first[0])(None)  # the place is given, and its taker leaves before it wakes
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     assert room.num_under_way == FEW - 1

@@ -99,6 +99,7 @@ def test_cancelled(path):
             assert asked.status == "cancelling"
             runner.wake()
             ended = await until_ended(store, batch)
+            assert runner._room.num_under_way == 0
         assert ended.status == "cancelled"
         assert sorted(answers.stopped) == sorted(answers.asked)
         errors = await content(store, ended.error_id)
