@@ -1,8 +1,8 @@
 """How many lines are under way at a time: as many as the verifiers have room for, and a few that wait.
 
 The room is not known: it depends on KV, sessions and the load of others. It follows from the broker's report. As long
-as fewer than FEW jobs of a model wait, more lines begin. Where more wait, as many fewer do. So lines fill what other
-requests leave.
+as fewer than FEW jobs of a model wait, more lines begin: while none waits, half as many again. Where more wait, as many
+fewer do. So lines fill what other requests leave.
 
 The next place goes to the batch with the highest priority. Priorities that differ little count as equal (BAND). Of
 equals, the owner with the fewest lines under way is next, then the longest wait decides.
@@ -58,7 +58,9 @@ class LineRoom:
         self._grant()
 
     def _limit(self, model: str, num_waiting: int) -> int:
-        return min(max(self._under_way[model] + FEW - num_waiting, FEW), MOST)
+        under_way = self._under_way[model]
+        spare = FEW if num_waiting else max(FEW, under_way // 2)
+        return min(max(under_way + spare - num_waiting, FEW), MOST)
 
     def _known(self, model: str) -> str:
         return model if model in self._limits else ""

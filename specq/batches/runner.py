@@ -159,6 +159,7 @@ class BatchRunner:
                 held.stopping.set()
             if held.task is None:
                 held.task = asyncio.create_task(self._hold(held))
+                held.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         await self._look_for_room(is_full=is_full)
 
     def _drop_lost(self, numbers: set[int]) -> None:

@@ -38,16 +38,16 @@ async def end(tasks):
 
 async def _grows_while_few_wait():
     room = opened()
-    tasks = await fill(room, 100)
+    tasks = await fill(room, 200)
     counts = [room.num_under_way]
-    for waiting in (0, 0, FEW - 1, FEW, FEW + 5):
+    for waiting in (0, 0, 0, FEW - 1, FEW, FEW + 5):
         take(room, waiting)
         await asyncio.sleep(0)
         counts.append(room.num_under_way)
-    assert counts == [FEW, 2 * FEW, 3 * FEW, 3 * FEW + 1, 3 * FEW + 1, 3 * FEW + 1]
+    assert counts == [FEW, 32, 48, 72, 73, 73, 73]
     (await tasks[0])(None)  # five too many wait: the next one does not begin
     await asyncio.sleep(0)
-    assert room.num_under_way == 3 * FEW
+    assert room.num_under_way == 72
     await end(tasks)
 
 
