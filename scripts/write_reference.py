@@ -86,7 +86,7 @@ are in a separate section, such as `[target.vllm]`. [configs/](../../configs) ha
 |---|---|
 | `SPECQ_CONFIG` | Configuration file if `--config` is not given. |
 | `SPECQ_BROKER` | Broker that workers and clients connect to. |
-| `SPECQ_STATE` | Directory of the brokers' journals. Default: `~/.local/state/specq`. |
+| `SPECQ_STATE` | Directory of the brokers' journals, and of files and batches. Default: `~/.local/state/specq`. |
 | `SPECQ_CACHE` | Directory of tokenizers, models, kernels, step times, repacked weights. Default: `~/.cache/specq`. |
 """
 COMMANDS = """# Commands

@@ -23,6 +23,8 @@ USERS = {
     "specq/broker/links.py": "a lower bound of epochs",
     "specq/processes/broker.py": "a lower bound of epochs",
     "specq/gateway/serving.py": "shown: `created`",
+    "specq/batches/sqlite_files.py": "shown: times of files",
+    "specq/batches/store.py": "shown: times of batches",
     "specq/text/messages.py": "the date in a chat template",
     "specq/training/report.py": "shown: the date of a report",
     "specq/runtime/machine.py": "shown: the date of a report",

@@ -98,7 +98,8 @@ def submit(
     """Send the prompts of a JSONL file (- is standard input) and write one result line per completion, in order.
 
     A line is {"prompt": ...}, {"messages": [...]} or {"token_ids": [...]}. It may also have "id" and any parameter
-    below ("top_p": 0.9), which overrides the option. The exit status is 0 only if no line failed.
+    below ("top_p": 0.9), which overrides the option. Lines of OpenAI's batches are read, too, except for their model.
+    The exit status is 0 only if no line failed.
 
     After a kill or the loss of the broker, run the same command again. With the same prompts, options and --out it
     continues where it stopped. Without a broker or a verifier, it prints a notice and waits.

@@ -266,6 +266,11 @@ class PreparedClient(AsyncClient):
         """Return the results of each request, with the errors of `generate`."""
         return await self._run(requests, served)
 
+    def stop(self, requests: Sequence[Request]) -> None:
+        """Stop the jobs of running requests, also those with `keep_running`."""
+        for request in requests:
+            self._connection.cancel(request)
+
     def open_stream(self, requests: Sequence[Request], served: ServedModel, known: Sequence[int] = ()) -> PieceStream:
         """Start requests and return their pieces.
 

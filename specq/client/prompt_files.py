@@ -1,8 +1,9 @@
 """Files of prompts to files of results, both JSONL: the work of `specq submit`.
 
 A line is `{"prompt": text}`, `{"messages": [...]}` or `{"token_ids": [...]}`. It may also have `id`, any parameter
-(`specq.client.parameters`), and for messages `chat_template_kwargs`. Each completion gives a result line, in the same
-order; `specq.client.Result` describes its fields.
+(`specq.client.parameters`), and for messages `chat_template_kwargs`. A line of OpenAI's batches is read, too: its
+`body` as such a line, `custom_id` as its `id`, with the HTTP API's defaults. Each completion gives a result line, in
+the same order; `specq.client.Result` describes its fields.
 
 Rule: a wrong line, or a line whose job fails, becomes a result with `error`. Other lines are not affected.
 
@@ -30,6 +31,11 @@ from specq.client.sync import Client
 from specq.protocol import BROKER_GONE, MOST_LEVELS, JobError, is_too_deep, known_names
 
 _KEYS = (*SOURCES, CHAT_VARIABLES, "id", *NAMES, *LINE_OPTIONS)
+_BATCH_KEYS = {"custom_id", "method", "url", "body"}  # of a line of OpenAI's batches
+_BATCH_DEFAULTS: dict[object, dict[str, Any]] = {  # of the HTTP API; reduced to the model's room
+    "/v1/completions": {"temperature": 1.0, "max_tokens": 16},
+    "/v1/chat/completions": {"temperature": 1.0, "max_tokens": 2**31 - 1},
+}
 _READ_AHEAD = 4  # lines read ahead per line in progress, so that a slow line does not block the others
 
 Write = Callable[[list[Result]], None]
@@ -38,11 +44,16 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """A line of a prompts file; `error` is the reason if it cannot be used."""
+    """A line of a prompts file.
+
+    error  the reason if it cannot be used.
+    usual  what its form has by default, unless an option says otherwise.
+    """
 
     number: int
     arguments: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    usual: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def id(self) -> Any:
@@ -56,7 +67,7 @@ class PromptLine:
 
     def request(self, defaults: dict[str, Any], *, as_chat: bool) -> dict[str, Any]:
         """Return the arguments of `Client.generate`; with `as_chat` a prompt becomes a user's message."""
-        arguments = defaults | {"id": self.id} | self.arguments
+        arguments = self.usual | defaults | {"id": self.id} | self.arguments
         if is_batch(self.arguments):
             raise JobError("a list of prompts is not supported; put each prompt on its own line")
         return _to_chat(arguments) if as_chat else arguments
@@ -87,6 +98,27 @@ def parse_line(number: int, raw: bytes) -> PromptLine:
         return PromptLine(number, error=f"line {number} is nested more than {MOST_LEVELS} levels deep")
     if not isinstance(values, dict):
         return PromptLine(number, error=f"line {number} is not a JSON object, but {_kind(values)}")
+    if values.keys() == _BATCH_KEYS:
+        return _of_batch(number, values)
+    return _of_values(number, values)
+
+
+def _of_batch(number: int, values: dict[str, Any]) -> PromptLine:
+    """Return a line of OpenAI's batches."""
+    usual, body = _BATCH_DEFAULTS.get(str(values["url"])), values["body"]
+    if usual is None:
+        known = " or ".join(map(str, _BATCH_DEFAULTS))
+        return PromptLine(number, error=f"line {number} has the url {values['url']!r:.80}, but must have {known}")
+    if not isinstance(body, dict):
+        return PromptLine(number, error=f"line {number} has a body that is not a JSON object, but {_kind(body)}")
+    own = {name: value for name, value in body.items() if name not in ("model", "max_completion_tokens")}
+    if "max_completion_tokens" in body:
+        own["max_tokens"] = body["max_completion_tokens"]
+    return replace(_of_values(number, own | {"id": values["custom_id"]}), usual=usual)
+
+
+def _of_values(number: int, values: dict[str, Any]) -> PromptLine:
+    """Return a line from its keys."""
     given = {name: value for name, value in values.items() if value is not None}
     known = {name: value for name, value in given.items() if name in _KEYS}
     unknown = [name for name in given if name not in known]

@@ -15,6 +15,7 @@ from specq.config.engine_options import Options, parsed
 from specq.config.loading import (
     RENAMED,
     OwnOptions,
+    batch_store,
     cache_dir,
     environment_of_children,
     journal_address,
@@ -64,6 +65,7 @@ __all__ = [
     "TargetConfig",
     "Texts",
     "UpConfig",
+    "batch_store",
     "cache_dir",
     "check_bind",
     "check_connect",

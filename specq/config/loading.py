@@ -5,7 +5,7 @@ Precedence, weakest first: the sections' defaults, the file, the environment, th
     SPECQ_CONFIG   configuration file if `--config` is not given
     SPECQ_BROKER   broker that workers and clients connect to
     SPECQ_CACHE    directory of compiled kernels, tokenizers, and fetched or unpacked models
-    SPECQ_STATE    directory of the brokers' journals
+    SPECQ_STATE    directory of the brokers' journals, and of files and batches
     NO_COLOR, TERM   whether a terminal gets colours
 
 Rule: this is the only module that reads the environment (`specq.runtime.usage` and the vllm engine write to it).
@@ -40,6 +40,7 @@ from specq.config.sections import (
     BrokerConfig,
     Config,
     DraftConfig,
+    ServeConfig,
     TargetConfig,
 )
 from specq.config.values import check_connect
@@ -269,10 +270,18 @@ def journal_address(config: BrokerConfig) -> str:
     """
     if config.journal == "none" or (not config.journal and config.bind.endswith(":*")):
         return ""
-    if config.journal:
-        return config.journal
-    name = "".join(c if c.isalnum() or c in ".-" else "-" for c in config.bind.replace("://", "-"))
-    return str(state_dir() / f"{name}.journal")
+    return config.journal or _state_file(config.bind, "journal")
+
+
+def batch_store(config: ServeConfig) -> str:
+    """Return the path of a gateway's store of batches, or "" for none."""
+    return "" if config.batches == "none" else config.batches or _state_file(config.broker, "batches")
+
+
+def _state_file(address: str, kind: str) -> str:
+    """Return the file of this kind for a broker's address."""
+    name = "".join(c if c.isalnum() or c in ".-" else "-" for c in address.replace("://", "-"))
+    return str(state_dir() / f"{name}.{kind}")
 
 
 def wants_colours() -> bool:

@@ -344,6 +344,14 @@ class ServeConfig(Section):
     body_kb: int = option(1024, "Maximum size of a request body, in KB.", low=1, high=1_048_576)
     header_kb: int = option(32, "Maximum size of the request headers, in KB.", low=1, high=1024)
     connections: int = option(4096, "Maximum number of open connections.", low=1, high=65_536)
+    batches: str = option(
+        "",
+        "File for uploaded files and batches. `none`: no batches. Default: one file per broker address, in "
+        "SPECQ_STATE.",
+    )
+    batch_store_mb: int = option(2048, "Maximum size of all files together, in MB.", low=1, high=2**40)
+    batch_days: float = option(30.0, "How long to keep files and batches, in days.", low=0.001, high=36_500)
+    upload_mb: int = option(200, "Maximum size of an uploaded file, in MB.", low=1, high=2**30)
     requests_per_key: int = option(
         1024, "Maximum concurrent requests per API key, or of all clients without keys.", low=1
     )

@@ -9,6 +9,8 @@ It takes JSON and returns JSON or server-sent events.
     serving               requests to the clients of the broker, also repeated ones
     guard, connection     access and limits
     metrics               counts and times, for Prometheus
+    uploads, batch_forms  uploads of files, and batches, as OpenAI has them; pure
+    batch_lines           answers the lines of batches
     routes/               the endpoints, one file per group
     endpoint, replies     the common parts of endpoints
     app                   the ASGI application
@@ -18,10 +20,23 @@ add its route in a file of `routes/`.
 """
 
 from specq.gateway.app import make_app
+from specq.gateway.batch_lines import BatchLines
 from specq.gateway.connection import limited_protocol
-from specq.gateway.endpoint import Parts
+from specq.gateway.endpoint import Batching, Parts
 from specq.gateway.guard import ApiKeys, make_key
+from specq.gateway.metrics import Metrics
 from specq.gateway.replies import BodyLimits
 from specq.gateway.serving import Upstream
 
-__all__ = ["ApiKeys", "BodyLimits", "Parts", "Upstream", "limited_protocol", "make_app", "make_key"]
+__all__ = [
+    "ApiKeys",
+    "BatchLines",
+    "Batching",
+    "BodyLimits",
+    "Metrics",
+    "Parts",
+    "Upstream",
+    "limited_protocol",
+    "make_app",
+    "make_key",
+]

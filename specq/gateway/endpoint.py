@@ -10,6 +10,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
+from specq.batches import BatchRunner, BatchStore
 from specq.gateway.errors import OUR_FAULT, ApiError, of_job
 from specq.gateway.metrics import Metrics
 from specq.gateway.replies import BodyLimits, ClientGoneError, error_response
@@ -25,8 +26,6 @@ _NOT_SERVED = {  # paths of OpenAI's API, and below, that have no route here
     "/v1/moderations": "moderations",
     "/v1/images": "images",
     "/v1/audio": "audio",
-    "/v1/files": "files",
-    "/v1/batches": "batches over HTTP; `specq submit` takes a file of prompts",
     "/v1/fine_tuning": "fine-tuning over HTTP; `specq train` trains what drafts",
     "/v1/assistants": "assistants",
     "/v1/threads": "threads",
@@ -34,12 +33,26 @@ _NOT_SERVED = {  # paths of OpenAI's API, and below, that have no route here
 
 
 @dataclass(frozen=True, slots=True)
+class Batching:
+    """The store of files and batches, and the loop that runs them."""
+
+    store: BatchStore
+    runner: BatchRunner
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
-    """The objects that the endpoints use."""
+    """The objects that the endpoints use.
+
+    batches  None: batches are off.
+    origins  the pages that a browser lets through to the gateway; `*`: all.
+    """
 
     upstream: Upstream
     limits: BodyLimits
     metrics: Metrics = field(default_factory=Metrics)
+    batches: Batching | None = None
+    origins: tuple[str, ...] = ()
 
 
 Handler = Callable[[Parts, Request], Awaitable[Response]]

@@ -154,7 +154,7 @@ def make_key(path: Path, name: str, *, max_priority: int = 0) -> str:
     return key
 
 
-METHODS = ("GET", "POST")
+METHODS = ("GET", "POST", "DELETE")
 EXPOSED = ("retry-after", "www-authenticate")
 PREFLIGHT_S = 600  # time in which a browser need not ask again
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
@@ -162,13 +163,19 @@ def _labelled(line: MetricLine, samples: Iterable[Sample]) -> Iterator[Sample]:
 
 PATHS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
-    *("/v1/models", "/tokenize", "/detokenize"),
+    *("/v1/files", "/v1/batches", "/v1/models", "/tokenize", "/detokenize"),
     *("/health", "/ready", "/version", "/metrics", "/", "/specq/status"),
 )
 OTHER = "other"
 GONE = "gone"  # no status: the client left before the answer began
+_UNDER = ("/v1/files/", "/v1/batches/")  # the paths of one file or batch count as this one
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _SHORT_SECONDS = (0.0005, *_SECONDS[:-4])
+
+
+def _known_path(path: str) -> str:
+    """Return the label of a path."""
+    return path if path in PATHS else next((one for one in _UNDER if path.startswith(one)), OTHER)
 
 
 class HttpMetrics:
@@ -185,6 +192,10 @@ class HttpMetrics:
             "specq_http_first_token_seconds", "To the first tokens, of streams.", buckets=_SECONDS, registry=registry
         )
         self.under_way = Gauge("specq_http_requests_under_way", "HTTP requests that have not ended.", registry=registry)
+        self.lines = Counter(
+            "specq_batch_lines", "Lines of batches that were answered.", ("status",), registry=registry
+        )
+        self.running_lines = Gauge("specq_batch_lines_under_way", "Lines of batches that run.", registry=registry)
 
 
 class AnswerMetrics:
@@ -237,6 +248,14 @@ class Metrics:
         """Record the time between two events of a stream that carry tokens, in seconds."""
         self._answers.between.labels(model, "0").observe(seconds)
 
+    def running_line(self) -> AbstractContextManager[None]:
+        """Count a line of a batch as running until the block ends."""
+        return self._http.running_lines.track_inprogress()
+
+    def note_line(self, status: int) -> None:
+        """Count an answered line of a batch."""
+        self._http.lines.labels(str(status)).inc()
+
     def text(self, report: Report) -> bytes:
         """Return all metrics in Prometheus' text format.
 
@@ -260,7 +279,7 @@ class Metrics:
                     status = str(message["status"])
                 await send(message)
 
-            path = scope["path"] if scope["path"] in PATHS else OTHER
+            path = _known_path(scope["path"])
             started = time.perf_counter()
             with self._http.under_way.track_inprogress():
                 try:

@@ -45,11 +45,15 @@ MAX_KEY = 255
 
 @dataclass(frozen=True, slots=True)
 class Repeatable:
-    """The keys of a repeatable request; `key` "": it cannot be repeated, and its jobs end with it."""
+    """The keys of a repeatable request; `key` "": it cannot be repeated, and its jobs end with it.
+
+    label  begins the label of its jobs: http, or a batch and the line in it (`Submit.digest` reads it).
+    """
 
     key: str = ""
     digest: str = ""
     event_id: str = ""
+    label: str = "http"
 
     def options(self, caller: str, *, num_prompts: int = 0) -> dict[str, Any]:
         """Return the job options for this caller.
@@ -58,7 +62,7 @@ class Repeatable:
         """
         if not self.key:
             return {}
-        label = f"http {self.digest}"
+        label = f"{self.label} {self.digest}"
         ids = [label] * num_prompts if num_prompts else label
         return {"job_key": f"http {caller} {self.key}", "keep_running": True, "id": ids}
 
@@ -72,16 +76,22 @@ def read(headers: Mapping[str, str], path: str, body: Any, call: Call) -> Repeat
 
     Raises ApiError for an unusable key, or for a position without a key or stream.
     """
-    key, event_id = headers.get(KEY_HEADER), headers.get(POSITION_HEADER, "")
-    if key is not None and not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
-        message = f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters"
-        raise ApiError(message, param="Idempotency-Key")
+    key, event_id = read_key(headers), headers.get(POSITION_HEADER, "")
     if event_id and not (key and call.stream):
         raise ApiError(
             "Last-Event-ID resumes a stream; also give stream and the Idempotency-Key of that stream",
             param="Last-Event-ID",
         )
     return Repeatable(key, digest(path, body, call.arguments.get("grammar")), event_id) if key else Repeatable()
+
+
+def read_key(headers: Mapping[str, str]) -> str:
+    """Return the `Idempotency-Key`; "" for none. Raises ApiError for an unusable one."""
+    key = headers.get(KEY_HEADER)
+    if key is not None and not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
+        message = f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters"
+        raise ApiError(message, param="Idempotency-Key")
+    return key or ""
 
 
 def digest(path: str, body: Any, grammar: Any = None) -> str:

@@ -6,6 +6,7 @@ shows it on a terminal. Names of workers and labels come from outside, so unprin
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from specq.observe.report import Report, Snapshot, choice_of, choices, decided, 
 from specq.protocol import SHOWN, trace_events
 from specq.runtime import columns
 
+_BATCH_LINE = re.compile(
+    r'"(batch_[0-9a-f]{24}) (\d+)/(\d+) '
+)  # the label of a batch's job (`specq.gateway.batch_lines`)
 UNKNOWN = "-"
 NOT_USED = "not used: no gain"  # fits into 80 columns
 _FINISHED = "finished in memory (specq jobs lists all)"  # a journal also has earlier ones
@@ -125,6 +129,21 @@ SORTS: dict[str, Callable[[Report], float]] = {
 }
 
 
+def batches(snapshot: Snapshot, view: View) -> ViewSection:
+    """Return a row for each batch with lines among the sessions of the report. Labels name batch, line and lines."""
+    found: dict[str, list[tuple[bool, int, str]]] = {}
+    for one in snapshot.sessions:
+        if line := _BATCH_LINE.match(one["label"]):
+            batch, number, total = line.groups()
+            found.setdefault(batch, []).append((one["state"] == "running", int(number), total))
+    rows = [
+        (batch, sum(runs), len(runs) - sum(runs), f"{max(numbers)}/{totals[0]}")
+        for batch, lines in found.items()
+        for runs, numbers, totals in [list(zip(*lines, strict=True))]
+    ]
+    return ViewSection("batches", ("BATCH", "RUNNING", "WAITING", "BEGUN"), _filtered(rows, view))
+
+
 def speculation(snapshot: Snapshot, view: View) -> ViewSection:
     """Return a row for each source of drafts that has ever sent one.
 
@@ -193,7 +212,7 @@ def queues(snapshot: Snapshot) -> str:
     return "; ".join(part for part in parts if part)
 
 
-SECTIONS = (workers, sessions, speculation, drafting, steps, faults)
+SECTIONS = (workers, sessions, batches, speculation, drafting, steps, faults)
 
 
 def sections(snapshot: Snapshot, view: View) -> list[ViewSection]:

@@ -16,8 +16,19 @@ from pathlib import Path
 import structlog
 import uvicorn
 
-from specq.config import ServeConfig
-from specq.gateway import ApiKeys, BodyLimits, Parts, Upstream, limited_protocol, make_app
+from specq.batches import BatchRunner, BatchStore, StoreLimits
+from specq.config import ServeConfig, batch_store
+from specq.gateway import (
+    ApiKeys,
+    Batching,
+    BatchLines,
+    BodyLimits,
+    Metrics,
+    Parts,
+    Upstream,
+    limited_protocol,
+    make_app,
+)
 from specq.protocol import Address, ConfigError, parse_address
 from specq.runtime import apply_cpu
 from specq.transport import calm_collector, keys_of_gateway, listener
@@ -51,14 +62,15 @@ def make_server(config: ServeConfig) -> Gateway:
     hosts = [*config.hosts.replace(" ", "").split(","), socket.gethostname(), parse_address(config.bind).host]
     upstream = Upstream(config.broker, keys_of_gateway(config.keys), config.timeout_s)
     most = most_connections(config.connections)
+    metrics = Metrics()
+    batches = make_batching(config, upstream, metrics)
     app = make_app(
-        Parts(upstream, limits),
+        Parts(upstream, limits, metrics, batches, tuple(config.cors_origins)),
         hosts=[host for host in hosts if host],
         keys=keys,
         most=config.requests_per_key,
         header_bytes=config.header_kb * 1024,
         most_in_all=most,
-        origins=config.cors_origins,
     )
     settings = uvicorn.Config(
         app,
@@ -80,6 +92,22 @@ def make_server(config: ServeConfig) -> Gateway:
     )
     _load(settings)
     return Gateway(settings)
+
+
+def make_batching(config: ServeConfig, upstream: Upstream, metrics: Metrics) -> Batching | None:
+    """Return the store of batches and what runs them. None: they are off.
+
+    With API keys, the files of one key take up half of the store at most.
+    """
+    address = batch_store(config)
+    if not address:
+        return None
+    num_bytes, keep_s = config.batch_store_mb << 20, int(config.batch_days * 86_400)
+    owner_bytes = num_bytes // 2 if config.api_keys else num_bytes
+    limits = StoreLimits(num_bytes, owner_bytes, config.upload_mb << 20, keep_s)
+    store = BatchStore(Path(address).expanduser(), limits)
+    runner = BatchRunner(store, BatchLines(upstream, metrics), upstream.report, config.body_kb * 1024)
+    return Batching(store, runner)
 
 
 def most_connections(wanted: int) -> int:

@@ -7,7 +7,8 @@
     ├── EngineLostError  the model engine cannot continue in this process, which must end
     ├── JournalBusyError the broker's journal cannot be written or read now; the caller may try again
     ├── JournalLostError the journal belongs to another broker now; this broker must stop
-    └── JobError         a job was refused or failed; carries a machine-readable `code`
+    ├── JobError         a job was refused or failed; carries a machine-readable `code`
+    └── BatchStoreError  the store of batches cannot do what was asked (`specq.batches.interface`); carries a `code`
 
 Raise at the edge. Name the mistake, the place and the correct form. For an unknown name, an error suggests a similar
 name and lists all known names.

@@ -44,6 +44,35 @@ def test_null_is_not_given():
     assert (line.arguments, line.error) == ({"prompt": "a"}, "")
 
 
+def batch_line(body, url="/v1/completions"):
+    return json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": body}).encode()
+
+
+def test_lines_of_batches():
+    """With the defaults of the HTTP API, unless an option says otherwise."""
+    line = parse_line(2, batch_line({"model": "m", "prompt": "b", "seed": 7}))
+    chat = parse_line(3, batch_line({"messages": [{}], "max_completion_tokens": 3}, "/v1/chat/completions"))
+    assert line.request({}, as_chat=False) == {
+        "id": "a", "prompt": "b", "seed": 7, "temperature": 1.0, "max_tokens": 16
+    }  # fmt: skip
+    assert line.request({"temperature": 0}, as_chat=False)["temperature"] == 0
+    assert chat.request({}, as_chat=False)["max_tokens"] == 3
+
+
+@each(
+    ("raw", "reason"),
+    [
+        (batch_line({"prompt": "a"}, "/v1/embeddings"), "line 4 has the url '/v1/embeddings', but must have"),
+        (batch_line({"prompt": "a"}, ["/v1/completions"]), "line 4 has the url"),
+        (batch_line("a"), "line 4 has a body that is not a JSON object, but a string"),
+        (batch_line({"prompt": "a", "stream": True}), "line 4 has the unknown key 'stream'"),
+        (batch_line({}), "line 4 has none of prompt, messages, token_ids"),
+    ],
+)
+def test_wrong_lines_of_batches(raw, reason):
+    assert reason in parse_line(4, raw).error
+
+
 @each(
     ("key", "hint"),
     [("temprature", "did you mean 'temperature'? "), ("top-p", "did you mean 'top_p'? "), ("reference", "")],

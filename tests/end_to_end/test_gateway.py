@@ -30,9 +30,12 @@ RETRY_S = 0.05  # as clients wait before they ask again
 
 
 class House:
-    """A broker with a journal, a slow verifier and a gateway, each a process that can be killed and started again."""
+    """A broker with a journal, a slow verifier and a gateway, each a process that can be killed and started again.
 
-    def __init__(self, spawn, folder: Path) -> None:
+    `serve`: further options of the gateway.
+    """
+
+    def __init__(self, spawn, folder: Path, *serve: str) -> None:
         self.spawn, self.broker, self.http = spawn, free_address(), free_address()
         broker = ("broker", "--bind", self.broker, "--journal", str(folder / "journal"), "--heartbeat-ms", "100")
         slow = ("--engine", "slow", "--model", "tiny", "--prompt-lookup", "none")
@@ -40,7 +43,7 @@ class House:
         self.commands = {
             "broker": broker,
             "target": target,
-            "gateway": ("serve", "--broker", self.broker, "--bind", self.http, "--timeout-s", "20"),
+            "gateway": ("serve", "--broker", self.broker, "--bind", self.http, "--timeout-s", "20", *serve),
         }
         self.processes = {}
         for name in self.commands:

@@ -27,9 +27,10 @@ class Served(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served(tmp_path_factory) -> Iterator[Served]:
     gateway = free_address()
-    with ready(group_of(up={"serve": True}, broker={"journal": "none"}, serve={"bind": gateway})) as group:
+    serve = {"bind": gateway, "batches": str(tmp_path_factory.mktemp("serve") / "batches")}
+    with ready(group_of(up={"serve": True}, broker={"bind": free_address(), "journal": "none"}, serve=serve)) as group:
         yield Served(group.address, connect_address(gateway).removeprefix("tcp://"))
 
 

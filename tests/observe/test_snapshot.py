@@ -205,6 +205,26 @@ def test_sessions_are_sorted_and_filtered():
     assert jobs(filter_by="Q2") == ["2"]
 
 
+def test_batches_are_those_of_the_labels():
+    """Other labels, as of detached jobs, count for none."""
+
+    def label(batch: str, line: int) -> str:
+        return f'"batch_{batch * 24} {line}/3000 {"0" * 64}'[:60]
+
+    waiting = {"state": "waiting", "verifier": ""}
+    listed = [
+        session(1, label=label("a", 7)),
+        session(2, label=label("a", 12)),
+        session(3, label=label("b", 1), **waiting),
+    ]
+    others = [session(4, label='"batch_x 1/2 3"'), session(5, label='"http 0"'), session(6, label="7")]
+    snapshot = Snapshot(report(listed=(*listed, *others)))
+
+    (found,) = [one for one in sections(snapshot, View()) if one.title == "batches"]
+    assert found.rows == ((f"batch_{'a' * 24}", 2, 0, "12/3000"), (f"batch_{'b' * 24}", 0, 1, "1/3000"))
+    assert not [one for one in sections(Snapshot(report(listed=tuple(others))), View()) if one.title == "batches"]
+
+
 def test_it_is_said_that_there_are_more_sessions():
     shown = report(listed=(session(),)) | {"sessions": {"num": 4000, "busiest": [session()]}}
 
@@ -241,7 +261,7 @@ def test_a_report_of_an_old_broker_is_shown_as_far_as_it_goes():
 
 def test_sections_without_rows_are_left_out():
     assert [one.title for one in sections(Snapshot(report()), View())] == []
-    assert len(SECTIONS) == 6
+    assert len(SECTIONS) == 7
 
 
 @each(

@@ -58,7 +58,8 @@ def deployed(directory: Path, *options: str):
     """Yield where the page of a deployment is; it ends when the test does."""
     broker, bind = free_address(), free_address()
     config = directory / "up.toml"
-    config.write_text(f'[target]\nmodel = "tiny"\n[up]\nserve = true\ndrafters = 1\n[serve]\nbind = "{bind}"\n')
+    serve = f'[serve]\nbind = "{bind}"\nbatches = "{directory / "batches"}"\n'
+    config.write_text(f'[target]\nmodel = "tiny"\n[up]\nserve = true\ndrafters = 1\n{serve}')
     command = [sys.executable, "-m", "specq", "up", "--config", str(config), "--broker", broker, "--journal", "none"]
     output = directory / "output.txt"
     with output.open("wb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx2
 import pytest
 
 from tests.system.conftest import deployed
@@ -111,6 +112,21 @@ def test_a_chat_shows_where_its_tokens_come_from(browser, url):
     assert not page.one(".drafts").is_displayed()
     page.one("#show-rejected").click()
     assert page.one(".drafts del").is_displayed()
+    assert page.complaints() == []
+
+
+def test_batches_are_shown(browser, url):
+    """Only where there are some."""
+    page = Page(browser, url).ready()
+    assert not page.one("#batches").is_displayed()
+    line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 4}}'
+    with httpx2.Client(base_url=url, trust_env=False, timeout=PATIENCE_S) as http:
+        file = http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a", line)}).json()
+        body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "1h"}
+        batch = http.post("/v1/batches", json=body).json()
+    page.wait(lambda: "completed" in page.one("#batches").text)
+    assert batch["id"][:14] in page.one("#batches").text
+    assert "1/1" in page.one("#batches").text
     assert page.complaints() == []
 
 

@@ -2,6 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { chat, getJson } from "./api.js";
+import { showBatches } from "./batches.js";
 import { $, make } from "./dom.js";
 import { showComparison, showFigures } from "./figures.js";
 import { WorkMap } from "./map.js";
@@ -110,6 +111,7 @@ async function watch() {
       const report = await getJson("/specq/status", settings.values.key);
       settings.offer(report.models);
       map.show(report);
+      await showBatches(settings.values.key);
       for (const item of $("legend").children) item.hidden = !isThere(report, item.dataset.origin);
       state(report.models.length ? `${report.models.join(", ")} · specq ${report.version}` : "waiting for a verifier", report.models.length > 0);
     } catch (error) {

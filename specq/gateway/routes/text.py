@@ -32,13 +32,10 @@ from specq.text import TextCodec
 Read = Callable[[Any], Call]
 
 
-def completion_routes(parts: Parts) -> list[Route]:
+def text_routes(parts: Parts) -> list[Route]:
     """Return the routes."""
-    chat, plain = partial(answer, chat_call.read, _chat), partial(answer, completion_call.read, _plain)
-    return [
-        Route("/v1/chat/completions", endpoint(parts, chat), methods=["POST"]),
-        Route("/v1/completions", endpoint(parts, plain), methods=["POST"]),
-    ]
+    handlers = {path: partial(answer, *how) for path, how in ENDPOINTS.items()} | {"/v1/messages/count_tokens": _count}
+    return [Route(path, endpoint(parts, handler), methods=["POST"]) for path, handler in handlers.items()]
 
 
 def _chat(codec: TextCodec, call: Call) -> Answering:
@@ -80,26 +77,21 @@ async def _stream(prepared: Prepared, parts: Parts, request: Request) -> Respons
     return EventStream(stream.events(), stream.close, parts.limits.total_s)
 
 
-def responses_routes(parts: Parts) -> list[Route]:
-    """Return the route."""
-    return [Route("/v1/responses", endpoint(parts, partial(answer, responses_call.read, _responses)), methods=["POST"])]
-
-
 def _responses(codec: TextCodec, call: Call) -> Answering:
     return Responses(call, ChatShape(codec, call.num_top, call))
-
-
-def messages_routes(parts: Parts) -> list[Route]:
-    """Return the routes of Anthropic's API."""
-    return [
-        Route("/v1/messages", endpoint(parts, partial(answer, messages_call.read, _messages)), methods=["POST"]),
-        Route("/v1/messages/count_tokens", endpoint(parts, _count), methods=["POST"]),
-    ]
 
 
 def _messages(_: TextCodec, call: Call) -> Answering:
     messages_call.check_thinking(call)
     return Messages(call)
+
+
+ENDPOINTS: dict[str, tuple[Read, MakeAnswering]] = {
+    "/v1/chat/completions": (chat_call.read, _chat),
+    "/v1/completions": (completion_call.read, _plain),
+    "/v1/responses": (responses_call.read, _responses),
+    "/v1/messages": (messages_call.read, _messages),
+}
 
 
 async def _count(parts: Parts, request: Request) -> Response:

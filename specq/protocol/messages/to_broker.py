@@ -31,7 +31,7 @@ from specq.protocol.stats import WORKER_METRICS
 from specq.protocol.types import ModelInfo
 from specq.protocol.versions import since
 
-_DIGEST = re.compile(r'"http ([0-9a-f]{64})"')  # see `specq.gateway.serving`
+_DIGEST = re.compile(r'"(?:http|batch_[0-9a-f]{24} \d+/\d+) ([0-9a-f]{64})"')  # see `specq.gateway.serving`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
