@@ -16,6 +16,7 @@ from specq.engines.native import compiler
 from specq.engines.native import forward as native
 from specq.engines.native.forward import ALONE, MIN_SHARED_ROWS, Threads
 from specq.engines.native.rows import PackedRows, RowPacker
+from specq.engines.native.sharing import FIRST, TRIAL
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.loading import load
 from specq.protocol.errors import ConfigError
@@ -153,6 +154,25 @@ def test_a_helper_takes_no_part_while_it_is_not_wanted(llama):
     started = threads_of_this_process() - before
     assert len(started) == 3
     assert [core] in [sorted(os.sched_getaffinity(thread)) for thread in started]
+
+
+@on_linux
+def test_helpers_that_were_late_share_passes_again_once_they_are_wanted_again(llama, monkeypatch):
+    """They were late because a draft worker used their core. It is silent when they are wanted."""
+    forward = load(llama, device="cpu", kv_slots=SLOTS, threads=Threads(1, (available_cores()[-1],))).forward
+    shared, helpers = [], forward.native._helpers
+    monkeypatch.setattr(forward.native, "_helpers", lambda: shared.append(0) or helpers())
+    clock = iter(range(10**6))
+    slow = lambda: next(clock) * (100.0 if shared else 1.0)  # noqa: E731 - a shared pass takes long
+    monkeypatch.setattr("specq.engines.native.forward.time.perf_counter", slow)
+    for _ in range(FIRST + TRIAL + 1):
+        shared.clear()
+        forward(a_step(1))
+    assert not shared
+    forward.is_helped = False
+    forward.is_helped = True
+    forward(a_step(1))
+    assert shared
 
 
 def test_step_times_are_kept_apart_with_helpers_and_without(llama):

@@ -165,7 +165,7 @@ class NativeForward:
         library.specq_workspace_floats.restype = library.specq_tile_rows.restype = ctypes.c_int64
         library.specq_team_new.restype = _Pointer
         self._threads = threads
-        self.is_helped = bool(threads.helper_cores)
+        self._is_helped = bool(threads.helper_cores)
         tile_rows = library.specq_tile_rows()
         self.jumps = tuple(range(tile_rows, MOST_JUMPED_ROWS + 1, tile_rows))
         self._teams: dict[Threads, _Pointer | None] = {}
@@ -211,6 +211,16 @@ class NativeForward:
         if is_measured:
             self._sharing.note(kind, time.perf_counter() - began)
         return logits, hidden
+
+    @property
+    def is_helped(self) -> bool:
+        return self._is_helped
+
+    @is_helped.setter
+    def is_helped(self, is_helped: bool) -> None:
+        if is_helped and not self._is_helped:
+            self._sharing = Sharing()  # whoever used these cores before is silent now
+        self._is_helped = is_helped
 
     @property
     def _threads_now(self) -> Threads:
