@@ -34,12 +34,11 @@ from specq.processes.target import build_verifier
 from specq.protocol import Close, SamplingParams
 from specq.runtime.machine import describe
 from specq.transport import calm_collector
-from specq.verifier import Verifier
-from specq.verifier.control.background import MOST_SLOWDOWN
+from specq.verifier import MOST_SLOWDOWN, Verifier
 
 
 @dataclass
-class Turn:
+class SharedTurn:
     """What a turn showed: seconds of the others, and tokens."""
 
     first_s: list[float] = field(default_factory=list)
@@ -61,7 +60,7 @@ class Turn:
         return {name: round(value, 3) for name, value in found.items()}
 
 
-class Load:
+class SharedLoad:
     """Sessions of the others and of the batch at one verifier."""
 
     def __init__(self, verifier: Verifier, prompt_len: int, num_tokens: int, ids: Iterator[int]) -> None:
@@ -84,9 +83,9 @@ class Load:
         else:
             self._began[session_id] = time.perf_counter()
 
-    def serve(self, seconds: float, num_others: int, places: int) -> Turn:
+    def serve(self, seconds: float, num_others: int, places: int) -> SharedTurn:
         """Serve for that long, and stop all sessions."""
-        turn, began = Turn(), time.perf_counter()
+        turn, began = SharedTurn(), time.perf_counter()
         while (now := time.perf_counter()) < began + seconds:
             for _ in range(num_others - len(self._began)):
                 self._open(is_background=False)
@@ -100,7 +99,7 @@ class Load:
             self._verifier.step(time.monotonic)
         return turn
 
-    def _step(self, turn: Turn) -> None:
+    def _step(self, turn: SharedTurn) -> None:
         verifier = self._verifier
         verifier.begin(time.monotonic(), time.monotonic)
         messages = list(verifier.step(time.monotonic).packed())
@@ -109,7 +108,7 @@ class Load:
             for session_id, num in zip(*(one.tolist() for one in tokens_of(message)), strict=True):
                 self._note(turn, session_id, num, now)
 
-    def _note(self, turn: Turn, session_id: int, num: int, now: float) -> None:
+    def _note(self, turn: SharedTurn, session_id: int, num: int, now: float) -> None:
         if session_id in self._in_batch:
             turn.num_batch += num
         elif session_id in self._began:
@@ -130,7 +129,9 @@ class Load:
         self._in_batch.discard(session_id)
 
 
-def measure(load: Load, verifier: Verifier, seconds: float, turns: int, others: int, places: int) -> dict[str, Any]:
+def measure(
+    load: SharedLoad, verifier: Verifier, seconds: float, turns: int, others: int, places: int
+) -> dict[str, Any]:
     """Return the figures of each side by turn, and the medians of their ratios."""
     sides = {"alone": (others, 0), "beside": (others, places), "batch": (0, places)}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
@@ -165,7 +166,7 @@ def main(
     config = TargetConfig(**options, max_sessions=others + places)
     verifier = build_verifier(config, "background")
     calm_collector()
-    load = Load(verifier, prompt, tokens, count(1))
+    load = SharedLoad(verifier, prompt, tokens, count(1))
     figures = measure(load, verifier, seconds, turns, others, places)
     curve, step_share = figures["curve"], (MOST_SLOWDOWN - 1) / MOST_SLOWDOWN
     row_s = curve["row_ms"] / 1e3 * (1 + prompt / (0.75 * tokens))

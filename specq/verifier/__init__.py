@@ -13,6 +13,7 @@ In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, Tokeni
 here opens a socket.
 """
 
+from specq.verifier.control.background import MOST_SLOWDOWN
 from specq.verifier.control.choices import Choice
 from specq.verifier.core import Verifier
 from specq.verifier.models.goodput import best_by_goodput
@@ -21,6 +22,7 @@ from specq.verifier.sources import Budget, ComputedDrafts, DraftBatch, DraftSour
 from specq.verifier.step.verdicts import NO_REPORTS, Reports
 
 __all__ = [
+    "MOST_SLOWDOWN",
     "NO_REPORTS",
     "Budget",
     "Choice",
