@@ -157,7 +157,7 @@ def test_one_row_that_costs_more_than_a_step_earns_comes_now_and_then() -> None:
     assert 8 <= sum(counts) <= 10  # a row costs four steps, and two steps in 32 have none
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0, 20.0])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0, 20.0, 100.0])
 @pytest.mark.parametrize("has_prompts", [False, True])
 def test_what_rows_really_add_is_learned(factor: float, *, has_prompts: bool) -> None:
     """Although the curve expects something else, and all steps take longer than expected."""
