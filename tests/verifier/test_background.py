@@ -196,6 +196,17 @@ def test_sessions_in_the_background_have_no_nodes_beside_others() -> None:
     assert found.get(8, 0) == 0
 
 
+def test_how_to_draft_is_decided_for_the_sessions_that_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions in the background, which come and go beside one session, are no load that switches its drafts off."""
+    service, loads = Service(GPU, overlaps=False), list[int]()
+    meet = service.verifier.policy.meet
+    monkeypatch.setattr(service.verifier.policy, "meet", lambda num: loads.append(num) or meet(num))
+    assert service.serve(0.5, 1, 32).background > 100
+    assert set(loads) == {1}
+    service.serve(0.5, 0, 32)
+    assert loads[-1] == 32
+
+
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_an_arrival_that_finds_the_memory_full_evicts_a_batch(
     monkeypatch: pytest.MonkeyPatch, *, overlaps: bool
