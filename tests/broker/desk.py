@@ -77,9 +77,11 @@ class Desk:
         self.sent += sends
         return [message for to, message in sends if to == received]
 
-    def submit(self, job_id: int, client: bytes = ANN, max_tokens: int = 10, **fields: object) -> list[Message]:
+    def submit(
+        self, job_id: int, client: bytes = ANN, max_tokens: int = 10, prompt_logprobs: int = -1, **fields: object
+    ) -> list[Message]:
         """Submit a job that the journal does not know."""
-        params = SamplingParams(max_tokens=max_tokens)
+        params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
         received = self.front(client, Submit(job_id=job_id, params=params, prompt_ids=np.array([5, 6]), **fields))
         return received + [message for asked in self._asked() for message in self.found(asked, client)]
 

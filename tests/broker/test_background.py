@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specq.broker.state.job import AGED_S
-from specq.protocol import BACKGROUND, CAPABILITIES, Close, Open
+from specq.broker.state.job import AGED_S, QUARANTINE_CRASHES
+from specq.journal import Crashes
+from specq.protocol import BACKGROUND, CAPABILITIES, PROMPT_LOGPROBS, Close, Open
 from tests.broker.desk import VERIFIER, Desk
 
 
@@ -55,3 +56,21 @@ def test_a_job_that_has_waited_for_long_yields_no_more(*, is_aged: bool) -> None
     assert desk.received(VERIFIER, Open)[-1].is_background is not is_aged
     desk.submit(3)
     assert bool(desk.job(3).session.verifier) is not is_aged
+
+
+def test_a_place_that_a_job_may_not_have_is_not_freed_for_it() -> None:
+    """While a job in quarantine waits, a verifier is kept for it. A job that needs this verifier waits, too."""
+    desk = Desk(capabilities=tuple(one for one in CAPABILITIES if one != PROMPT_LOGPROBS))
+    for job_id in (1, 2):
+        desk.submit(job_id)
+    for job_id in (1, 2):
+        desk.job(job_id).crashes = Crashes(QUARANTINE_CRASHES, 0, 0)
+        desk.broker.state.jobs.note_quarantine(desk.job(job_id))
+    desk.hello(b"able", capabilities=(*CAPABILITIES, PROMPT_LOGPROBS))
+    for job_id in (3, 4):
+        desk.submit(job_id, priority=-1)
+    desk.hello(b"again", capabilities=())
+    desk.leave()
+    assert {desk.job(job_id).session.verifier for job_id in (1, 2)} == {b"", b"again"}
+    desk.submit(5, prompt_logprobs=0)
+    assert [desk.job(job_id).session.verifier for job_id in (3, 4, 5)] == [b"able", b"able", b""]

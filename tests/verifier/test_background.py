@@ -157,7 +157,7 @@ def test_one_row_that_costs_more_than_a_step_earns_comes_now_and_then() -> None:
     assert 8 <= sum(counts) <= 10  # a row costs four steps, and two steps in 32 have none
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0, 20.0])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0, 20.0, 100.0])
 @pytest.mark.parametrize("has_prompts", [False, True])
 def test_what_rows_really_add_is_learned(factor: float, *, has_prompts: bool) -> None:
     """Although the curve expects something else, and all steps take longer than expected."""
@@ -194,6 +194,17 @@ def test_sessions_in_the_background_have_no_nodes_beside_others() -> None:
     found = {verdict.session_id: len(verdict.node_ids) for verdict in list(step(verifier))}
     assert found[7] == 3
     assert found.get(8, 0) == 0
+
+
+def test_how_to_draft_is_decided_for_the_sessions_that_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions in the background, which come and go beside one session, are no load that switches its drafts off."""
+    service, loads = Service(GPU, overlaps=False), list[int]()
+    meet = service.verifier.policy.meet
+    monkeypatch.setattr(service.verifier.policy, "meet", lambda num: loads.append(num) or meet(num))
+    assert service.serve(0.5, 1, 32).background > 100
+    assert set(loads) == {1}
+    service.serve(0.5, 0, 32)
+    assert loads[-1] == 32
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

@@ -115,15 +115,14 @@ def is_given_up(crashes: Crashes) -> bool:
     return crashes.lone >= LONE_CRASHES
 
 
-def open_to(able: Iterable[Worker], isolated: set[bytes], *, alone: bool, wanted: set[bytes]) -> list[Worker]:
-    """Return the verifiers that may take a job.
+def open_to(able: Sequence[Worker], isolated: set[bytes], *, alone: bool, wanted: set[bytes]) -> list[Worker]:
+    """Return the verifiers that may take a job, among those with space that meet its requirements.
 
     - `isolated`: verifiers that run a job in quarantine. They take no other job.
     - `alone`: the job is in quarantine. It needs a verifier without other jobs.
     - `wanted`: verifiers that could run a waiting job in quarantine. While none runs, the one of them with the fewest
       jobs takes no other jobs.
     """
-    able = [worker for worker in able if worker.has_room]
     free = [worker for worker in able if worker.identity not in isolated]
     if alone:
         return [worker for worker in free if not worker.job_ids]

@@ -85,11 +85,12 @@ class Placement:
                 self.open(job, self._best_of(job, able))
                 self.drafter_assignment.assign_drafters(job)
 
-    def _places_for(self, requirements: Requirements) -> list[Worker] | None:
-        """Return the verifiers with space that meet the requirements, or None."""
+    def _places_for(self, requirements: Requirements, freed: Worker | None = None) -> list[Worker] | None:
+        """Return the verifiers with space that meet the requirements, or None. `freed`: this one has space, too."""
         able, isolated = self._able(requirements), self.state.jobs.isolated()
         quarantined = [one for one in self.state.jobs.queue.quarantined() if one.model == requirements.model]
         wanted = {worker.identity for one in quarantined for worker in self._able(one)}
+        able = [worker for worker in able if worker.has_room or worker is freed]
         return open_to(able, isolated, alone=requirements.alone, wanted=wanted) or None
 
     def _able(self, requirements: Requirements) -> list[Worker]:
@@ -110,10 +111,11 @@ class Placement:
 
     def _take_from_background(self) -> bool:
         """If a job waits for a place that a job in the background has, let the latter wait. False: none is needed."""
-        now, isolated = self.state.clock.journal_time, self.state.jobs.isolated()
+        now = self.state.clock.journal_time
         for requirements in self.state.jobs.queue.in_front():
-            able = [w for w in self._able(requirements) if w.state == "ready" and w.identity not in isolated]
-            jobs = [] if requirements.alone else self.state.jobs.among(i for worker in able for i in worker.job_ids)
+            able = [w for w in self._able(requirements) if w.state == "ready" and w.job_ids]
+            helpful = [worker for worker in able if self._places_for(requirements, freed=worker)]
+            jobs = self.state.jobs.among(job_id for worker in helpful for job_id in worker.job_ids)
             yielding = [job for job in jobs if job.request.is_background(now)]
             job = min(yielding, key=lambda one: one.transcript.num_tokens, default=None)
             worker = None if job is None else self.state.workers.get(job.session.verifier)

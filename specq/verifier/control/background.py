@@ -30,7 +30,7 @@ PLAIN_EVERY = 32  # steps with others
 # Weights of a new step without rows in the background, and with them; steps that the expectation counts for at first.
 BASE_FADE, FADE, PRIOR_STEPS = 0.1, 0.02, 10.0
 MOST_ERROR = 4.0  # a step counts as at most this many times longer than expected
-LEAST_PRICE, MOST_PRICE = 0.1, 50.0
+LEAST_PRICE, MOST_PRICE = 0.1, 1000.0  # a curve may see nothing of what a second row adds
 
 
 class Waiting(NamedTuple):

@@ -163,7 +163,7 @@ class Controller:
         faster with help even if drafters share the cores.
         """
         self.forecast.hear(self._sources.num_sent)
-        if num_sessions := sessions.num_running:
+        if num_sessions := sessions.num_in_front:
             self.policy.meet(min(num_sessions, max_sessions))
         if self._can_be_helped:
             self._engine.is_helped = sessions.has_prompts or not self.policy.uses(REMOTE)

@@ -106,6 +106,13 @@ class OpenSessions(dict[int, Session]):
         return int(np.count_nonzero(self._states().runs))
 
     @property
+    def num_in_front(self) -> int:
+        """The number of sessions in the next step that may have draft nodes: without the background beside others."""
+        states = self._states()
+        others = states.runs if self._order is None else states.runs & ~self._order[2]
+        return int(np.count_nonzero(others)) or self.num_running
+
+    @property
     def has_prompts(self) -> bool:
         """Whether the next step computes a part of a prompt."""
         states = self._states()
