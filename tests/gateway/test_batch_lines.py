@@ -123,6 +123,7 @@ def test_a_model_that_registers_late(gateway, broker, monkeypatch):
         ({"prompt": "a" * 5000}, "prompt"),
         ({"stream": True}, "stream"),
         ({"priority": "high"}, "priority"),
+        ({"priority": 1001}, "priority"),
         ({"priority": 10**30}, None),
         ({"model": ["fake"]}, "model"),
         ({"nonsense": 1}, "nonsense"),

@@ -56,7 +56,7 @@ class BackgroundShare(NamedTuple):
 
 
 class ExpectedStep(NamedTuple):
-    """The expected seconds of a step without its rows in the background.
+    """The seconds of a step without its rows in the background, by the profile: the curve's scale follows shared steps.
 
     added_s     what decoding rows in the background add.
     prompt_s    what rows of their prompts add.
@@ -93,6 +93,7 @@ class Background:
         self.is_used, self._decoding, self._prompts = False, _Price(), _Price()
         self._prompt_s = self._decoding_s = 0.0
         self._num_steps = self._num_shared = 0  # steps since rows of prompts spent something; of PLAIN_EVERY
+        self._num_plain = 0  # steps that `_base` was learned from
         self._base = 1.0  # seconds of steps without rows in the background, relative to the expected ones
 
     @property
@@ -104,10 +105,10 @@ class Background:
 
         fixed_s   the fixed seconds of a step with prompts.
         """
-        step_s = self._base * curve(waiting.others)
+        step_s = self._base * curve.profiled(waiting.others)
         earned_s = (MOST_SLOWDOWN - 1) * step_s
         to_prompts = earned_s * (waiting.has_prompts * (0.5 if waiting.decoding else 1.0))
-        times = curve.profiled_times(waiting.others, waiting.decoding + 1) * curve.scale
+        times = curve.profiled_times(waiting.others, waiting.decoding + 1)
         added_s = (times - times[0]) * self._decoding.value
         self._num_shared = self._num_shared % PLAIN_EVERY + 1
         if self._num_shared >= PLAIN_EVERY - 1 or (waiting.behind_others and fixed_s > earned_s):
@@ -140,4 +141,6 @@ class Background:
         elif expected.added_s:
             self._decoding.learn(min(seconds - base_s, MOST_ERROR * base_s), expected.added_s)
         elif expected.is_second:
-            self._base += BASE_FADE * (min(seconds / expected.base_s, MOST_ERROR) - self._base)
+            self._num_plain += 1
+            weight = max(BASE_FADE, 1 / self._num_plain)
+            self._base += weight * (min(seconds / expected.base_s, MOST_ERROR) - self._base)

@@ -242,7 +242,8 @@ class Controller:
         self._basis = None
         shares, drafting = step.shares, step.drafting
         num_prompts, num_first = shares.prompts
-        num_decoding = shares.num_decoding if num_prompts else len(shares)
+        num_beside = shares.num_beside  # they have no drafts, and each has one token
+        num_decoding = (shares.num_decoding if num_prompts else len(shares)) - num_beside
         num_drafted = max(num_decoding - num_without_room, 1)
         num_rounds = {name: 1 if name in drafting.looked_at else num_drafted for name in self.forecast.sources}
         judged = judged_of(rounds, num_rounds)
@@ -254,7 +255,7 @@ class Controller:
         self.policy.learn(
             Step(
                 *(kind, rows, drafting.looked_at, drafting.depth, num_decoding),
-                num_tokens=max(len(rounds.token_ids) - num_first, 0),
+                num_tokens=max(len(rounds.token_ids) - num_first - num_beside, 0),
                 seconds=seconds,
                 waits={name: waits.get(name, 0.0) for name in kind.sources},
                 judged=judged,

@@ -76,6 +76,13 @@ class Shares(Sequence[ScheduledSession]):
         """The number of sessions without rows of prompts."""
         return len(self) - int(np.count_nonzero(self._are_prompts()))
 
+    @property
+    def num_beside(self) -> int:
+        """The number of sessions in the background that decode beside others."""
+        own = [i for i, session in enumerate(self.sessions) if session.is_background]
+        num_decoding = len(own) - int(np.count_nonzero(self._are_prompts()[own])) if own else 0
+        return num_decoding if num_decoding < self.num_decoding else 0
+
     def prompt_chunks(self) -> tuple[Int32Array, IntpArray]:
         """Return the starts of the step's prompt chunks, i32[n], and their rows, i64[n]."""
         is_prompt = self._are_prompts()

@@ -124,6 +124,6 @@ class StepPlanner:
         if not self._control.background.is_used or not len(shares) or (shares.prompts[0] and not prompt_s):
             return None
         num_others, num_nodes = sum(not session.is_background for session in shares.sessions), len(shares.nodes)
-        base_s = curve(num_others + num_nodes, num_nodes)
-        added_s = curve(shares.num_decoding + num_nodes, num_nodes) - base_s
+        base_s = curve.profiled(num_others + num_nodes)
+        added_s = curve.profiled(shares.num_decoding + num_nodes) - base_s
         return ExpectedStep(base_s, added_s, prompt_s, self._control.background.is_second)
