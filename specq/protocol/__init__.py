@@ -4,18 +4,16 @@
 - `params`, `grammars`: the options of a job, and the form of one of them.
 - `activations`: the wire form of hidden states for drafters.
 - `step_output`: what a step returns beside judgements.
-- `explanation`: the fate of draft nodes, for a job that asks for it.
-- `origins`: the origin of each token.
+- `explanation`, `origins`: the fate of draft nodes, for a job that asks for it; the origin of each token.
 - `messages/`: one frozen dataclass per message, one file per receiver.
 - `wire`: messages to frames and back.
 - `versions`: the readable protocol versions, and the capabilities of a peer.
-- `bounds`: the allowed values of numbers and texts from outside.
-- `draft_checks`: the conditions for a draft before it enters a draft tree.
+- `bounds`, `draft_checks`: the allowed values of numbers and texts, and the conditions for a draft.
 - `status_report`, `trace_events`: a broker's report and the events of a traced job as messages, and back.
 - `stats`: the counters of verifiers and workers.
 - `addresses`, `errors`: how to write the address of a process; exceptions, and suggestions for unknown names.
 
-Input: bytes from any sender. Output: a valid message, or ProtocolError. A message is a dataclass named in `MESSAGES`.
+Input: bytes from any sender. Output: a valid message (a dataclass of `MESSAGES`), or ProtocolError.
 """
 
 from specq.protocol import trace_events

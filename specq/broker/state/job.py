@@ -18,8 +18,7 @@ The parts of a job:
 - `drafters` (`state/transcript.py`): the drafters of the job.
 - `explanation` (`specq.protocol.explanation`): the fate of draft nodes, if the client asked for it.
 - `crashes` (`specq.broker.workers.assignment`): crashes of verifiers that held the job.
-- `trace` (`state/traces.py`): what happened to the job.
-- `state`: the current state.
+- `trace` (`state/traces.py`), `state`: what happened to the job, and its current state.
 
 Rule: the transcript is the truth once the journal holds it. A client sees a token only after that. Any verifier with
 the same weights can continue a job from its transcript. Ended jobs stay in memory for a while. An absent client can

@@ -169,15 +169,16 @@ class Controller:
             self._engine.is_helped = sessions.has_prompts or not self.policy.uses(REMOTE)
         self.follow_drafting()
 
-    def share_background(self, sessions: OpenSessions) -> float:
+    def share_background(self, sessions: OpenSessions) -> float | None:
         """Decide which sessions in the background join the next step beside others.
 
-        Returns the seconds that rows of their prompts may take, if only these have prompts in the step; else 0.
+        Returns the seconds that rows of their prompts may take, if only these have prompts in the step; else 0. None:
+        there is none beside others.
         """
         waiting = sessions.waiting()
         self.background.is_used = waiting is not None
         if waiting is None:
-            return 0.0
+            return None
         share = self.background.share(waiting, self.curve, self.prefill.fixed_s)
         sessions.share_background(share.decoding, takes_prompts=share.prompt_s > 0)
         return share.prompt_s

@@ -97,11 +97,8 @@ class PrefillLimit:
 
         The arguments are as for `sizes`.
         """
-        starts, pending = chunks
-        attended = np.cumsum(_attended((starts, filled(pending, room))))  # [rows]
-        without = self._without(num_decoding, 0, curve, is_late=is_late)
-        seconds = without + self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)
-        return min(max(int(np.searchsorted(seconds, longest_s(without), "right")), LEAST_ROWS), room)
+        without, added = self._added(chunks, num_decoding, room, curve, is_late=is_late)
+        return min(max(int(np.searchsorted(without + added, longest_s(without), "right")), LEAST_ROWS), room)
 
     @property
     def fixed_s(self) -> float:
@@ -115,12 +112,18 @@ class PrefillLimit:
 
         Other arguments as for `sizes`.
         """
+        _, added = self._added(chunks, num_decoding, room, curve, is_late=is_late)
+        num_rows = int(np.searchsorted(added, seconds, "right"))
+        return num_rows, float(added[num_rows - 1]) if num_rows else 0.0
+
+    def _added(
+        self, chunks: Chunks, num_decoding: int, room: int, curve: StepCurve, *, is_late: bool
+    ) -> tuple[float, Float64Array]:
+        """Return the seconds of a step without prompts, and f64[rows]: what 1, 2, ... rows of prompts add to it."""
         starts, pending = chunks
         attended = np.cumsum(_attended((starts, filled(pending, room))))  # [rows]
         without = self._without(num_decoding, 0, curve, is_late=is_late)
-        added = self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)
-        num_rows = int(np.searchsorted(added, seconds, "right"))
-        return num_rows, float(added[num_rows - 1]) if num_rows else 0.0
+        return without, self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)
 
     def parts_s(self, num_rows: int, curve: StepCurve) -> tuple[float, float]:
         """Return the fixed seconds of a step with prompts, and the seconds that `num_rows` rows add to it."""

@@ -59,11 +59,8 @@ def admit(
     num_open = int(np.count_nonzero(trees.is_open[places]))
     if num_open == len(turn) and engine.free_slots >= num_open:
         return turn
-    ids = {session.session_id for session in running}
     may_evict = prefilling is None
-    parked = [s for s in sessions if s.is_open and s.session_id not in ids]
-    if not may_evict:
-        parked = [s for s in parked if s.is_background and busy is not None and s.session_id not in busy]
+    parked = _parked(running, sessions, busy, may_evict=may_evict)
     prefixes = _Prefixes(prefilling or (), turn)
     is_alone = may_evict and not any(session.is_open for session in running)
     num_decoding = int(np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1)))
@@ -86,6 +83,17 @@ def admit(
         return opened
     # No session of this turn has room beside the others. The others continue until there is room.
     return _with_room([session for session in running if session.is_open][:most], running, parked, engine, faults)
+
+
+def _parked(
+    running: Sequence[Session], sessions: Iterable[Session], busy: Collection[int] | None, *, may_evict: bool
+) -> list[Session]:
+    """Return the open sessions that do not run and may be evicted."""
+    ids = {session.session_id for session in running}
+    parked = [session for session in sessions if session.is_open and session.session_id not in ids]
+    if may_evict:
+        return parked
+    return [one for one in parked if one.is_background and busy is not None and one.session_id not in busy]
 
 
 def _with_room(

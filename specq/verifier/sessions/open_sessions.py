@@ -147,7 +147,8 @@ class OpenSessions(dict[int, Session]):
     def drafting(self) -> list[Session]:
         """Return the sessions that get a token in the next step and may have drafts."""
         states = self._states()
-        return without_background(_chosen(states.sessions, states.decodes))
+        decoding = _chosen(states.sessions, states.decodes)
+        return without_background(decoding) if self._have_background else decoding
 
     def waiting(self) -> Waiting | None:
         """Return which sessions could join the next step, if some are in the background and others are not."""

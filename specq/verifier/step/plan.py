@@ -61,7 +61,7 @@ def plan(
     prefill: PrefillLimit = UNLIMITED,
     max_scored: int = MAX_SCORED,
     saved_s: float = 0.0,
-    background_s: float = 0.0,
+    background_s: float | None = None,
 ) -> StepPlan:
     """Plan the next step.
 
@@ -76,7 +76,8 @@ def plan(
     max_scored  most rows of prompts whose log-probabilities are wanted.
     saved_s    seconds that a step without nodes saves, compared with the curve. It saves them because the next step is
                launched early.
-    background_s  seconds that rows of prompts may take, all of them in the background. 0: they are not.
+    background_s  seconds that rows of prompts may take, all of them in the background. 0: they are not. None: no
+               session is in the background beside others.
     """
     room = min(max_rows, free_slots)
     if not sessions or room < 1:
@@ -89,7 +90,7 @@ def plan(
     num_rows += _fit_scratch(decoding, room - num_rows)
     # If a session's last token comes from the step in flight, the nodes after it are not known.
     most = _most_nodes(num_rows, room - num_rows, curve) if before is None else 0
-    drafting = without_background(decoding)
+    drafting = decoding if background_s is None else without_background(decoding)
     chosen = choose_nodes(drafting, num_rows, most, curve, max_chain, saved_s, even_chains)
     if len(drafting) < len(decoding):
         chosen = _among(chosen, np.array([not session.is_background for session in decoding]))
@@ -147,7 +148,7 @@ class _Limits(NamedTuple):
     curve: StepCurve
     prefill: PrefillLimit
     max_scored: int
-    background_s: float
+    background_s: float | None
 
 
 def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _Chunks:
@@ -190,7 +191,6 @@ def _beside_decoding(
     room = limits.prefill.most_rows(chunks, num_decoding, room, limits.curve, is_late=is_late)
     if not num_decoding:
         return filled(pending, room), 0.0
-    is_free = [not sessions[i].yields_to_decode and sessions[i].length <= limits.max_rows for i in prompts.tolist()]
     sizes = pending.copy()
     if limits.background_s:
         prompts = prompts[np.argsort(pending[prompts], kind="stable")]  # what has begun comes to its end
@@ -200,6 +200,7 @@ def _beside_decoding(
         )
         sizes[prompts] = filled(chunks[1], rows)
         return sizes, added_s
+    is_free = [not sessions[i].yields_to_decode and sessions[i].length <= limits.max_rows for i in prompts.tolist()]
     sizes[prompts] = limits.prefill.sizes(chunks, np.array(is_free), num_decoding, room, limits.curve, is_late=is_late)
     return sizes, 0.0
 

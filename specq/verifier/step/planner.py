@@ -64,20 +64,17 @@ class StepPlanner:
         """
         return self.priced if self._control.allows_remote else MAX_MIN_ACCEPT_PROB
 
-    def admit(self, running: Sequence[Session], before: InFlightStep | None, faults: Faults) -> Sequence[Session]:
-        """Open the sessions whose turn it is and for which there is room.
-
-        Returns the open sessions.
-        """
-        return self._admit(running, before, faults)
-
-    def _admit(
+    def admit(
         self,
         running: Sequence[Session],
         before: InFlightStep | None,
         faults: Faults,
         busy: Collection[int] | None = None,
     ) -> Sequence[Session]:
+        """Open the sessions whose turn it is and for which there is room.
+
+        Returns the open sessions. `busy`: as of `specq.verifier.sessions.admission.admit`.
+        """
         prefilling = None if before is None else before.prefilling()
         return admit(running, self.max_sessions, self._sessions.values(), self._engine, faults, prefilling, busy)
 
@@ -86,11 +83,11 @@ class StepPlanner:
         self._sessions.drafted()
         background_s = self._control.share_background(self._sessions)
         busy = None if before is None else before.shares.batch.session_ids
-        opened = self._admit(self._sessions.running(), before, faults, busy)
+        opened = self.admit(self._sessions.running(), before, faults, busy)
         planned = in_halves(opened, partial(self._plan, before, background_s), faults, "planned")
         return planned[0][1] if planned else NO_SHARES
 
-    def _plan(self, before: InFlightStep | None, background_s: float, sessions: Sequence[Session]) -> Shares:
+    def _plan(self, before: InFlightStep | None, background_s: float | None, sessions: Sequence[Session]) -> Shares:
         """Plan a step of the given sessions.
 
         Waiting for drafts counts as a part of the round's time. So nodes seem cheaper.
