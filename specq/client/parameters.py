@@ -48,16 +48,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from specq.protocol import (
-    CACHE_SALT,
-    DEADLINE_MS,
     LABEL,
-    MAX_LISTED,
     MAX_SEED,
     PRIORITY,
-    TENANT,
     JobError,
     SamplingParams,
     Speculation,
+    bounds,
     known_names,
     shown,
 )
@@ -101,8 +98,8 @@ def read_job_options(values: dict[str, Any]) -> JobOptions:
             f"priority is {shown(priority)}, but must be a whole number {PRIORITY.allowed}", field="priority"
         )
     tenant = values.get("tenant", "")
-    if not isinstance(tenant, str) or not TENANT.admits(tenant):
-        raise JobError(f"tenant is {shown(tenant)}, but must be {TENANT.allowed}", field="tenant")
+    if not isinstance(tenant, str) or not bounds.TENANT.admits(tenant):
+        raise JobError(f"tenant is {shown(tenant)}, but must be {bounds.TENANT.allowed}", field="tenant")
     deadline_ms, keep_running = _milliseconds(values.get("deadline")), bool(values.get("keep_running", False))
     trace, explain = (_flag(values, name) for name in ("trace", "explain"))
     key, salt = values.get("job_key"), _salt(values.get("cache_salt"))
@@ -113,8 +110,8 @@ def _salt(salt: Any) -> str:
     if salt is None:
         return ""
     is_text = isinstance(salt, str) and salt.encode(errors="ignore").decode() == salt  # no half of a surrogate pair
-    if not is_text or not salt or not CACHE_SALT.admits(salt):
-        reason = f"cache_salt is {shown(salt)}, but must be text of 1 to {CACHE_SALT.most} characters"
+    if not is_text or not salt or not bounds.CACHE_SALT.admits(salt):
+        reason = f"cache_salt is {shown(salt)}, but must be text of 1 to {bounds.CACHE_SALT.most} characters"
         raise JobError(reason, field="cache_salt")
     return str(salt)
 
@@ -129,7 +126,7 @@ def _flag(values: dict[str, Any], name: str) -> bool:
 def _milliseconds(seconds: Any) -> int:
     if seconds is None:
         return 0
-    if type(seconds) not in (int, float) or not math.isfinite(seconds) or not 0 < seconds * 1000 <= DEADLINE_MS.high:
+    if type(seconds) not in (int, float) or not math.isfinite(seconds) or not 0 < seconds * 1000 <= bounds.DEADLINE_MS.high:
         reason = f"deadline is {shown(seconds)}, but must be a number of seconds above 0, at most a year"
         raise JobError(reason, field="deadline")
     return max(1, int(seconds * 1000))
@@ -237,8 +234,8 @@ def _count(n: Any) -> int | None:
 def _words(words: Any) -> tuple[str, ...]:
     """Return bad words as a tuple: one text, or several."""
     listed = (words,) if isinstance(words, str) else words
-    if isinstance(listed, (list, tuple)) and len(listed) > MAX_LISTED:
-        raise JobError(f"bad_words has {len(listed)} entries, but must have at most {MAX_LISTED}", field="bad_words")
+    if isinstance(listed, (list, tuple)) and len(listed) > bounds.MAX_LISTED:
+        raise JobError(f"bad_words has {len(listed)} entries, but must have at most {bounds.MAX_LISTED}", field="bad_words")
     if not isinstance(listed, (list, tuple)) or not all(isinstance(word, str) and word.strip(" ") for word in listed):
         reason = f"bad_words is {shown(words)}, but must be a list of texts that are more than spaces"
         raise JobError(reason, field="bad_words")

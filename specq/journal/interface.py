@@ -3,6 +3,11 @@
 Records about a job, and the values that are read back, are plain values. Rule: records are written in the order of
 events. The `TokensAdded` of one job follow each other without a gap.
 
+Several brokers may use a journal, if its kind is for that. Each unfinished job belongs to one of them, its holder. A
+holder lets its lease be renewed all the time. When the lease has run out, by the journal's clock, another broker takes
+the jobs. The records of a job are written for its holder only. The journal checks that in the transaction that writes
+them.
+
 Log-probabilities are stored as bytes, one row per token. So rows of two rounds are joined by appending. A row is f32
 log-probability of the token, i32[n] the likeliest tokens, f32[n] theirs, little-endian.
 
@@ -168,6 +173,9 @@ class StoredJob:
     `rounds`, `draft_tokens` and `cached_tokens` count up to its last tokens. `misfit` names values that are now out of
     bounds, although an earlier broker accepted them. It is usually "". In `submit` these values have their defaults,
     and no verifier receives the job.
+
+    - `epoch`: of a job that was taken, above all epochs of its sessions so far.
+    - `holder`: of an unfinished job that was found, the address of the broker that has it. "": none is known.
     """
 
     submit: Submit
@@ -189,6 +197,8 @@ class StoredJob:
     stats: dict[str, Any] = field(default_factory=dict)
     ended: float = 0.0
     misfit: str = ""
+    epoch: int = 0
+    holder: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -268,7 +278,9 @@ def _up_between(before: MachineClock, now: MachineClock) -> float:
     return max(0.0, now.uptime - before.uptime) if now.boot and now.boot == before.boot else 0.0
 
 
-EPOCHS = 1 << 32  # epochs that one owner may use; the next owner's are above them
+EPOCHS = 1 << 32  # epochs that a holder may use for a job; the next holder's are above them
+LEASE_S = 3.0  # without a renewal, until other brokers take a broker's jobs
+MOST_TAKEN = 256  # jobs at once, so that several brokers share those of a lost one
 JOURNALS = {
     "sqlite": "specq.journal.sqlite.store:SqliteJournal",
 }
@@ -280,6 +292,7 @@ class Opening(NamedTuple):
     - `durability`: "full": a written group survives the loss of power. "process": it survives only the death of the
       process.
     - `owner`: describes this broker to others that open the same journal.
+    - `address`: where clients and workers reach this broker.
     - `floor`: the epochs must be above this.
     - `take_over`: become the owner even if another live broker is the owner.
     - `clocks`: the readings from which the journal's time continues. None: read the system's clocks.
@@ -287,6 +300,7 @@ class Opening(NamedTuple):
 
     durability: str = "full"
     owner: str = ""
+    address: str = ""
     floor: int = 0
     take_over: bool = False
     clocks: Clocks | None = None
@@ -304,9 +318,9 @@ class Kept(NamedTuple):
 
 
 class JournalReader(Protocol):
-    """Reads the journal while the owner writes, without delaying it.
+    """Reads the journal while brokers write, without delaying them.
 
-    One thread at a time, which may differ from the owner's. Each method raises JournalBusyError if the journal cannot
+    One thread at a time, which may differ from the writer's. Each method raises JournalBusyError if the journal cannot
     be read now.
     """
 
@@ -321,56 +335,57 @@ class JournalReader(Protocol):
 
 
 class Journal(Protocol):
-    """An open journal and its ownership. One thread at a time.
+    """A journal that a broker has opened. One thread at a time.
 
-    A journal has one owner. Each new owner raises a number, the fence. An owner with an older fence cannot write any
-    more.
-
-    - `address`: the opened address, for log lines.
-    - `epoch`: the owner's epochs are above this, and above all epochs of its predecessors (`EPOCHS` for each).
-    - `is_old`: another broker owned the journal before.
+    - `address`: the opened address, for log lines. Without passwords.
+    - `epoch`: the epochs of the broker's new jobs are above this, `EPOCHS` of them. So are those of no other broker.
     - `offset`: the journal's time is the monotonic clock + this (`specq.journal.interface.offset_of`).
     """
 
     address: str
     epoch: int
-    is_old: bool
     offset: float
 
     def __init__(self, address: str, opening: Opening) -> None:
-        """Open a journal, create it if necessary, and become its owner.
+        """Open a journal, create it if necessary, and begin the broker's lease.
 
-        Raises ConfigError if it cannot be used, is of a later version, or belongs to a live broker (unless
-        `take_over`). In the last case the message has "in use by another broker", the owner's name, and `--take-over`.
+        Raises ConfigError if it cannot be used, or is of a later version. A kind for one broker also raises it if a
+        live broker has opened the journal (unless `take_over`). The message then has "in use by another broker", the
+        owner's name, and `--take-over`.
         """
 
-    def write(self, records: Sequence[Record]) -> None:
-        """Journal a group of records in order, as a whole or not at all.
+    def write(self, records: Sequence[Record]) -> frozenset[int]:
+        """Journal a group of records in order. Return the jobs that this broker does not hold.
 
-        Raises JournalBusyError if that is impossible now. The same group may be written later. Raises JournalLostError
-        if the journal has another owner ("another broker").
+        The records of these jobs are left out. All others are written as a whole or not at all. `JobTaken` makes the
+        broker the holder, unless another broker holds a job with this id, or the job has ended.
+
+        Raises JournalBusyError if that is impossible now, or if it is not known whether the group was written. The same
+        group is then written again, which has no further effect. Raises JournalLostError if this broker can never write
+        again, since the journal is for one broker and has another one ("another broker").
         """
 
-    def check(self) -> None:
-        """Check that this broker still owns the journal.
+    def renew(self) -> tuple[str, ...]:
+        """Renew the broker's lease, for `LEASE_S` seconds. Return the addresses of all live brokers, with its own.
 
-        Raises JournalLostError if it has another owner, and JournalBusyError if that cannot be read.
+        Raises as `write` does.
         """
 
-    def unfinished(self) -> list[StoredJob]:
-        """Return the unfinished jobs, oldest first, with all their tokens.
+    def take(self) -> list[StoredJob]:
+        """Become the holder of unfinished jobs that no live broker holds. Return them with all their tokens.
 
-        Raises ConfigError if one is unreadable.
+        Oldest first, at most `MOST_TAKEN`. Their `epoch` is determined in the same transaction. Raises as `write` does,
+        and ConfigError if a job is unreadable.
         """
 
     def keep_to(self, most_bytes: int, before: float = 0.0) -> Kept:
         """Do one small step: forget results from before `before`, and the oldest while the journal is too large.
 
-        `most_bytes`: the limit of the journal.
+        `most_bytes`: the limit of the journal. Several brokers may do so at the same time.
         """
 
     def note_time(self, noted: Noted) -> None:
-        """Note the journal's time, from which the next owner continues. Raises as `write` does."""
+        """Note the journal's time, from which the next broker continues. Raises as `write` does."""
 
     def give_back(self, most_bytes: int, *, idle: bool) -> bool:
         """Return free space to the file system in one small step.
@@ -382,7 +397,7 @@ class Journal(Protocol):
         """Return a new reader of the same journal."""
 
     def close(self) -> None:
-        """Release the journal, so that another broker can open it."""
+        """End the lease and release the journal. Other brokers may take the jobs at once."""
 
 
 def open_journal(address: str, opening: Opening) -> Journal:

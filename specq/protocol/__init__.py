@@ -16,7 +16,7 @@
 Input: bytes from any sender. Output: a valid message (a dataclass of `MESSAGES`), or ProtocolError.
 """
 
-from specq.protocol import trace_events
+from specq.protocol import bounds, trace_events
 from specq.protocol.activations import (
     BF16,
     INT8,
@@ -42,17 +42,13 @@ from specq.protocol.arrays import (
     ends_of_parts,
 )
 from specq.protocol.bounds import (
-    CACHE_SALT,
-    DEADLINE_MS,
     ID,
     LABEL,
-    MAX_LISTED,
     MAX_NODES,
     MODES,
     NAME,
     ORIGIN_BYTES,
     PRIORITY,
-    TENANT,
     TOKEN_IDS,
     shown,
 )
@@ -95,6 +91,7 @@ from specq.protocol.messages import (
     Ack,
     Activations,
     Assign,
+    Brokers,
     Cancel,
     Clock,
     Close,
@@ -113,6 +110,7 @@ from specq.protocol.messages import (
     JobTokens,
     ListJobs,
     Message,
+    Moved,
     Open,
     Refused,
     Release,
@@ -189,6 +187,7 @@ from specq.protocol.versions import (
     OLDEST_VERSION,
     OWNERS,
     PROMPT_LOGPROBS,
+    SEVERAL_BROKERS,
     version_spoken,
 )
 from specq.protocol.wire import (
@@ -211,13 +210,11 @@ __all__ = [
     "BF16",
     "BROKER_CAPABILITIES",
     "BROKER_GONE",
-    "CACHE_SALT",
     "CAPABILITIES",
     "COLOCATED",
     "COLOCATED_LANE",
     "CORRECTED",
     "COUNTED_DEPTHS",
-    "DEADLINE_MS",
     "DRAFTED",
     "DRAFT_WORKER",
     "EAGLE",
@@ -238,7 +235,6 @@ __all__ = [
     "LOOKUP",
     "MAX_ARRAY",
     "MAX_CHOICES",
-    "MAX_LISTED",
     "MAX_NODES",
     "MAX_SEED",
     "MAX_WITHIN",
@@ -267,13 +263,13 @@ __all__ = [
     "PROMPT_LOGPROBS",
     "REMOTE",
     "ROW_LIMITS",
+    "SEVERAL_BROKERS",
     "SHOWN",
     "SHOWN_OF_LANE",
     "STEP_LIMITS_US",
     "STRICT_ADVICE",
     "SUFFIX",
     "SUFFIX_LANE",
-    "TENANT",
     "TOKEN_IDS",
     "Accepted",
     "Ack",
@@ -281,6 +277,7 @@ __all__ = [
     "Activations",
     "Address",
     "Assign",
+    "Brokers",
     "Bans",
     "BoolArray",
     "Cancel",
@@ -321,6 +318,7 @@ __all__ = [
     "LogprobRecord",
     "Logprobs",
     "Message",
+    "Moved",
     "ModelInfo",
     "Open",
     "ProtocolError",
@@ -394,6 +392,7 @@ __all__ = [
     "stripped",
     "to_bf16",
     "too_large",
+    "bounds",
     "trace_events",
     "type_of",
     "version_spoken",

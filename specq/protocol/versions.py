@@ -19,6 +19,7 @@ OWNERS = "owners"  # keeps sessions of different owners apart, and knows the fie
 GRAMMAR_TEXTS = "grammar texts"  # takes part in jobs with a grammar, and knows the origin of their forced tokens
 ALLOWED_TOKENS = "allowed_token_ids"  # knows this parameter
 BACKGROUND = "background"  # knows sessions that yield to others
+SEVERAL_BROKERS = "brokers"  # registers with all brokers of a journal
 CAPABILITIES = (OWNERS, GRAMMAR_TEXTS, ALLOWED_TOKENS, BACKGROUND)  # of every worker
 PROMPT_LOGPROBS = "prompt_logprobs"  # of verifiers whose engine returns log-probabilities of prompts
 GRAMMAR_CAPABILITIES = tuple(map(grammar_capability, GRAMMAR_KINDS))  # of verifiers that build these grammars

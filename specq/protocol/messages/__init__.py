@@ -36,12 +36,24 @@ from specq.protocol.messages.to_client import (
     JobInfo,
     JobList,
     JobTokens,
+    Moved,
     Status,
     TokenizerChunk,
     Tokens,
     Trace,
 )
-from specq.protocol.messages.to_worker import Ack, Assign, Clock, Close, GetActivations, Open, Refused, Release, Welcome
+from specq.protocol.messages.to_worker import (
+    Ack,
+    Assign,
+    Brokers,
+    Clock,
+    Close,
+    GetActivations,
+    Open,
+    Refused,
+    Release,
+    Welcome,
+)
 from specq.protocol.origins import COLOCATED_LANE
 from specq.protocol.versions import PROTOCOL_VERSION
 
@@ -49,9 +61,9 @@ MESSAGES: dict[str, type[Message]] = {
     cls.TYPE: cls
     for cls in (
         Hello, Heartbeat, Submit, Follow, ListJobs, Cancel, GetStatus, GetTrace, GetClock, TraceEvents, FetchTokenizer,
-        Welcome, Refused, Clock, Open, Close, Ack, GetActivations, Assign, Release,
+        Welcome, Brokers, Refused, Clock, Open, Close, Ack, GetActivations, Assign, Release,
         Draft, Verdict, Verdicts, Activations, SessionFailed,
-        Accepted, JobInfo, JobList, Tokens, JobTokens, Failed, Status, Trace, TokenizerChunk,
+        Accepted, Moved, JobInfo, JobList, Tokens, JobTokens, Failed, Status, Trace, TokenizerChunk,
     )
 }  # fmt: skip
 
@@ -63,6 +75,7 @@ __all__ = [
     "Ack",
     "Activations",
     "Assign",
+    "Brokers",
     "Cancel",
     "Clock",
     "Close",
@@ -81,6 +94,7 @@ __all__ = [
     "JobTokens",
     "ListJobs",
     "Message",
+    "Moved",
     "Open",
     "Refused",
     "Release",

@@ -52,6 +52,7 @@ TapForm = Annotated[str, bounds.TAP_FORM]
 TapWindow = Annotated[int, bounds.TAP_WINDOW]
 Name = Annotated[str, bounds.NAME]
 Reason = Annotated[str, bounds.REASON]
+Addresses = Annotated[tuple[str, ...], bounds.ADDRESSES]
 Capabilities = Annotated[tuple[str, ...], bounds.CAPABILITIES]
 
 

@@ -40,6 +40,18 @@ class Accepted(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moved(Message):
+    """The job is with another broker. The client repeats its request at this address.
+
+    If nobody answers there, it repeats it at any other broker of the same journal.
+    """
+
+    TYPE: ClassVar[str] = "moved"
+    job_id: Id
+    address: Annotated[str, bounds.ENDPOINT]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobInfo(Message):
     """Describes a job to a client that sent `Follow`. Fields as in `Submit`.
 

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from specq.protocol import bounds
 from specq.protocol.activations import BF16
 from specq.protocol.messages.base import (
+    Addresses,
     Capabilities,
     ClockUs,
     Count,
@@ -35,6 +36,17 @@ class Welcome(Message):
     TYPE: ClassVar[str] = "welcome"
     heartbeat_ms: Annotated[int, bounds.HEARTBEAT_MS]
     capabilities: Capabilities = since(6, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Brokers(Message):
+    """The brokers that serve this one's journal, by address. A worker registers with each of them.
+
+    Sent after `Welcome` and after a change, to workers with the capability "brokers".
+    """
+
+    TYPE: ClassVar[str] = "brokers"
+    addresses: Addresses = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
