@@ -126,7 +126,11 @@ def _flag(values: dict[str, Any], name: str) -> bool:
 def _milliseconds(seconds: Any) -> int:
     if seconds is None:
         return 0
-    if type(seconds) not in (int, float) or not math.isfinite(seconds) or not 0 < seconds * 1000 <= bounds.DEADLINE_MS.high:
+    if (
+        type(seconds) not in (int, float)
+        or not math.isfinite(seconds)
+        or not 0 < seconds * 1000 <= bounds.DEADLINE_MS.high
+    ):
         reason = f"deadline is {shown(seconds)}, but must be a number of seconds above 0, at most a year"
         raise JobError(reason, field="deadline")
     return max(1, int(seconds * 1000))
@@ -235,7 +239,9 @@ def _words(words: Any) -> tuple[str, ...]:
     """Return bad words as a tuple: one text, or several."""
     listed = (words,) if isinstance(words, str) else words
     if isinstance(listed, (list, tuple)) and len(listed) > bounds.MAX_LISTED:
-        raise JobError(f"bad_words has {len(listed)} entries, but must have at most {bounds.MAX_LISTED}", field="bad_words")
+        raise JobError(
+            f"bad_words has {len(listed)} entries, but must have at most {bounds.MAX_LISTED}", field="bad_words"
+        )
     if not isinstance(listed, (list, tuple)) or not all(isinstance(word, str) and word.strip(" ") for word in listed):
         reason = f"bad_words is {shown(words)}, but must be a list of texts that are more than spaces"
         raise JobError(reason, field="bad_words")

@@ -1,21 +1,33 @@
 """The journal: the broker's durable record of jobs.
 
-- `interface`: the written records (jobs, their tokens, their ends), and the values that are read back. Also the
-  interface of a journal, the table of kinds, and the journal's time, which is stored with jobs.
+- `records`: what is written (jobs, their tokens, their ends), and the values that are read back.
+- `interface`: the interface of a journal, the table of kinds, and the journal's time, which is stored with jobs.
 - `threads`: the two threads that keep disk access out of the broker's loop.
-- `sqlite/`: the journal in a SQLite file.
+- `rows`: records as rows of tables, and back, for all kinds.
+- `sqlite/`: the journal in a SQLite file, for one broker.
 
 Input: groups of records. Output: unfinished jobs, finished ones by id, lists. To add a kind of journal, see
 `interface`.
 
-Rules: a group of records is journaled as a whole or not at all. Only the broker with the newest fence may write. Tokens
-count by position, so writing tokens twice has no effect.
+Rules: a group of records is journaled as a whole or not at all. The records of a job are written for its holder only.
+Tokens count by position, so writing tokens twice has no effect.
 """
 
 from specq.journal.interface import (
     EPOCHS,
-    NO_CRASHES,
     Clocks,
+    Journal,
+    JournalReader,
+    Kept,
+    MachineClock,
+    Noted,
+    Opening,
+    offset_of,
+    open_journal,
+    read_clocks,
+)
+from specq.journal.records import (
+    NO_CRASHES,
     Crashes,
     JobBound,
     JobCrashed,
@@ -23,19 +35,10 @@ from specq.journal.interface import (
     JobEnded,
     JobSummary,
     JobTaken,
-    Journal,
-    JournalReader,
-    Kept,
-    MachineClock,
-    Noted,
-    Opening,
     Record,
     StoredJob,
     TokensAdded,
-    offset_of,
-    open_journal,
     pack,
-    read_clocks,
     unpack,
 )
 from specq.journal.threads import JournalLookup, JournalWriter, Keep, Question

@@ -19,7 +19,8 @@ from typing import Any
 
 import structlog
 
-from specq.journal.interface import NOTE_S, Journal, JournalReader, Noted, Record, num_bytes, read_machine
+from specq.journal.interface import NOTE_S, Journal, JournalReader, Noted, read_machine
+from specq.journal.records import Record, num_bytes
 from specq.protocol import JournalBusyError, JournalLostError
 
 log = structlog.get_logger(__name__)

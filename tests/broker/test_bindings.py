@@ -9,7 +9,7 @@ import pytest
 from specq.broker import Broker
 from specq.broker.jobs.reports import status_report
 from specq.broker.state.memory import GRACE_S
-from specq.journal.interface import Crashes, StoredJob
+from specq.journal import Crashes, StoredJob
 from specq.protocol.messages import Heartbeat, Hello, Open
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.toy import toy_info

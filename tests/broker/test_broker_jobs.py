@@ -12,7 +12,7 @@ from specq.broker.gate import MAX_WORKERS
 from specq.broker.jobs.verdicts import read_commit
 from specq.broker.state import table
 from specq.broker.state.ledger import restored
-from specq.journal.interface import StoredJob
+from specq.journal import StoredJob
 from specq.protocol.arrays import UInt8Array
 from specq.protocol.errors import JournalBusyError, ProtocolError
 from specq.protocol.explanation import RejectedDraft, RoundTime, read_rejected

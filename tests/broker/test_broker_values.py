@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from specq.broker import Broker
-from specq.journal.interface import JobEnded, StoredJob
+from specq.journal import JobEnded, StoredJob
 from specq.protocol.messages import (
     Accepted,
     Failed,

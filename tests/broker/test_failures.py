@@ -9,7 +9,7 @@ import pytest
 
 from specq.broker import Broker
 from specq.broker.state.job import CLEARED_AFTER, BrokerJob
-from specq.journal.interface import Crashes, JobCrashed
+from specq.journal import Crashes, JobCrashed
 from specq.protocol.messages import Failed, Heartbeat, Hello, Open, SessionFailed
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.toy import toy_info, toy_text

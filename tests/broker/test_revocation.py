@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specq.broker import Disconnect, Effect, Find, Send
-from specq.journal.interface import Crashes, StoredJob
+from specq.journal import Crashes, StoredJob
 from specq.protocol.messages import (
     Draft,
     FetchTokenizer,

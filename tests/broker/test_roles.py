@@ -11,7 +11,7 @@ import pytest
 from specq.broker import Broker, Effect, Find, FindFinished, Send, Write, gate
 from specq.broker.state import rights
 from specq.broker.state.rights import MAY, Roles
-from specq.journal.interface import StoredJob
+from specq.journal import StoredJob
 from specq.protocol.messages import (
     MESSAGES,
     PROTOCOL_VERSION,

@@ -10,8 +10,7 @@ import pytest
 
 from specq.broker import Broker, Effect, Send, Write
 from specq.broker.state.job import BrokerJob, Requirements
-from specq.journal import Opening, open_journal
-from specq.journal.interface import JobBound, JobEnded, JobTaken, TokensAdded
+from specq.journal import JobBound, JobEnded, JobTaken, Opening, TokensAdded, open_journal
 from specq.protocol.messages import Hello, Open, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode

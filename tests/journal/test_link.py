@@ -14,7 +14,7 @@ import pytest
 from specq.broker import Broker, Find, FindFinished, JournalLink, Write
 from specq.config.sections import BrokerConfig
 from specq.journal import Clocks, Kept, MachineClock, Opening, open_journal
-from specq.journal.sqlite.rows import SqliteReader
+from specq.journal.sqlite.reader import SqliteReader
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
 from specq.protocol.errors import JournalBusyError, JournalLostError
 from specq.testing import wait_until

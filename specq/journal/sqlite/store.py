@@ -14,22 +14,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from specq.journal.interface import (
+from specq.journal import rows
+from specq.journal.interface import Journal, Kept, Noted, Opening
+from specq.journal.records import (
     Crashes,
     JobBound,
     JobCrashed,
     JobDropped,
     JobEnded,
     JobTaken,
-    Journal,
-    Kept,
-    Noted,
-    Opening,
     Record,
     StoredJob,
     TokensAdded,
 )
-from specq.journal.sqlite import rows
 from specq.journal.sqlite.connection import (
     acquire,
     configure,
@@ -44,7 +41,7 @@ from specq.journal.sqlite.connection import (
     room,
     writing_errors,
 )
-from specq.journal.sqlite.rows import SqliteReader
+from specq.journal.sqlite.reader import SqliteReader
 from specq.protocol import JournalBusyError, JournalLostError
 
 SCHEME = "sqlite://"
