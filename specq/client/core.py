@@ -34,7 +34,9 @@ from specq.client.events import (
     TokenizerReady,
     TraceReport,
 )
-from specq.client.pending import GrammarCheck, OpenRequests, PendingRequest, Stops, own_job, search
+from specq.client.grammar_check import GrammarCheck
+from specq.client.pending import PendingRequest, own_job, search
+from specq.client.sending import OpenRequests, Stops
 from specq.client.tokenizer_files import Recall, TokenizerPieces
 from specq.client.tracing import JobTracing
 from specq.protocol import (

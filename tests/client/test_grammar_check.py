@@ -10,7 +10,7 @@ import pytest
 from specq.client import Client
 from specq.client.core import STATUS, ClientCore
 from specq.client.events import JobDone, RequestFailed, StatusReport
-from specq.client.pending import CAPABILITIES, RECHECK_S
+from specq.client.grammar_check import CAPABILITIES, RECHECK_S
 from specq.protocol import (
     BROKER_CAPABILITIES,
     Accepted,
