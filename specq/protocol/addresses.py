@@ -86,6 +86,12 @@ def parse_address(text: str) -> Address:
     return Address(text, _host(host, rest), _port(port))
 
 
+def split_addresses(text: str) -> tuple[str, ...]:
+    """Return the addresses that `text` separates by commas, each once, in order. It does not check them."""
+    parts = text.split(",")
+    return tuple(dict.fromkeys(part.strip() for part in parts)) if len(parts) > 1 else (text,)
+
+
 def split_host(text: str) -> tuple[str, str | None]:
     """Split HOST:PORT into host without brackets, and port.
 
