@@ -1,8 +1,8 @@
 """The client asks whether the broker passes on grammars before it sends the first job with one.
 
 Rule: a job with a grammar goes only to a broker whose report names its kind. Until the answer it is held back. "Yes"
-holds for the connection. After "no" the client asks again, but not within RECHECK_S, since a broker may be upgraded. A
-broker that is replaced by an older one refuses such a job as a whole.
+holds for the current broker. After "no" the client asks again, but not within RECHECK_S, since a broker may be
+upgraded. A broker that is replaced by an older one refuses such a job as a whole.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from specq.client.brokers import KnownBrokers
 from specq.client.events import Event, RequestFailed
 from specq.client.pending import PendingRequest
 from specq.client.sending import OpenRequests
@@ -23,18 +24,20 @@ RECHECK_S = 10.0
 class GrammarCheck:
     """The broker's answer, and the jobs that wait for it.
 
-    address   of the broker, for messages to the user.
     patience  silence after which the request is sent again, in seconds.
     """
 
-    def __init__(self, address: str, requests: OpenRequests, patience: float) -> None:
-        self.address, self._requests, self._patience = address, requests, patience
+    def __init__(self, brokers: KnownBrokers, requests: OpenRequests, patience: float) -> None:
+        self._brokers, self._requests, self._patience = brokers, requests, patience
+        self._of = brokers.current  # the broker that was asked
         self._named: tuple[str, ...] = ()  # the broker's capabilities
         self._ask_after = -math.inf
         self._kinds: dict[int, str] = {}  # of the jobs that wait, by id
 
     def queue(self, job: Submit, request: PendingRequest, now: float) -> list[Event]:
         """Queue a job, or hold it until the broker has answered. Return its failure if the broker is too old."""
+        if self._of != self._brokers.current:
+            self._of, self._named, self._ask_after = self._brokers.current, (), -math.inf
         kind = grammar_kind(job.params.grammar)
         if not kind or has_grammar_kind(self._named, kind):
             self._requests.queue(job.job_id, request, now)
@@ -78,7 +81,7 @@ class GrammarCheck:
     def _refused(self, job_id: int, kind: str) -> RequestFailed:
         known = ", ".join(kind for kind in GRAMMAR_KINDS if has_grammar_kind(self._named, kind))
         reason = (
-            f"the broker at {self.address} is too old for a grammar of the kind {kind}; "
+            f"the broker at {self._brokers.current} is too old for a grammar of the kind {kind}; "
             f"{f'it knows {known}' if known else 'it knows no grammars'}. Upgrade it, or leave the grammar out"
         )
         return RequestFailed(job_id, JobError(reason, field="grammar"))

@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from specq.client.brokers import KnownBrokers
 from specq.client.events import Event, FoundJob, ReceivedTranscript, RequestFailed
 from specq.protocol import Follow, JobError, JobInfo, LogprobRecord, Message, Submit
+
+MOVE_S = 10.0  # time for a job to move from a broker that died to another one, and for the client to find it
 
 
 @dataclass(slots=True)
@@ -30,6 +33,11 @@ class PendingRequest:
     progress: float | None = None  # time of the broker's last answer to it
     broker_until: float = -math.inf  # how long to wait for a silent broker
     verifier_until: float = -math.inf  # how long to wait for a verifier
+    holder: str = ""  # the broker that answered for it last
+    moved: float | None = None  # time of the first `Moved` since that answer
+    hops: int = 0  # how often it followed `Moved` since it was due
+    refused: tuple[str, ...] = ()  # the brokers that refused it, while others are tried
+    queued_at: tuple[str, ...] = ()  # where it waits for the first answer of any broker
     waits_for: tuple[str, str] = ("", "")  # the last notice to the user, and the broker's reason for it
     doomed: bool = False  # its tokens ended with "error"; the reason may follow
 
@@ -67,22 +75,22 @@ class PendingRequest:
     def deadline(self, timeout_s: float, heard: float | None) -> float:
         """Return when to give up: `timeout_s` after the last answer to this request.
 
-        A job that the broker has accepted may wait for long. It is given up `timeout_s` after `heard`, the time of the
-        broker's last message.
+        A job that a broker has accepted may wait for long. It is given up `timeout_s` after `heard`, the time of that
+        broker's last message. A job that moves has at least MOVE_S.
         """
         answered = self.started if self.progress is None else self.progress
+        if self.moved is not None:
+            return max(answered + timeout_s, self.moved + max(timeout_s, MOVE_S))
         if self.transcript is not None and self.progress is not None:
             answered = max(answered, heard or answered)
         return max(answered + timeout_s, self.broker_until)
 
-    def silence(self, address: str, timeout_s: float, heard: float | None, now: float) -> tuple[str, str]:
-        """Return the code and the reason for a request that is given up.
-
-        `heard` is the time of the broker's last message.
-        """
-        if heard is None:
-            return "no_broker", no_broker(address, max(timeout_s, round(now - self.started, 1)))
-        if now < heard + timeout_s:
+    def silence(self, known: KnownBrokers, address: str, timeout_s: float, now: float) -> tuple[str, str]:
+        """Return the code and the reason for a request that is given up. `address` is that of its broker."""
+        heard = known.heard_from(address)
+        if known.heard is None:
+            return "no_broker", no_broker(known.names, max(timeout_s, round(now - self.started, 1)))
+        if heard is not None and now < heard + timeout_s:
             return "lost", f"the broker at {address} is there, but has not answered this for {timeout_s:g} s"
         return "lost", f"the broker at {address} has been silent for {timeout_s:g} s"
 

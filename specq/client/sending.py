@@ -1,4 +1,4 @@
-"""The open requests by key, the order in which they are sent, and the jobs to stop.
+"""The open requests by key, the order in which they are sent, to which broker, and the jobs to stop.
 
 `Turns` is the order in which requests for jobs are sent.
 
@@ -14,11 +14,13 @@ import math
 from collections.abc import Container
 from dataclasses import dataclass
 
+from specq.client.brokers import KnownBrokers
 from specq.client.events import Event, RequestFailed
 from specq.client.pending import PendingRequest
 from specq.protocol import Cancel, Failed, JobError, Message, Tokens
 
 MAX_UNANSWERED = 256  # most jobs sent and not answered; the others wait
+MOST_HOPS = 2  # how often a request follows `Moved` at once
 
 
 class Turns:
@@ -28,7 +30,7 @@ class Turns:
         self._waiting: dict[int, None] = {}
         self._unanswered: set[int] = set()
 
-    def __contains__(self, job_id: int) -> bool:
+    def __contains__(self, job_id: object) -> bool:
         """Return whether this job still waits to be sent."""
         return job_id in self._waiting
 
@@ -60,18 +62,74 @@ class OpenRequests(dict[int | str, PendingRequest]):
     """The open requests.
 
     Requests for jobs (by job id) wait for their turn. Others (by name) are sent at once. A held job has no turn yet.
+
+    patience  first pause before a request is sent again, in seconds; `longest` is the longest one.
+    outbox    the messages to send, each with the address of its broker.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, brokers: KnownBrokers, patience: float, longest: float) -> None:
         super().__init__()
         self._turns, self._held = Turns(), set[int]()
-        self.outbox: list[Message] = []
+        self._brokers, self._patience, self._longest = brokers, patience, longest
+        self.outbox: list[tuple[str, Message]] = []
 
-    def ask(self, key: int | str, request: PendingRequest, now: float) -> None:
-        """Send a request at once."""
+    def ask(self, key: int | str, request: PendingRequest, now: float, place: str = "") -> None:
+        """Send a request at once. Without a `place`, a request by name goes to the current broker."""
         self[key] = request
-        request.started = request.sent = now
-        self.outbox.append(request.message())
+        request.started = now
+        self._brokers.put(key, place or (self._brokers.current if isinstance(key, str) else self._brokers.place(key)))
+        self.send(key, request, now)
+
+    def send(self, key: int | str, request: PendingRequest, now: float, message: Message | None = None) -> None:
+        """Send a request to its broker, or another message in its place."""
+        place, request.sent = self._brokers.place(key), now
+        if self._brokers.heard is None and place not in request.queued_at:
+            request.queued_at += (place,)
+        self._brokers.note_asked(place, now)
+        self.outbox.append((place, message or request.message()))
+
+    def due(self, now: float) -> list[tuple[int | str, PendingRequest]]:
+        """Return the requests to send again now. Those at a silent broker go to the next one."""
+        silent, found = self._brokers.silent(now), []
+        for key, request in self.items():
+            is_left = bool(silent) and now >= request.sent + self._patience and self._brokers.place(key) in silent
+            if is_left:
+                self._turn_to(self._brokers.other(self._brokers.place(key), silent), key, request)
+            elif now >= request.due:
+                request.patience = min(2 * request.patience, self._longest)
+            else:
+                continue
+            request.hops = 0
+            found.append((key, request))
+        return found
+
+    def _turn_to(self, broker: str | None, key: int | str, request: PendingRequest) -> None:
+        """Let a request's next messages go to this broker."""
+        request.patience = self._patience
+        if broker is not None:
+            self._brokers.put(key, broker)
+
+    def move(self, key: int | str, request: PendingRequest, address: str, now: float) -> None:
+        """Send a request again to the broker that `Moved` names; after MOST_HOPS only when it is due."""
+        self._turn_to(address, key, request)
+        request.moved = now if request.moved is None else request.moved
+        if isinstance(key, int):
+            self._turns.answered(key)
+        if request.hops < MOST_HOPS:
+            request.hops += 1
+            self.send(key, request, now)
+
+    def try_another(self, key: int | str, request: PendingRequest, refusing: str, now: float) -> bool:
+        """Send a request that a broker refuses to one that has neither refused it nor is silent, if there is one."""
+        request.refused += (refusing,)
+        avoided = {*request.refused, *self._brokers.silent(now)}
+        other = self._brokers.other(refusing, avoided)
+        if other is None or other in avoided or self.is_unsent(key):
+            request.refused = ()
+            return False
+        self._turn_to(other, key, request)
+        self.send(key, request, now)
+        return True
 
     def queue(self, job_id: int, request: PendingRequest, now: float) -> None:
         """Add a request for a job; it is sent when its turn comes."""
@@ -103,16 +161,24 @@ class OpenRequests(dict[int | str, PendingRequest]):
         self._turns.sent(job_id)
         self.ask(job_id, self[job_id], now)
 
-    def is_unsent(self, job_id: int) -> bool:
-        """Return whether a request for a job still waits for its release or its turn."""
-        return job_id in self._held or job_id in self._turns
+    def is_unsent(self, key: int | str) -> bool:
+        """Return whether a request still waits for its release or its turn."""
+        return key in self._held or key in self._turns
 
-    def answered(self, job_id: int, now: float) -> None:
-        """Note that the broker has answered a request for a job."""
+    def answered(self, job_id: int, now: float, sender: str) -> None:
+        """Note that a broker has answered a request for a job."""
         request = self.get(job_id)
         if request is not None:
-            request.progress = now
+            request.progress, request.moved, request.holder = now, None, sender
             self._turns.answered(job_id)
+            self._brokers.put(job_id, sender)
+            self.served(request, sender)
+
+    def served(self, request: PendingRequest, sender: str) -> None:
+        """Prefer a broker that served a request to a current one that refused it."""
+        if self._brokers.current in request.refused:
+            self._brokers.current = sender
+        request.refused = ()
 
     def leave(self, key: int | str) -> None:
         """Keep a job's request only until the broker has the job."""
@@ -128,20 +194,19 @@ class OpenRequests(dict[int | str, PendingRequest]):
             self._held.discard(key)
             self._turns.forget(key)
 
-    def give_up(self, address: str, timeout_s: float, heard: float | None, now: float) -> list[Event]:
+    def give_up(self, timeout_s: float, now: float) -> list[Event]:
         """End the requests without an answer in time.
 
-        `heard` is the time of the last message of the broker at `address`.
-
-        If the broker is silent for that long, requests that await their turn fail too. Each would wait as long.
+        If all brokers are silent for that long, requests that await their turn fail too. Each would wait as long.
         """
-        late = [(key, request) for key, request in self.items() if now >= request.deadline(timeout_s, heard)]
+        known, heard = self._brokers, self._brokers.heard
+        late = [(key, one) for key, one in self.items() if now >= one.deadline(timeout_s, known.heard_from(one.holder))]
         if late and (heard is None or now >= heard + timeout_s):
             late += [(key, request) for key, request in self.items() if request.started == math.inf]
         events: list[Event] = []
         for key, request in late:
             self.forget(key)
-            code, reason = request.silence(address, timeout_s, heard, now)
+            code, reason = request.silence(known, request.holder or known.place(key), timeout_s, now)
             events.append(RequestFailed(key, JobError(reason, code)))
         return events
 
@@ -155,6 +220,7 @@ class _Stop:
     due: float
     patience: float
     tries: int = 1
+    moves: int = 0  # how often it was sent after a `Moved`
 
 
 class Stops:
@@ -170,11 +236,22 @@ class Stops:
     def __len__(self) -> int:
         return len(self._stops)
 
+    def __contains__(self, job_id: int) -> bool:
+        return job_id in self._stops
+
     def add(self, job_id: int, now: float) -> Cancel:
         """Return the first `Cancel` of a job, or a further one at once."""
         patience = min(RETRY_S, self._longest_s)
         self._stops.setdefault(job_id, _Stop(now + patience, patience))
         return Cancel(job_id=job_id)
+
+    def follows(self, job_id: int) -> bool:
+        """Return whether the `Cancel` of a job is sent to the broker to which it moved: once a try."""
+        stop = self._stops.get(job_id)
+        if stop is None or stop.moves >= stop.tries:
+            return False
+        stop.moves += 1
+        return True
 
     def forget(self, job_id: int) -> None:
         """Do not stop a job: it was submitted again."""

@@ -1,12 +1,14 @@
 """The client's events of traced jobs: submitted, accepted, each arrival of tokens, the end.
 
-The events go to the broker, which has those of the other processes: see `specq.runtime.Tracer`.
+The events go to the broker, which has those of the other processes: see `specq.runtime.Tracer`. Of several brokers,
+only the current one gets events, of the jobs that it holds: the clocks of the others are not known.
 """
 
 from __future__ import annotations
 
-from specq.protocol import Clock, Message, Submit, Tokens, trace_events
-from specq.runtime import Tracer
+from specq.client.brokers import KnownBrokers
+from specq.protocol import Clock, Message, Submit, Tokens, TraceEvents, trace_events
+from specq.runtime import ClockOffset, Tracer
 
 FLUSH_S = 1.0
 
@@ -17,7 +19,7 @@ class JobTracing:
     def __init__(self) -> None:
         self.tracer = Tracer()
         self._outbox: list[Message] = []
-        self._flushed = 0.0
+        self._flushed, self._broker = 0.0, ""  # the broker whose clock is known
 
     def submitted(self, job: Submit, now: float) -> None:
         if job.trace:
@@ -39,8 +41,9 @@ class JobTracing:
             self.tracer.end(job_id)
             self._flush(now)
 
-    def clock(self, message: Clock) -> None:
-        self.tracer.take_clock(message)
+    def clock(self, message: Clock, sender: str) -> None:
+        if sender == self._broker:
+            self.tracer.take_clock(message)
 
     def tick(self, now: float) -> None:
         """Send the events so far when it is time, since jobs may be long."""
@@ -51,7 +54,13 @@ class JobTracing:
         self._flushed = now
         self._outbox += self.tracer.messages()
 
-    def take_outbox(self) -> list[Message]:
-        """Return the messages to send, and clear the outbox."""
+    def take_outbox(self, brokers: KnownBrokers) -> list[tuple[str, Message]]:
+        """Return the messages to send, with the address of their broker, and clear the outbox."""
+        if not self._outbox:
+            return []
         outbox, self._outbox = self._outbox, []
-        return outbox
+        if self._broker != brokers.current:
+            self._broker, self.tracer.offset = brokers.current, ClockOffset()
+            outbox = [message for message in outbox if not isinstance(message, TraceEvents)]  # times of another clock
+        own = [one for one in outbox if not isinstance(one, TraceEvents) or brokers.place(one.job_id) == self._broker]
+        return [(self._broker, message) for message in own]
