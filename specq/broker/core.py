@@ -67,9 +67,11 @@ class Broker:
     """Dispatches messages to the components.
 
     - `validates`: check the invariants after each message and tick. Used in tests and chaos runs.
-    - `incarnation`: a number of seconds, for example the wall clock at the start. It makes a later broker's epochs
-      greater than an earlier one's. The earlier broker must have opened fewer than 1024 sessions a second on average.
-    - `epoch`: the journal's highest epoch. New epochs are greater than this too, and that needs no clock.
+    - `incarnation`: a number of seconds, for example the wall clock at the start. Without a journal, it makes a later
+      broker's epochs greater than an earlier one's. The earlier broker must have opened fewer than 1024 sessions a
+      second on average.
+    - `epoch`: the journal's. The epochs of new jobs are greater than this, and that needs no clock.
+    - `address`: where clients and workers reach this broker, for others that use the journal.
     - `offset`: the journal's time is the caller's time plus this, in seconds. Any value works without a journal.
     - `grants`: the allowed keys, by name. None: keys are not in use.
     - `traced_at_once`: as in `BrokerSettings`.
@@ -92,13 +94,14 @@ class Broker:
         grants: Mapping[str, Grant] | None = None,
         weights_wait_s: float = 600.0,
         traced_at_once: int = 0,
+        address: str = "",
     ) -> None:
         self.state = BrokerState(
-            BrokerSettings(heartbeat_ms, liveness_ms / 1000, max_jobs, drafters_per_job, traced_at_once),
+            BrokerSettings(heartbeat_ms, liveness_ms / 1000, max_jobs, drafters_per_job, traced_at_once, address),
             BrokerClock(offset),
             Ledger(has_journal=has_journal),
             Roles(grants),
-            epoch=max(incarnation << 10, epoch),
+            epoch=epoch or incarnation << 10,
         )
         self.placement = Placement(self.state)
         self.presence = Presence(self.state, self.placement)
@@ -229,6 +232,14 @@ class Broker:
 
     # --- the journal ------------------------------------------------------------------------------------------------
 
+    def gain(self, jobs: Sequence[StoredJob], now: float) -> list[Effect]:
+        """Take over the unfinished jobs of a broker that is lost, while this one runs."""
+        self.state.clock.now = now
+        self.intake.lose(stored.submit.job_id for stored in jobs)  # those that it lost, and has not learned of yet
+        self.restore(jobs, now)
+        self.placement.place_waiting()
+        return self._effects()
+
     def restore(self, jobs: Iterable[StoredJob], now: float) -> None:
         """Take over the unfinished jobs of an earlier broker. They wait for verifiers and for their clients.
 
@@ -247,6 +258,19 @@ class Broker:
                 self.intake.fail(job, "invalid", f"its values are out of bounds: {stored.misfit}")
             elif reason := reason_against(job.request.params.strategy):  # not installed any more
                 self.intake.fail(job, "invalid", reason)
+
+    def lose(self, job_ids: Iterable[int], now: float) -> list[Effect]:
+        """Drop jobs that another broker holds. Their readers learn where they are."""
+        self.state.clock.now = now
+        self.intake.lose(job_ids)
+        return self._effects()
+
+    def list_brokers(self, addresses: tuple[str, ...], now: float) -> list[Effect]:
+        """Note the addresses of all live brokers of the journal, and tell the workers."""
+        self.state.clock.now, self.state.brokers = now, addresses
+        for worker in self.state.workers.all():
+            self.presence.tell_brokers(worker)
+        return self._effects()
 
     def journaled(self, sequence: int, now: float) -> list[Effect]:
         """Note that the journal holds all records up to this one. Clients may now receive their contents."""
@@ -274,7 +298,7 @@ class Broker:
     def found(self, job_id: int, stored: StoredJob | JournalBusyError | None, now: float) -> list[Effect]:
         """Take the journal's record of a job: the answer to `Find`."""
         self.state.clock.now = now
-        self.intake.found(job_id, stored)
+        self.intake.lookup.found(job_id, stored)
         return self._effects()
 
     def listed(self, asked: FindFinished, found: list[JobSummary] | JournalBusyError, now: float) -> list[Effect]:

@@ -15,8 +15,19 @@ import zmq
 
 from specq.broker.core import Broker
 from specq.broker.state.memory import Effect, Find, FindFinished, Write
-from specq.config import BrokerConfig
-from specq.journal import JournalLookup, JournalWriter, Keep, Opening, Question, Record, open_journal
+from specq.config import BrokerConfig, broker_address
+from specq.journal import (
+    JobsGained,
+    JobsLost,
+    JournalLookup,
+    JournalWriter,
+    Keep,
+    Opening,
+    Question,
+    Record,
+    StoredJob,
+    open_journal,
+)
 from specq.protocol import JournalLostError
 from specq.transport import AllowList, Curve, Grant, Zap, bind_router, directory_of, drain, drain_named, own_keys
 
@@ -88,6 +99,10 @@ class JournalLink:
         self._records: list[Record] = []
         self._sequence = 0
         self._trouble = self._full = ""
+        self._num_handled = 0
+        self.taken: list[StoredJob] = []  # at the start
+        while jobs := self.journal.take():
+            self.taken += jobs
         keep = Keep(config.keep_hours * 3600, config.keep_mb << 20)
         self.writer = JournalWriter(self.journal, self._wake, keep)
         self.lookup = JournalLookup(self.journal.reader(), self._wake)
@@ -115,7 +130,7 @@ class JournalLink:
     def flush(self) -> None:
         """Hand over the records of this turn as one batch."""
         if self._records:
-            self.writer.put(self._sequence, self._records)
+            self.writer.put(self._sequence, self._records, self._num_handled)
             self._records = []
 
     def notify(self, broker: Broker, now: float) -> list[Effect]:
@@ -129,7 +144,9 @@ class JournalLink:
         self._signalled = False
         ledger = broker.state.ledger
         ledger.num_groups, ledger.write_s = self.writer.num_groups, self.writer.write_s
-        effects = broker.journaled(self.writer.durable, now)
+        durable = self.writer.durable  # before the events: those of these records are there already
+        effects = self._handle_events(broker, now)
+        effects += broker.journaled(durable, now)
         if self.writer.lost:
             raise JournalLostError(self.writer.lost)
         if self.writer.trouble != self._trouble:
@@ -144,6 +161,20 @@ class JournalLink:
                 effects += broker.found(asked.job_id, answer, now)
             elif isinstance(asked, FindFinished):
                 effects += broker.listed(asked, answer, now)
+        return effects
+
+    def _handle_events(self, broker: Broker, now: float) -> list[Effect]:
+        effects = list[Effect]()
+        while self.writer.events:
+            self.flush()  # what the broker recorded before it knew of the event
+            event = self.writer.events.popleft()
+            self._num_handled += 1
+            if isinstance(event, JobsLost):
+                effects += broker.lose(event.job_ids, now)
+            elif isinstance(event, JobsGained):
+                effects += broker.gain(event.jobs, now)
+            else:
+                effects += broker.list_brokers(event.addresses, now)
         return effects
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -161,6 +192,7 @@ def _opening(config: BrokerConfig) -> Opening:
     return Opening(
         durability=config.durability,
         owner=f"process {os.getpid()}, listening on {config.bind}",
+        address=broker_address(config),
         floor=int(time.time()) << 10,  # above the epochs of brokers that kept no journal
         take_over=config.take_over,
     )

@@ -25,6 +25,7 @@ wins.
 from __future__ import annotations
 
 import os
+import socket
 import tomllib
 import warnings
 from collections.abc import Collection, Mapping
@@ -43,7 +44,7 @@ from specq.config.sections import (
     ServeConfig,
     TargetConfig,
 )
-from specq.config.values import check_brokers
+from specq.config.values import check_brokers, read_address
 from specq.protocol import ConfigError, did_you_mean, known_names, split_addresses
 
 RENAMED: Mapping[str, Mapping[str, str]] = {  # section, or section of an engine or proposer: old name: new name
@@ -271,6 +272,12 @@ def journal_address(config: BrokerConfig) -> str:
     if config.journal == "none" or (not config.journal and config.bind.endswith(":*")):
         return ""
     return config.journal or _state_file(config.bind, "journal")
+
+
+def broker_address(config: BrokerConfig) -> str:
+    """Return where other machines reach a broker: as configured, or where it listens, under the machine's name."""
+    bind = read_address("broker.bind", config.bind)
+    return config.advertise or (bind.at(socket.gethostname()) if bind.is_wildcard else config.bind)
 
 
 def batch_store(config: ServeConfig) -> str:

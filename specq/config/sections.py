@@ -99,14 +99,12 @@ def _check_slowdown(key: str, value: float) -> None:
         raise ConfigError(f"{key} is {value:g}; give at least 1, as in 1.8, or 0 for no limit")
 
 
-# --- the sections ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class BrokerConfig(Section):
     """The broker."""
 
     bind: str = option(DEFAULT_BROKER, "Address to listen on.")
+    advertise: str = option("", "Address where other machines reach this broker. Default: from `bind`.")
     heartbeat_ms: int = option(500, "Interval between worker heartbeats, in ms.", low=10, high=60_000)
     liveness_ms: int = option(
         3000, "Declare a worker dead after this long without a heartbeat, in ms.", low=20, high=600_000
@@ -115,8 +113,8 @@ class BrokerConfig(Section):
     drafters_per_job: int = option(2, "Maximum number of draft workers per job, each with a different model.", high=8)
     journal: str = option(
         "",
-        "Journal file or KIND://URL. `none`: keep jobs in memory only. Default: one file per broker address, in "
-        "SPECQ_STATE.",
+        "Journal file, or postgresql:// for several brokers. `none`: keep jobs in memory only. Default: one file per "
+        "broker address, in SPECQ_STATE.",
     )
     durability: str = option(
         "full",

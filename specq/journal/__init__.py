@@ -15,6 +15,8 @@ Tokens count by position, so writing tokens twice has no effect.
 
 from specq.journal.interface import (
     EPOCHS,
+    LEASE_S,
+    MOST_TAKEN,
     Clocks,
     Journal,
     JournalReader,
@@ -41,11 +43,23 @@ from specq.journal.records import (
     pack,
     unpack,
 )
-from specq.journal.threads import JournalLookup, JournalWriter, Keep, Question
+from specq.journal.threads import (
+    BrokersListed,
+    JobsGained,
+    JobsLost,
+    JournalEvent,
+    JournalLookup,
+    JournalWriter,
+    Keep,
+    Question,
+)
 
 __all__ = [
     "EPOCHS",
+    "LEASE_S",
+    "MOST_TAKEN",
     "NO_CRASHES",
+    "BrokersListed",
     "Clocks",
     "Crashes",
     "JobBound",
@@ -54,7 +68,10 @@ __all__ = [
     "JobEnded",
     "JobSummary",
     "JobTaken",
+    "JobsGained",
+    "JobsLost",
     "Journal",
+    "JournalEvent",
     "JournalLookup",
     "JournalReader",
     "JournalWriter",

@@ -149,7 +149,7 @@ class Journal(Protocol):
     """A journal that a broker has opened. One thread at a time.
 
     - `address`: the opened address, for log lines. Without passwords.
-    - `epoch`: the epochs of the broker's new jobs are above this, `EPOCHS` of them. So are those of no other broker.
+    - `epoch`: the epochs of the broker's new jobs are the next `EPOCHS` above this. No other broker has these.
     - `offset`: the journal's time is the monotonic clock + this (`specq.journal.interface.offset_of`).
     """
 
@@ -179,14 +179,21 @@ class Journal(Protocol):
     def renew(self) -> tuple[str, ...]:
         """Renew the broker's lease, for `LEASE_S` seconds. Return the addresses of all live brokers, with its own.
 
-        Raises as `write` does.
+        Empty if the journal is for one broker. Raises as `write` does.
         """
 
     def take(self) -> list[StoredJob]:
         """Become the holder of unfinished jobs that no live broker holds. Return them with all their tokens.
 
-        Oldest first, at most `MOST_TAKEN`. Their `epoch` is determined in the same transaction. Raises as `write` does,
-        and ConfigError if a job is unreadable.
+        Oldest first, at most `MOST_TAKEN` if the journal is for several brokers. Their `epoch` is determined in the
+        same transaction. Raises as `write` does. An unreadable job raises ConfigError if the journal is for one broker.
+        In a journal for several, it is logged and left alone.
+        """
+
+    def unfinished(self) -> list[StoredJob]:
+        """Return the unfinished jobs of all brokers, oldest first, with all their tokens.
+
+        Raises ConfigError if one is unreadable.
         """
 
     def keep_to(self, most_bytes: int, before: float = 0.0) -> Kept:

@@ -3,6 +3,10 @@
 The writer journals all waiting records as one group once the previous group is done. It writes at most one group in two
 milliseconds. So with more load the groups grow, and each record costs less. `durable` is the progress. Both threads
 call `wake` after a change.
+
+The writer also renews the broker's lease, and takes the jobs of lost brokers. What it finds are events, in order. The
+broker counts the handled ones. Rule: records of a job that was taken count only if the broker made them after
+it learned of the taking. Earlier ones describe a text that others may have continued.
 """
 
 from __future__ import annotations
@@ -15,17 +19,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from specq.journal.interface import NOTE_S, Journal, JournalReader, Noted, read_machine
-from specq.journal.records import Record, num_bytes
+from specq.journal.records import Record, StoredJob, num_bytes
 from specq.protocol import JournalBusyError, JournalLostError
 
 log = structlog.get_logger(__name__)
 
-CHECK_S = 1.0  # longest time between two checks of the journal's ownership
+RENEW_S = 1.0  # longest time between two renewals of the broker's lease
 EXPIRE_S = 10.0
 RETRY_S = 0.25
 GROUP_S = 0.002  # least time between the starts of two groups
@@ -34,6 +38,27 @@ MOST_BYTES = 4 << 20  # in one group, unless a single record is larger
 
 Wake = Callable[[], None]
 Question = Callable[[JournalReader], Any]
+
+
+class JobsLost(NamedTuple):
+    """Jobs that this broker does not hold: it lost them, or another broker was faster to take them."""
+
+    job_ids: frozenset[int]
+
+
+class JobsGained(NamedTuple):
+    """Unfinished jobs that this broker holds now, of brokers that are gone."""
+
+    jobs: list[StoredJob]
+
+
+class BrokersListed(NamedTuple):
+    """The addresses of all live brokers of the journal."""
+
+    addresses: tuple[str, ...]
+
+
+JournalEvent = JobsLost | JobsGained | BrokersListed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +72,8 @@ class Keep:
 class JournalWriter:
     """Journals groups of records in its own thread.
 
-    - `durable`: the sequence number up to which all records are journaled.
+    - `durable`: the sequence number up to which all records are journaled, except those of lost jobs.
+    - `events`: what happened to jobs and brokers. Those of records up to `durable` are in it already.
     - `trouble`: why the journal cannot be written now, or "". The writer tries again.
     - `lost`: why the journal can never be written again, or "". The broker must stop.
     - `full`: why the journal accepts no new jobs, or "". The unfinished jobs alone take more than the allowed space.
@@ -56,22 +82,26 @@ class JournalWriter:
 
     def __init__(self, journal: Journal, wake: Wake, keep: Keep | None = None) -> None:
         self.durable, self.trouble, self.lost, self.full = 0, "", "", ""
+        self.events: deque[JournalEvent] = deque()
         self.num_groups, self.write_s = 0, 0.0
         self._journal, self._wake, self._keep = journal, wake, keep or Keep()
-        self._queue: SimpleQueue[tuple[int, Sequence[Record]]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[int, Sequence[Record], int]] = SimpleQueue()
         self._closing = threading.Event()
-        self._next_group = self._next_check = self._next_expiry = self._next_note = 0.0
+        self._next_group = self._next_renewal = self._next_expiry = self._next_note = 0.0
+        self._addresses: tuple[str, ...] = ()
+        self._num_events = 0
+        self._gained: deque[tuple[int, frozenset[int]]] = deque()  # number of the event, ids: not handled by the broker
         self._thread = threading.Thread(target=self._run, name="specq-journal", daemon=True)
         self._thread.start()
 
-    def put(self, sequence: int, records: Sequence[Record]) -> None:
-        """Hand over records. `durable` will reach `sequence`."""
-        self._queue.put((sequence, records))
+    def put(self, sequence: int, records: Sequence[Record], num_handled: int = 0) -> None:
+        """Hand over records, made after the first `num_handled` events. `durable` will reach `sequence`."""
+        self._queue.put((sequence, records, num_handled))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Journal the remaining records and the time, within `timeout_s` seconds, and close the journal."""
         self._closing.set()
-        self._queue.put((0, ()))  # ends its wait
+        self._queue.put((0, (), 0))  # ends its wait
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
             self._journal.close()
@@ -95,39 +125,73 @@ class JournalWriter:
         sequence, records = self._take()
         for start, end in _groups(records):
             group, started = records[start:end], time.monotonic()
-            while not self._try(partial(self._journal.write, group)):
+            while not self._try(partial(self._write, group)):
                 if self._closing.wait(RETRY_S):
                     return
             self.num_groups += 1
             self.write_s += time.monotonic() - started
             if end == len(records):
-                self.durable = sequence
-                self._wake()
+                self._reach(sequence)
             self._tidy(idle=False)
+        if not records:
+            self._reach(sequence)
         now = time.monotonic()
-        if now >= self._next_check:
-            self._next_check = now + CHECK_S
-            self._try(self._journal.check)
+        if now >= self._next_renewal:
+            self._next_renewal = now + RENEW_S
+            self._try(self._renew)
         if now >= self._next_note:
             self._next_note = now + NOTE_S
             self._try(self._note_time)
         if not records:
             self._tidy(idle=True)
 
+    def _reach(self, sequence: int) -> None:
+        if sequence > self.durable:
+            self.durable = sequence
+            self._wake()
+
     def _take(self) -> tuple[int, list[Record]]:
         """Wait for records. When it is time for a group, return all waiting records."""
         try:
-            sequence, first = self._queue.get(timeout=CHECK_S)
+            sequence, first, num_handled = self._queue.get(timeout=RENEW_S)
         except Empty:
             return 0, []
         time.sleep(max(0.0, self._next_group - time.monotonic()))
         self._next_group = time.monotonic() + GROUP_S
-        records = list(first)
+        records = list(self._current(first, num_handled))
         while len(records) < MOST_RECORDS and not self._queue.empty():
-            newer, more = self._queue.get()
+            newer, more, num_handled = self._queue.get()
             sequence = max(sequence, newer)
-            records.extend(more)
+            records.extend(self._current(more, num_handled))
         return sequence, records
+
+    def _current(self, records: Sequence[Record], num_handled: int) -> Sequence[Record]:
+        """Leave out the records of jobs that were taken, if the broker did not know that yet."""
+        while self._gained and self._gained[0][0] < num_handled:
+            self._gained.popleft()
+        gained = frozenset[int]().union(*(job_ids for _, job_ids in self._gained))
+        return [record for record in records if record.job_id not in gained] if gained else records
+
+    def _write(self, group: Sequence[Record]) -> None:
+        lost = self._journal.write(group)
+        if lost:
+            self._add(JobsLost(lost))
+
+    def _renew(self) -> None:
+        """Renew the lease, and take jobs of lost brokers."""
+        addresses = self._journal.renew()
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self._add(BrokersListed(addresses))
+        while jobs := self._journal.take():
+            log.warning("jobs_taken", jobs=len(jobs))
+            self._gained.append((self._num_events, frozenset(job.submit.job_id for job in jobs)))
+            self._add(JobsGained(jobs))
+
+    def _add(self, event: JournalEvent) -> None:
+        self._num_events += 1
+        self.events.append(event)
+        self._wake()
 
     def _note_time(self) -> None:
         self._journal.note_time(Noted(time.monotonic() + self._journal.offset, read_machine()))

@@ -13,7 +13,7 @@ import structlog
 import zmq
 
 from specq.broker import Broker, Connect, Disconnect, Effect, Front, JournalLink, Send
-from specq.config import BrokerConfig, journal_address
+from specq.config import BrokerConfig, broker_address, journal_address
 from specq.protocol import ConfigError, JournalLostError
 from specq.runtime import apply_cpu
 from specq.transport import Beat, Stop, calm_collector, connect_dealer, drain, try_send
@@ -148,9 +148,11 @@ def _make_broker(config: BrokerConfig, journal: JournalLink | None, front: Front
         grants=front.grants,
         weights_wait_s=config.weights_wait_seconds,
         traced_at_once=config.traced_jobs,
+        address=broker_address(config),
     )
-    if journal is not None and journal.journal.is_old:
-        broker.restore(journal.journal.unfinished(), time.monotonic())
+    if journal is not None:
+        broker.restore(journal.taken, time.monotonic())
+        journal.taken = []
     return broker
 
 

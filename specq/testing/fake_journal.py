@@ -11,7 +11,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from specq.journal import JobBound, JobCrashed, JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded, pack
+from specq.journal import (
+    EPOCHS,
+    LEASE_S,
+    JobBound,
+    JobCrashed,
+    JobDropped,
+    JobEnded,
+    JobTaken,
+    Record,
+    StoredJob,
+    TokensAdded,
+    pack,
+)
 from specq.protocol import LogprobRecord, SamplingParams, Speculation, Submit
 
 
@@ -63,6 +75,61 @@ class FakeJournal:
     def find(self, job_id: int) -> StoredJob | None:
         """Return a job, or None."""
         return replace(self.jobs[job_id]) if job_id in self.jobs else None
+
+
+class SharedJournal:
+    """A fake journal of several brokers, by their addresses. Time is an argument."""
+
+    def __init__(self) -> None:
+        self.fake = FakeJournal()
+        self.holders: dict[int, str] = {}  # of unfinished jobs
+        self._until: dict[str, float] = {}  # ends of leases
+        self._num_leases = 0
+
+    def join(self, address: str, now: float) -> int:
+        """Begin a broker's lease. Return what its epochs are above."""
+        self.renew(address, now)
+        return self._next_epoch()
+
+    def _next_epoch(self) -> int:
+        self._num_leases += 1
+        return self._num_leases * EPOCHS
+
+    def renew(self, address: str, now: float) -> tuple[str, ...]:
+        """Renew a broker's lease; return the addresses of all live brokers."""
+        self._until[address] = now + LEASE_S
+        return tuple(sorted(one for one, until in self._until.items() if until > now))
+
+    def leave(self, address: str) -> None:
+        """End a broker's lease."""
+        del self._until[address]
+
+    def write(self, address: str, records: Sequence[Record]) -> frozenset[int]:
+        """Take a group of records; return the jobs that the broker does not hold."""
+        lost = set[int]()
+        for record in records:
+            is_new = isinstance(record, JobTaken) and record.job_id not in self.fake.jobs
+            if not is_new and self.holders.get(record.job_id) != address:
+                lost.add(record.job_id)
+                continue
+            self.fake.write([record])
+            if isinstance(record, (JobEnded, JobDropped)):
+                self.holders.pop(record.job_id)
+            else:
+                self.holders[record.job_id] = address
+        return frozenset(lost)
+
+    def take(self, address: str, now: float) -> list[StoredJob]:
+        """Become the holder of the jobs that no live broker holds."""
+        dead = [job for job in self.fake.unfinished() if self._until.get(self.holders[job.submit.job_id], 0.0) <= now]
+        self.holders |= {job.submit.job_id: address for job in dead}
+        epoch = self._next_epoch() if dead else 0
+        return [replace(job, epoch=epoch) for job in dead]
+
+    def find(self, job_id: int, now: float) -> StoredJob | None:
+        """Return a job with the address of its live holder, or None."""
+        found, holder = self.fake.find(job_id), self.holders.get(job_id, "")
+        return found and replace(found, holder=holder if self._until.get(holder, 0.0) > now else "")
 
 
 PARAMS = SamplingParams(temperature=0.5, seed=2**62, stop=("ü",), logit_bias=((3, -1.5),), logprobs=1)

@@ -9,7 +9,7 @@ import pytest
 
 from specq.broker import Broker, Find, Send
 from specq.broker.gate import BURST_S, DRAFT_US, DRAFTS_SHARE, MAX_DRAFT_NODES, NODE_US
-from specq.broker.jobs import intake
+from specq.broker.jobs import intake, lookup
 from specq.broker.state import rights
 from specq.broker.state.rights import REQUEST_BYTES, REQUESTS_BURST, REQUESTS_S, Bucket, Limits
 from specq.broker.workers import tokenizers
@@ -238,7 +238,7 @@ def test_workers_pay_for_what_they_ask(crowded):
 def test_those_who_wait_are_bounded(monkeypatch):
     """For a tokenizer that its verifier does not send, and for a journal that does not answer."""
     monkeypatch.setattr(tokenizers, "MAX_WAITING", 3)
-    monkeypatch.setattr(intake, "MAX_ASKING", 4)
+    monkeypatch.setattr(lookup, "MAX_ASKING", 4)
     bench = Bench(has_journal=True)
     for number in range(10):
         for message in (FetchTokenizer(), Follow(job_id=1), Cancel(job_id=1)):

@@ -38,7 +38,7 @@ def test_file_sets_what_it_names(write):
     [
         (
             "[broker]\nbindd = 'x'",
-            ["unknown key broker.bindd; did you mean 'bind'? known: bind, heartbeat_ms, live"],
+            ["unknown key broker.bindd; did you mean 'bind'? known: bind, advertise, heartbeat_ms, live"],
         ),
         (
             "[brokr]\n",

@@ -141,13 +141,17 @@ class Failing:
     def __init__(self, *errors: Exception) -> None:
         self.errors, self.groups = list(errors), []
 
-    def write(self, records: Any) -> None:
+    def write(self, records: Any) -> frozenset[int]:
         if self.errors:
             raise self.errors.pop(0)
         self.groups.append(list(records))
+        return frozenset()
 
-    def check(self) -> None:
-        """Be there."""
+    def renew(self) -> tuple[str, ...]:
+        return ()
+
+    def take(self) -> list[Any]:
+        return []
 
     def keep_to(self, most_bytes: int, before: float) -> Kept:
         return Kept(0, is_full=False)

@@ -175,6 +175,24 @@ def test_what_rows_really_add_is_learned(factor: float, *, has_prompts: bool) ->
     assert 1.05 < seconds / alone < 1.02 * MOST_SLOWDOWN
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_no_price_expresses_is_a_debt(sign: int) -> None:
+    """Steps with prompts of the batch take six times as long, however few rows these have; prices vary in waves."""
+    curve, background = StepCurve([1, 100], [0.01, 0.03]), Background()
+    seconds, alone = 0.0, 0.0
+    for number in range(6000):
+        num_decoding, prompt_s = background.share(Waiting(8, 60, has_prompts=True), curve, fixed_s=0.001)
+        background.spend(prompt_s)
+        base_s = curve(8)
+        added_s = curve(8 + num_decoding) - base_s
+        wave = 3.0 if (number // 40) % 2 == (sign > 0) else 0.5
+        took_s = base_s + wave * added_s + 5 * base_s * (prompt_s > 0)
+        background.learn(ExpectedStep(base_s, added_s, prompt_s, background.is_second), took_s)
+        if number >= 1000:
+            seconds, alone = seconds + took_s, alone + base_s
+    assert 1.05 < seconds / alone < 1.01 * MOST_SLOWDOWN
+
+
 def send(verifier: Verifier, session_id: int, length: int = 3, *, is_background: bool = False) -> list:
     message = Open(
         session_id=session_id, epoch=1, prompt_len=length, tokens_left=20, params=SamplingParams(),

@@ -14,29 +14,28 @@ Rules of jobs:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import structlog
 
-from specq.broker.state.job import BrokerJob, JobEvent, JobRequest, bucket
-from specq.broker.state.ledger import Ledger, ended_record, restored, taken_record
-from specq.broker.state.memory import BrokerState, Find, Send, clipped
+from specq.broker.jobs.lookup import JobLookup, refuse
+from specq.broker.state.job import BrokerJob, JobRequest, bucket
+from specq.broker.state.ledger import Ledger, ended_record, taken_record
+from specq.broker.state.memory import BrokerState, Send, clipped
 from specq.broker.state.registry import Worker, incapable
 from specq.broker.state.transcript import JobReader
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.tokenizers import no_verifier
-from specq.journal import JobDropped, StoredJob
+from specq.journal import JobDropped
 from specq.protocol import (
     Accepted,
     Cancel,
     Failed,
     Follow,
     JobTokens,
-    JournalBusyError,
     ModelInfo,
     Submit,
     Tokens,
@@ -148,8 +147,6 @@ log = structlog.get_logger(__name__)
 
 MAX_TOKENS = 32_000_000  # that all jobs together have or may generate
 MAX_RECORDS = 100_000  # waiting for the journal, before new jobs are refused
-MAX_ASKING = 64  # messages about one job that wait for the journal's answer
-Ask = Callable[..., None]
 
 
 class Intake:
@@ -157,20 +154,20 @@ class Intake:
 
     def __init__(self, state: BrokerState, placement: Placement, delivery: Delivery) -> None:
         self.state, self.placement, self.delivery = state, placement, delivery
-        self._asked: dict[int, list[tuple[Ask, bytes, Any]]] = {}  # job id -> requests waiting for the journal
+        self.lookup = JobLookup(state, placement)
 
     # --- jobs come in -----------------------------------------------------------------------------------------------
 
     def submit(self, client: bytes, message: Submit) -> None:
         """Take a job, or attach the client to the existing job of that id."""
-        self._with_job(self._submit, client, message)
+        self.lookup.with_job(self._submit, client, message)
 
     def _submit(self, client: bytes, message: Submit, known: BrokerJob | None) -> None:
         code, reason = self._refusal(client, message, known)
         if code == "no_verifier" and self.state.clock.in_grace:
             return
         if reason:
-            self._refuse(client, message.job_id, code, reason)
+            refuse(self.state, client, message.job_id, code, reason)
             return
         job = known or self._take(client, message)
         self._attach(job, client, message)
@@ -227,25 +224,25 @@ class Intake:
         roles = self.state.roles
         return bucket(roles.peer(client), tenant) if tenant else roles.owner(client)
 
-    def _refuse(self, client: bytes, job_id: int, code: str, reason: str) -> None:
-        self.state.outbox.send_front(client, Failed(job_id=job_id, code=code, reason=clipped(reason)))
-
     def follow(self, client: bytes, message: Follow) -> None:
         """Attach a client to a job that it knows by its id only."""
-        self._with_job(self._follow, client, message)
+        self.lookup.with_job(self._follow, client, message)
 
     def _follow(self, client: bytes, message: Follow, job: BrokerJob | None) -> None:
         if job is None or not self._owns(client, job):
             reason = f"there is no job {message.job_id}: it was never submitted here, or its result has expired"
-            self._refuse(client, message.job_id, "unknown", reason)
+            refuse(self.state, client, message.job_id, "unknown", reason)
             return
         self._attach(job, client, message)
 
+    def lose(self, job_ids: Iterable[int]) -> None:
+        """Drop the jobs that this broker does not hold. Their readers learn where they are."""
+        self.lookup.lose(job_ids, self._follow)
+
     def cancel(self, client: bytes, message: Cancel) -> None:
         """Stop a job. Its committed tokens stay."""
-        if message.job_id in self._asked:
-            if len(self._asked[message.job_id]) < MAX_ASKING:
-                self._asked[message.job_id].append((self._cancel, client, message))
+        if self.lookup.is_asking(message.job_id) or self.state.brokers:
+            self.lookup.with_job(self._cancel, client, message)
         else:
             self._cancel(client, message, self.state.jobs.get(message.job_id))
 
@@ -256,38 +253,6 @@ class Intake:
 
     def _owns(self, client: bytes, job: BrokerJob) -> bool:
         return self.state.roles.owns(client, job.request.owner)
-
-    # --- what only the journal knows ----------------------------------------------------------------------------------
-
-    def _with_job(self, act: Ask, client: bytes, message: Submit | Follow) -> None:
-        """Act on the job that a message names. If it is not in memory, ask the journal first."""
-        job_id = message.job_id
-        job = self.state.jobs.get(job_id)
-        if job is not None or not self.state.ledger.has_journal:
-            act(client, message, job)
-        elif len(self._asked) >= self.state.settings.max_jobs:
-            self._refuse(client, job_id, "busy", "too many clients wait for the journal")
-        else:
-            if job_id not in self._asked:
-                self.state.outbox.add(Find(job_id))
-            waiting = self._asked.setdefault(job_id, [])
-            if len(waiting) < MAX_ASKING:  # else the client asks again
-                waiting.append((act, client, message))
-
-    def found(self, job_id: int, stored: StoredJob | JournalBusyError | None) -> None:
-        """Take the journal's answer on a job, and handle the requests that waited for it."""
-        waiting = self._asked.pop(job_id, [])
-        if isinstance(stored, JournalBusyError):
-            for _, client, _ in waiting:
-                self._refuse(client, job_id, "busy", str(stored))
-            return
-        if stored is not None and stored.finish and self.state.jobs.get(job_id) is None:
-            job = restored(stored)
-            job.note(JobEvent.READ_ENDED)
-            self.state.jobs.keep(job)
-        for act, client, message in waiting:
-            if self.state.roles.is_client(client):
-                act(client, message, self.state.jobs.get(job_id))
 
     # --- the end of a job ---------------------------------------------------------------------------------------------
 
@@ -328,7 +293,7 @@ class Intake:
             self.state.end_trace(job)
             self.state.record(JobDropped(job.job_id), job)
             for client in job.readers.by_client:
-                self._refuse(client, job.job_id, "busy", reason)
+                refuse(self.state, client, job.job_id, "busy", reason)
             job.readers.by_client.clear()
 
 

@@ -167,6 +167,7 @@ def status_report(state: BrokerState, asker: bytes = b"", num_sessions: int = 0)
     report = {
         "time_s": round(now, 6),
         "capabilities": list(BROKER_CAPABILITIES),
+        "brokers": list(state.brokers),
         "models": state.workers.served_models(),
         "workers": [_worker(worker, now, worker.identity in shown) for worker in workers],
         "jobs": {

@@ -64,7 +64,7 @@ class JobState(StrEnum):
     RUNNING = "running"  # a verifier holds its session
     GIVEN_UP = "given up"  # no verifier can continue it; it fails before the broker handles the next message
     ENDED = "ended"  # it has a finish reason
-    DROPPED = "dropped"  # the journal does not hold it and will not
+    DROPPED = "dropped"  # the journal does not hold it for this broker, and will not
 
 
 class JobEvent(StrEnum):
@@ -76,7 +76,7 @@ class JobEvent(StrEnum):
     OPENED = "opened"  # its session was opened at a verifier, or opened anew
     GAVE_UP = "gave up"  # too many verifiers failed on it or crashed
     FINISHED = "finished"  # complete, stopped, cancelled, failed
-    REFUSED = "refused"  # the journal cannot take it
+    REFUSED = "refused"  # the journal cannot take it, or another broker has it
 
 
 Ways = Mapping[JobEvent, JobState]
@@ -164,7 +164,7 @@ class JobSession:
     """Where a job is placed. Times are in seconds of the broker's clock.
 
     - `verifier`: identity of the verifier that holds the session. b"": none.
-    - `weights`: the weights that the tokens come from. "": not decided yet.
+    - `base_epoch`, `weights`: its epochs are above this; the weights that its tokens come from, "" until decided.
     - `incarnation`: of the verifier that holds it, as in the journal. 0: none.
     - `was_placed`: a verifier has held the job at some time.
     - `num_failures`: number of times that a verifier gave it back.
@@ -173,12 +173,12 @@ class JobSession:
     """
 
     __slots__ = (
-        *("avoided", "epoch", "incarnation", "mark", "moved_at", "num_failures", "unconfirmed", "verifier"),
-        *("was_placed", "weights"),
+        *("avoided", "base_epoch", "epoch", "incarnation", "mark", "moved_at", "num_failures", "unconfirmed"),
+        *("verifier", "was_placed", "weights"),
     )
 
     def __init__(self) -> None:
-        self.verifier, self.epoch = b"", 0
+        self.verifier, self.epoch, self.base_epoch = b"", 0, 0
         self.weights, self.incarnation = "", 0
         self.was_placed = False
         self.num_failures = 0

@@ -104,6 +104,7 @@ def restored(stored: StoredJob) -> BrokerJob:
     job = BrokerJob(JobRequest(stored.submit, stored.owner, stored.submitted, stored.deadline))
     _restore_text(job, stored)
     job.session.weights, job.session.incarnation = stored.weights, stored.placed
+    job.session.base_epoch = stored.epoch
     job.session.was_placed = bool(stored.weights)
     job.crashes = stored.crashes
     job.stats.rounds, job.stats.draft_tokens = stored.rounds, stored.draft_tokens

@@ -144,6 +144,7 @@ class BrokerSettings(NamedTuple):
     """The broker's start options.
 
     - `liveness_s`: how long a worker may be silent, in seconds.
+    - `address`: where others reach this broker, if the journal is for several.
     - `traced_at_once`: number of jobs traced in all processes without having asked for it.
     """
 
@@ -152,6 +153,7 @@ class BrokerSettings(NamedTuple):
     max_jobs: int
     drafters_per_job: int
     traced_at_once: int = 0
+    address: str = ""
 
     @property
     def quiet_s(self) -> float:
@@ -201,10 +203,11 @@ class BrokerState:
     - `traces`: what happened to jobs, for `specq trace`.
     - `outbox`: effects. Components add them and the broker's process carries them out.
     - `closing`: why the broker accepts no new jobs, or "".
+    - `brokers`: addresses of all brokers that use the journal. Empty: it is for one.
+    - `epoch`: the epochs of new jobs are above this.
     """
 
     def __init__(self, settings: BrokerSettings, clock: BrokerClock, ledger: Ledger, roles: Roles, epoch: int) -> None:
-        """All epochs that the broker uses are above `epoch`."""
         self.settings, self.clock = settings, clock
         self.workers, self.jobs, self.ledger = WorkerRegistry(), Jobs(), ledger
         self.roles, self.limits = roles, Limits()
@@ -212,13 +215,18 @@ class BrokerState:
         self.faults, self.traces = FaultLog(), Traces(settings.traced_at_once)
         self.rounds: defaultdict[str, RoundCounts] = defaultdict(RoundCounts)
         self.outbox = Outbox()
-        self.closing = ""
-        self._epoch = epoch
+        self.closing, self.brokers = "", tuple[str, ...]()
+        self.epoch = epoch
+        self._num_epochs = 0
 
-    def next_epoch(self) -> int:
-        """Return an epoch above all earlier ones."""
-        self._epoch += 1
-        return self._epoch
+    def next_epoch(self, job: BrokerJob) -> int:
+        """Return an epoch for a session of a job, above all its earlier ones.
+
+        Those of a job that was taken are above the epochs of its former broker. That one does not know which broker has
+        the job now, so the base comes from the journal.
+        """
+        self._num_epochs += 1
+        return max(self.epoch, job.session.base_epoch) + self._num_epochs
 
     def sharers(self, request: JobRequest) -> str:
         """Return the group that shares KV and texts with a job. Without keys and salts, all jobs share."""

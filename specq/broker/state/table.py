@@ -222,9 +222,12 @@ class Jobs:
         self.keep(job)
 
     def drop(self, job: BrokerJob) -> None:
-        """Forget a job that the journal cannot take."""
-        job.note(JobEvent.REFUSED)
-        self._remove(job)
+        """Forget a job that the journal cannot take, or that another broker has."""
+        if self.finished.get(job.job_id) is job:
+            self._forget(job)
+        else:
+            job.note(JobEvent.REFUSED)
+            self._remove(job)
 
     def _remove(self, job: BrokerJob) -> None:
         """Remove a job from the active ones."""
@@ -246,5 +249,9 @@ class Jobs:
             oldest = next(iter(self.finished.values()))
             if oldest is job or not oldest.durable.has_ended:  # the journal must hold its end first
                 return
-            del self.finished[oldest.job_id]
-            self._num_kept -= oldest.transcript.length + oldest.request.attached_size
+            self._forget(oldest)
+
+    def _forget(self, job: BrokerJob) -> None:
+        """Forget an ended job."""
+        del self.finished[job.job_id]
+        self._num_kept -= job.transcript.length + job.request.attached_size

@@ -172,7 +172,7 @@ class Placement:
         """Open a job's session at a verifier, from the transcript on."""
         request, transcript = job.request, job.transcript
         job.note(JobEvent.OPENED)
-        job.session.open(worker.identity, self.state.next_epoch())
+        job.session.open(worker.identity, self.state.next_epoch(job))
         trace = job.trace
         if trace is not None:
             trace.expect(worker.identity, worker.name, "target")
@@ -253,9 +253,7 @@ class Bindings:
 
     def __init__(self, state: BrokerState) -> None:
         self.state = state
-        self._absent: dict[
-            int, list[BrokerJob]
-        ] = {}  # from before the broker's start, by incarnation of their verifier
+        self._absent: dict[int, list[BrokerJob]] = {}  # of former brokers, by incarnation of their verifier
 
     def bind(self, job: BrokerJob, weights: str, incarnation: int = 0) -> None:
         """Note in job and journal the weights behind its text, and its verifier's incarnation."""
@@ -290,10 +288,12 @@ class Bindings:
     # --- after the broker's own crash ---------------------------------------------------------------------------------
 
     def restore(self, job: BrokerJob) -> None:
-        """Take a job from the journal. If a verifier held it, the job waits for that verifier first."""
-        self.state.jobs.add(job, waits=not job.session.incarnation)
-        if job.session.incarnation:
-            self._absent.setdefault(job.session.incarnation, []).append(job)
+        """Take a job from the journal. If a verifier held it and is not here, the job waits for that verifier first."""
+        incarnation = job.session.incarnation
+        is_absent = incarnation not in {0, *(worker.hello.incarnation for worker in self.state.workers.verifiers())}
+        self.state.jobs.add(job, waits=not is_absent)
+        if is_absent:
+            self._absent.setdefault(incarnation, []).append(job)
 
     def welcome_back(self, incarnation: int) -> None:
         """Let the jobs of a returned verifier continue: it did not crash."""
@@ -309,5 +309,5 @@ class Bindings:
 
 
 def _unfinished(jobs: list[BrokerJob]) -> list[BrokerJob]:
-    """Leave out jobs that were cancelled or became overdue in the meantime."""
-    return [job for job in jobs if not job.transcript.finish]
+    """Leave out jobs that ended in the meantime, or went to another broker."""
+    return [job for job in jobs if job.state is JobState.ABSENT]

@@ -29,7 +29,9 @@ from specq.broker.workers.assignment import Action, Expected, Reported, reconcil
 from specq.broker.workers.placement import Placement
 from specq.protocol import (
     BROKER_CAPABILITIES,
+    SEVERAL_BROKERS,
     Ack,
+    Brokers,
     Close,
     Heartbeat,
     Hello,
@@ -62,10 +64,18 @@ class Presence:
         capabilities = BROKER_CAPABILITIES if message.capabilities else ()  # else it cannot read the answer
         beats = self.state.settings.heartbeat_ms
         self.state.outbox.send_front(identity, Welcome(heartbeat_ms=beats, capabilities=capabilities))
+        worker = known or self._worker(identity, message)
+        self.tell_brokers(worker)
         if known is not None:
             known.last_seen = self.state.clock.now
         else:
-            self._register(self._worker(identity, message))
+            self._register(worker)
+
+    def tell_brokers(self, worker: Worker) -> None:
+        """Tell a worker the addresses of all brokers, if there may be several."""
+        if self.state.brokers and SEVERAL_BROKERS in worker.capabilities:
+            brokers = Brokers(addresses=self.state.brokers, own=self.state.settings.address)
+            self.state.outbox.send_front(worker.identity, brokers)
 
     def _reason_against(self, identity: bytes, message: Hello) -> str:
         """Return why a worker cannot be registered, or ""."""

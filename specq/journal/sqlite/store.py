@@ -72,7 +72,8 @@ class SqliteJournal(Journal):
             except BaseException:
                 self._connection.close()
                 raise
-        self.epoch, self.is_old, self.offset = self._ownership.epoch, self._ownership.fence > 1, self._ownership.offset
+        self.epoch, self.offset = self._ownership.epoch, self._ownership.offset
+        self._may_take = self._ownership.fence > 1  # the jobs of earlier brokers
         self._num_rows: Counter[int] = Counter()  # of commits, by unfinished job
         self._stale: Counter[int] = Counter()  # and by other jobs: obsolete
 
@@ -84,8 +85,8 @@ class SqliteJournal(Journal):
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def write(self, records: Sequence[Record]) -> None:
-        """Journal a group of records, as a whole or not at all."""
+    def write(self, records: Sequence[Record]) -> frozenset[int]:
+        """Journal a group of records, as a whole or not at all. Its only broker holds all jobs."""
         merged = rows.merge(records)
         with self._transaction():
             for record in records:
@@ -93,12 +94,14 @@ class SqliteJournal(Journal):
                     self._apply(record)
             self._insert_commits([one.row() for one in merged.values()])
         self._count_stale(records, merged)
+        return frozenset()
 
-    def check(self) -> None:
-        """Check the ownership.
+    def renew(self) -> tuple[str, ...]:
+        """Check the ownership. The lock holds for as long as the process lives."""
+        self._check()
+        return ()
 
-        Raises JournalLostError if the journal belongs to another broker now.
-        """
+    def _check(self) -> None:
         with writing_errors(self._path):
             newest = is_newest(self._connection, self._ownership.fence)
         if not newest:
@@ -159,7 +162,7 @@ class SqliteJournal(Journal):
         with writing_errors(self._path):
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
-                self.check()
+                self._check()
                 yield
                 self._connection.execute("COMMIT")
             finally:
@@ -194,6 +197,11 @@ class SqliteJournal(Journal):
             return give_back(self._connection, self._path, most_bytes, idle=idle)
 
     # --- reading ----------------------------------------------------------------------------------------------------
+
+    def take(self) -> list[StoredJob]:
+        """Become the holder of the jobs of earlier brokers: all at the first call."""
+        may_take, self._may_take = self._may_take, False
+        return [replace(job, epoch=self.epoch) for job in self.unfinished()] if may_take else []
 
     def unfinished(self) -> list[StoredJob]:
         """Return the unfinished jobs, oldest first, with all their tokens. Delete the commits of other jobs."""

@@ -43,7 +43,7 @@ class Accepted(Message):
 class Moved(Message):
     """The job is with another broker. The client repeats its request at this address.
 
-    If nobody answers there, it repeats it at any other broker of the same journal.
+    If no broker answers there, it repeats it at any other broker of the same journal.
     """
 
     TYPE: ClassVar[str] = "moved"

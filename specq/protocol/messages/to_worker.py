@@ -42,11 +42,12 @@ class Welcome(Message):
 class Brokers(Message):
     """The brokers that serve this one's journal, by address. A worker registers with each of them.
 
-    Sent after `Welcome` and after a change, to workers with the capability "brokers".
+    Sent after `Welcome` and after a change, to workers with the capability "brokers". `own`: the sender's address.
     """
 
     TYPE: ClassVar[str] = "brokers"
     addresses: Addresses = ()
+    own: Annotated[str, bounds.ENDPOINT] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

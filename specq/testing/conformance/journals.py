@@ -31,14 +31,14 @@ def take_over_and_go_on(open_it: Open) -> None:
     with pytest.raises(JournalLostError, match="another broker"):
         first.write([added(1, 0, [3])])
     with pytest.raises(JournalLostError):
-        first.check()
+        first.renew()
     assert tokens_of(second) == [1, 2]
     with pytest.raises(ConfigError, match="the second"):  # the former owner does not hide the new one
         open_it(owner="a third")
     first.close()
     with pytest.raises(ConfigError, match="the second"):
         open_it(owner="a third")
-    second.check()
+    second.renew()
     second.close()
     open_it().close()
 
@@ -201,7 +201,7 @@ class JournalConformance:
         first = open_it(owner="process 7")
         with pytest.raises(ConfigError, match=r"in use by another broker \(process 7\).*--take-over"):
             open_it()
-        first.check()
+        first.renew()
         first.close()
         open_it().close()
 

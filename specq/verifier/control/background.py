@@ -10,6 +10,8 @@ the other half to rows of prompts, and what one of them does not need goes to th
 
 What decoding rows and rows of prompts really add is learned from steps with and without them: two steps in PLAIN_EVERY
 have none. The first of these still has the host's work for the rows of the step before, so only the second one counts.
+A learned price may be wrong, for a while or for some kind of step. So what a step took beyond its plan is a debt. It is
+paid from what the next steps earn, before anything is spent. What a step took less is a credit.
 
 While a prompt of the others is computed, theirs wait. Their decoding rows wait, too, if a step with prompts has a large
 fixed cost, or if none of the others decodes. Without others nothing is limited. They have no draft nodes beside others.
@@ -31,6 +33,8 @@ PLAIN_EVERY = 32  # steps with others
 BASE_FADE, FADE, PRIOR_STEPS = 0.1, 0.02, 10.0
 MOST_ERROR = 4.0  # a step counts as at most this many times longer than expected
 LEAST_PRICE, MOST_PRICE = 0.1, 1000.0  # a curve may see nothing of what a second row adds
+MOST_COUNTED = 16.0  # a step enters the debt as at most this many times longer than one without the background
+MOST_DEBT = 8.0  # steps without the background; other programs may have made a step long
 
 
 class Waiting(NamedTuple):
@@ -95,6 +99,7 @@ class Background:
         self._num_steps = self._num_shared = 0  # steps since rows of prompts spent something; of PLAIN_EVERY
         self._num_plain = 0  # steps that `_base` was learned from
         self._base = 1.0  # seconds of steps without rows in the background, relative to the expected ones
+        self._debt_s = 0.0  # negative: a credit
 
     @property
     def is_second(self) -> bool:
@@ -106,7 +111,7 @@ class Background:
         fixed_s   the fixed seconds of a step with prompts.
         """
         step_s = self._base * curve.profiled(waiting.others)
-        earned_s = (MOST_SLOWDOWN - 1) * step_s
+        earned_s = self._pay((MOST_SLOWDOWN - 1) * step_s)
         to_prompts = earned_s * (waiting.has_prompts * (0.5 if waiting.decoding else 1.0))
         times = curve.profiled_times(waiting.others, waiting.decoding + 1)
         added_s = (times - times[0]) * self._decoding.value
@@ -127,6 +132,16 @@ class Background:
         is_due = self._num_steps >= PROMPTS_EVERY and not waiting.behind_others
         return BackgroundShare(num_decoding, self._prompt_s / self._prompts.value if is_due else 0.0)
 
+    def _pay(self, earned_s: float) -> float:
+        """Pay the debt from earned and saved seconds; return what is left of the earned ones, with a credit's part."""
+        paid_s = min(max(self._debt_s, -earned_s), earned_s)
+        self._debt_s -= paid_s
+        for name in ("_decoding_s", "_prompt_s"):
+            of_saved = min(max(self._debt_s, 0.0), getattr(self, name))
+            setattr(self, name, getattr(self, name) - of_saved)
+            self._debt_s -= of_saved
+        return earned_s - paid_s
+
     def spend(self, seconds: float) -> None:
         """Note that rows of prompts in the background are expected to take these seconds of the next step."""
         if seconds:
@@ -135,6 +150,9 @@ class Background:
     def learn(self, expected: ExpectedStep, seconds: float) -> None:
         """Learn from the seconds of a step with others."""
         base_s = self._base * expected.base_s
+        planned_s = self._decoding.value * expected.added_s + self._prompts.value * expected.prompt_s
+        debt_s = self._debt_s + min(seconds, MOST_COUNTED * base_s) - base_s - planned_s
+        self._debt_s = min(max(debt_s, -MOST_DEBT * base_s), MOST_DEBT * base_s)
         if expected.prompt_s:
             took_s = seconds - base_s - self._decoding.value * expected.added_s
             self._prompts.learn(min(took_s, MOST_LONGER * base_s), expected.prompt_s)

@@ -1,0 +1,307 @@
+"""Brokers that share a journal: each job is at one of them, and moves when that one is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from specq.broker import Find
+from specq.journal import LEASE_S
+from specq.protocol.messages import (
+    Accepted,
+    Assign,
+    Brokers,
+    Cancel,
+    Close,
+    Failed,
+    Follow,
+    JobInfo,
+    JobTokens,
+    Moved,
+    Open,
+    Release,
+    Submit,
+    Tokens,
+    Verdict,
+    Welcome,
+)
+from specq.protocol.params import SamplingParams
+from specq.protocol.versions import CAPABILITIES, SEVERAL_BROKERS
+from specq.testing.fake_journal import SharedJournal
+from tests.broker.desk import ANN, BEN, VERIFIER, Desk, token_ids
+
+FIRST, SECOND = "tcp://first:5555", "tcp://second:5555"
+
+
+class Shared(Desk):
+    """A broker of a journal that others use, too."""
+
+    def __init__(self, journal: SharedJournal, address: str, now: float = 100.0, **options: Any) -> None:
+        self.journal, self.address = journal, address
+        super().__init__(has_journal=True, address=address, epoch=journal.join(address, now), **options)
+        self.now = now
+        self.renew()
+
+    def renew(self) -> list[Any]:
+        """Do what the journal's thread does each second."""
+        addresses = self.journal.renew(self.address, self.now)
+        if addresses != self.broker.state.brokers:
+            self.take(self.broker.list_brokers(addresses, self.now))
+        jobs = self.journal.take(self.address, self.now)
+        self.take(self.broker.gain(jobs, self.now))
+        return jobs
+
+    def write(self) -> None:
+        """Let the journal have what it takes, and answer what it is asked."""
+        while self.writes or self.asked:
+            writes, self.writes = self.writes, []
+            lost = self.journal.write(self.address, [write.record for write in writes])
+            if lost:
+                self.take(self.broker.lose(lost, self.now))
+            if writes:
+                self.take(self.broker.journaled(writes[-1].sequence, self.now))
+            for asked in self._asked():
+                self.take(self.broker.found(asked.job_id, self.journal.find(asked.job_id, self.now), self.now))
+
+    def ask(self, client: bytes, message: Any) -> list[Any]:
+        """Send a client's message; return what the client receives."""
+        already = len(self.received(client))
+        self.front(client, message)
+        self.write()
+        return self.received(client)[already:]
+
+    def say(self, job_id: int, *tokens: int, finish: str = "") -> list[Any]:
+        """Commit tokens of a job, and journal them; return what Ann receives."""
+        already = len(self.received(ANN))
+        self.verdict(job_id, *tokens, finish=finish)
+        self.write()
+        return self.received(ANN)[already:]
+
+
+def submit(job_id: int, have: int = 0, max_tokens: int = 10) -> Submit:
+    params = SamplingParams(max_tokens=max_tokens)
+    return Submit(job_id=job_id, params=params, prompt_ids=np.array([5, 6]), have=have)
+
+
+def two_brokers(**options: Any) -> tuple[SharedJournal, Shared, Shared]:
+    journal = SharedJournal()
+    first, second = Shared(journal, FIRST, **options), Shared(journal, SECOND, **options)
+    first.renew()
+    return journal, first, second
+
+
+def lapse(first: Shared, second: Shared) -> list[Any]:
+    """Let the first broker's lease run out; return the jobs that the second takes."""
+    first.now = second.now = first.now + LEASE_S
+    return second.renew()
+
+
+def test_the_jobs_of_a_lost_broker_continue_at_another_one_with_their_tokens() -> None:
+    journal, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    first.say(1, 7, 8)
+    assert [job.submit.job_id for job in lapse(first, second)] == [1]
+    (opened,) = second.received(VERIFIER, Open)
+    assert opened.token_ids.tolist() == [5, 6, 7, 8]
+    received = second.ask(ANN, submit(1, have=1))
+    assert token_ids(received) == [8]
+    assert token_ids(second.say(1, 9, finish="stop")) == [9]
+    assert journal.fake.jobs[1].finish == "stop"
+
+
+def test_epochs_of_a_taker_are_higher_whichever_broker_is_older() -> None:
+    """A broker's own count is not enough: a broker that took jobs last has the highest one."""
+    for takes in (1, 2):
+        journal, *brokers = two_brokers()
+        brokers = brokers if takes == 2 else brokers[::-1]
+        former, taker = brokers
+        former.ask(ANN, submit(1))
+        for job_id in range(2, 5):  # the former broker opens sessions, also after it has lost the job
+            former.ask(ANN, submit(job_id))
+        epoch = former.job(1).session.epoch
+        lapse(former, taker)
+        assert taker.job(1).session.epoch > epoch
+        journal.take(FIRST, former.now + LEASE_S)  # jobs of yet another broker: another lease
+        before = taker.job(1).session.epoch
+        former.broker.placement.open_anew(former.job(1))
+        assert former.job(1).session.epoch < before
+
+
+def test_a_broker_that_lost_a_job_drops_it_and_says_where_it_is() -> None:
+    """What it committed after the loss is not journaled, and nobody has seen it."""
+    journal, first, second = two_brokers()
+    first.add_drafter(b"drafter", capabilities=CAPABILITIES)
+    first.ask(ANN, submit(1))
+    first.ask(ANN, submit(2))
+    first.say(1, 7)
+    epoch = first.job(1).session.epoch
+    lapse(first, second)
+    second.say(1, 8)
+    received = first.say(1, 8, 9)
+    assert received == [Moved(job_id=1, address=SECOND)]
+    assert list(first.broker.state.jobs.active) == [2]  # it has not learned yet that this is lost, too
+    assert first.received(VERIFIER, Close) == [Close(session_id=1, epoch=epoch)]
+    assert first.received(b"drafter", Release) == [Release(session_id=1, epoch=epoch)]
+    assert journal.fake.jobs[1].num_tokens == 2
+    assert first.broker.state.counts["jobs_lost"] == 1
+
+
+def test_only_the_records_of_lost_jobs_are_left_out() -> None:
+    journal, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    lapse(first, second)
+    first.renew()
+    first.ask(ANN, submit(2))
+    first.verdict(1, 7)
+    first.verdict(2, 8)
+    first.write()
+    assert {job_id: journal.fake.jobs[job_id].num_tokens for job_id in (1, 2)} == {1: 0, 2: 1}
+    assert token_ids(first.received(ANN)) == [8]
+
+
+def test_a_job_that_ended_elsewhere_before_the_loss_was_known_is_read_from_the_journal() -> None:
+    _, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    first.say(1, 7)
+    lapse(first, second)
+    second.say(1, 8, finish="stop")
+    received = first.say(1, 8, 9, finish="length")
+    assert [type(message) for message in received] == [JobInfo, Tokens]
+    assert (received[-1].base_len, received[-1].token_ids.tolist(), received[-1].finish) == (1, [8], "stop")
+
+
+def test_clients_are_sent_to_the_broker_of_their_job() -> None:
+    _, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    moved = [Moved(job_id=1, address=FIRST)]
+    assert second.ask(ANN, submit(1)) == moved
+    assert second.ask(ANN, Follow(job_id=1)) == moved
+    assert second.ask(ANN, Cancel(job_id=1)) == moved
+    assert not second.broker.state.jobs.active
+    assert [type(message) for message in second.ask(ANN, Follow(job_id=9))] == [Failed]
+    assert second.ask(ANN, Cancel(job_id=9)) == []
+
+
+def test_nobody_is_sent_to_a_lost_broker() -> None:
+    """The client asks again, and then the job is somewhere."""
+    journal, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    second.now += LEASE_S
+    journal.renew(SECOND, second.now)
+    assert second.ask(ANN, submit(1)) == []
+    second.renew()
+    assert second.ask(ANN, submit(1)) == [Accepted(job_id=1)]
+
+
+def test_one_of_two_brokers_that_take_the_same_job_at_once_gets_it() -> None:
+    journal, first, second = two_brokers()
+    for broker in (first, second):
+        broker.front(ANN, submit(1))
+        (asked,) = broker._asked()
+        broker.take(broker.broker.found(asked.job_id, journal.find(1, broker.now), broker.now))
+    first.write()
+    second.write()
+    assert first.received(ANN) == [Accepted(job_id=1)]
+    assert second.received(ANN) == [Moved(job_id=1, address=FIRST)]
+    assert not second.broker.state.jobs.active
+    assert journal.fake.jobs[1].finish == ""
+
+
+def test_a_job_that_comes_back_before_its_loss_was_known_is_taken_anew() -> None:
+    """The former state is dropped, and its readers stay."""
+    journal, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    first.say(1, 7)
+    former = first.job(1)
+    lapse(first, second)
+    second.say(1, 8)
+    journal.leave(SECOND)
+    first.renew()
+    first.write()
+    assert first.job(1) is not former
+    assert first.job(1).session.epoch > former.session.epoch
+    assert token_ids(first.received(ANN)) == [7, 8]
+    assert token_ids(first.say(1, 9)) == [9]
+
+
+def test_the_end_of_a_lost_job_is_forgotten() -> None:
+    _, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    lapse(first, second)
+    first.verdict(1, 7, finish="stop")
+    assert 1 in first.broker.state.jobs.finished
+    first.write()
+    assert 1 not in first.broker.state.jobs.finished
+    assert first.received(ANN, Tokens, JobTokens) == []
+
+
+def test_a_job_whose_verifier_is_here_continues_at_once() -> None:
+    """Another one waits first for its verifier to come, as after a restart."""
+    _, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    lapse(first, second)
+    assert second.job(1).state == "running"
+    journal = SharedJournal()
+    first, third = Shared(journal, FIRST), Shared(journal, SECOND)
+    third.leave()
+    first.ask(ANN, submit(1))
+    lapse(first, third)
+    assert third.job(1).state == "absent"
+    third.hello(VERIFIER)
+    assert third.job(1).state == "running"
+    assert third.job(1).crashes.total == 0
+
+
+def test_a_lost_job_that_waits_for_its_verifier_stays_lost() -> None:
+    journal = SharedJournal()
+    first, second = Shared(journal, FIRST), Shared(journal, SECOND)
+    second.leave()
+    first.ask(ANN, submit(1))
+    lapse(first, second)
+    second.take(second.broker.lose([1], second.now))
+    second.hello(VERIFIER)
+    assert not second.broker.state.jobs.active
+
+
+def test_workers_are_told_of_all_brokers_if_they_can_register_with_several() -> None:
+    journal, first, _ = two_brokers()
+    assert first.received(VERIFIER, Brokers)[-1] == Brokers(addresses=(FIRST, SECOND), own=FIRST)
+    newer = first.add_drafter(b"new", capabilities=CAPABILITIES)
+    assert [type(message) for message in newer if not isinstance(message, Assign)] == [Welcome, Brokers]
+    older = first.add_drafter(b"old", capabilities=tuple({*CAPABILITIES} - {SEVERAL_BROKERS}))
+    assert [type(message) for message in older] == [Welcome]
+    journal.leave(SECOND)
+    first.renew()
+    assert first.received(VERIFIER, Brokers)[-1] == Brokers(addresses=(FIRST,), own=FIRST)
+    assert first.received(b"old", Brokers) == []
+    alone = Desk()
+    assert alone.received(VERIFIER, Brokers) == []
+
+
+def test_a_stranger_learns_nothing_of_a_job_of_another_broker() -> None:
+    journal, _, second = two_brokers()
+    second.front(BEN, Follow(job_id=1))
+    (asked,) = second._asked()
+    assert asked == Find(1)
+    stored = replace(stored_at(journal), owner="ann")
+    second.broker.state.roles.owns = lambda client, owner: client == ANN
+    second.take(second.broker.found(1, stored, second.now))
+    (refused,) = second.received(BEN, Failed, Moved)
+    assert (refused.code, FIRST in refused.reason) == ("unknown", False)
+
+
+def stored_at(journal: SharedJournal) -> Any:
+    """Return a job that the first broker holds."""
+    Shared(journal, FIRST).ask(ANN, submit(1))
+    return journal.find(1, 100.0)
+
+
+def test_a_verdict_of_a_former_session_changes_nothing_at_the_taker() -> None:
+    _, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    epoch = first.job(1).session.epoch
+    lapse(first, second)
+    second.back(Verdict(session_id=1, epoch=epoch, base_len=2, token_ids=np.array([7])))
+    assert second.job(1).transcript.num_tokens == 0

@@ -1,0 +1,93 @@
+"""What the writer's thread learns of other brokers, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from specq.journal import JobsGained, JobsLost, JournalWriter, Kept
+from specq.journal.threads import BrokersListed
+from specq.testing import wait_until
+from specq.testing.fake_journal import FakeJournal, added, taken
+
+
+class Shared:
+    """A journal that loses and takes the jobs it is told to."""
+
+    offset = 0.0
+
+    def __init__(self) -> None:
+        self.lost, self.orphans, self.fake = frozenset[int](), FakeJournal(), FakeJournal()
+        self.written = list[Any]()
+        self.addresses: tuple[str, ...] = ()
+
+    def write(self, records: Any) -> frozenset[int]:
+        self.written += [record for record in records if record.job_id not in self.lost]
+        return self.lost
+
+    def renew(self) -> tuple[str, ...]:
+        return self.addresses
+
+    def take(self) -> list[Any]:
+        jobs, self.orphans = self.orphans.unfinished(), FakeJournal()
+        return jobs
+
+    def keep_to(self, most_bytes: int, before: float) -> Kept:
+        return Kept(0, is_full=False)
+
+    def note_time(self, noted: Any) -> None:
+        """Have no time."""
+
+    def give_back(self, most_bytes: int, *, idle: bool) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Be gone."""
+
+
+@pytest.fixture
+def journal() -> Shared:
+    return Shared()
+
+
+@pytest.fixture
+def writer(journal: Shared) -> Iterator[JournalWriter]:
+    opened = JournalWriter(journal, lambda: None)
+    yield opened
+    opened.close()
+
+
+def test_a_lost_job_is_known_before_its_records_count(journal: Shared, writer: JournalWriter) -> None:
+    journal.lost = frozenset({2})
+    writer.put(2, [added(1, 0, [5]), added(2, 0, [6])])
+    wait_until(lambda: writer.durable == 2)
+    assert list(writer.events) == [JobsLost(frozenset({2}))]
+    assert [record.job_id for record in journal.written] == [1]
+
+
+def test_records_of_a_taken_job_count_only_if_the_broker_knew_of_the_taking(
+    journal: Shared, writer: JournalWriter
+) -> None:
+    """An earlier one describes a text that another broker has continued."""
+    journal.orphans.write([taken(1)])
+    wait_until(lambda: writer.events)
+    (gained,) = writer.events
+    assert isinstance(gained, JobsGained)
+    writer.put(1, [added(1, 0, [5]), added(2, 0, [5])], 0)
+    writer.put(2, [added(1, 0, [5])], 0)
+    wait_until(lambda: writer.durable == 2)
+    assert [record.job_id for record in journal.written] == [2]
+    writer.put(3, [added(1, 0, [6])], 1)
+    writer.put(4, [added(1, 1, [7])], 1)
+    wait_until(lambda: writer.durable == 4)
+    assert [(record.job_id, record.base_len) for record in journal.written] == [(2, 0), (1, 0), (1, 1)]
+
+
+def test_a_new_list_of_brokers_is_told_once(journal: Shared, writer: JournalWriter) -> None:
+    journal.addresses = ("tcp://a:1", "tcp://b:1")
+    wait_until(lambda: writer.events)
+    journal.orphans.write([taken(3)])
+    wait_until(lambda: len(writer.events) == 2)
+    assert writer.events[0] == BrokersListed(("tcp://a:1", "tcp://b:1"))
