@@ -105,7 +105,7 @@ class KnownBrokers:
         """Return whether a `Moved` names a broker that can be used. Count one that names none."""
         if address in self._seen:
             return True
-        if not _is_one_place(address):
+        if not _can_connect(address):
             self.num_bad_addresses += 1
             return False
         if len(self._seen) >= MOST_BROKERS:
@@ -122,10 +122,9 @@ class KnownBrokers:
             self._places = {key: address for key, address in self._places.items() if address != oldest}
 
 
-def _is_one_place(address: str) -> bool:
-    """Return whether an address names one host and one port, or one path."""
+def _can_connect(address: str) -> bool:
+    """Return whether an address is one, and names one host and one port, or one path."""
     try:
-        found = parse_address(address)
+        return parse_address(address).names_one_peer
     except ConfigError:
         return False
-    return not (found.is_wildcard or found.is_any_port)

@@ -87,7 +87,7 @@ class ClientCore(Inquiries):
     def take_addressed(self) -> list[tuple[str, Message]]:
         """Return the messages to send, each with the address of its broker, and clear the outbox."""
         outbox, self._requests.outbox = self._requests.outbox, []
-        return outbox + self.tracing.take_outbox(self.brokers)
+        return outbox + self.tracing.take_outbox()
 
     def take_outbox(self) -> list[Message]:
         """Return the messages to send if there is one broker, and clear the outbox."""

@@ -49,7 +49,7 @@ class Inquiries:
         self._sender = self.brokers.current  # of the message that is handled
         self._requests = OpenRequests(self.brokers, self._patience, self._longest_patience)
         self._grammars = GrammarCheck(self.brokers, self._requests, self._patience)
-        self.tracing = JobTracing()
+        self.tracing = JobTracing(self.brokers)
 
     def fetch_tokenizer(self, model: str, now: float, wait_s: float | None = None) -> None:
         """Request the tokenizer of a model; "" means the only model.

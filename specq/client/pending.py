@@ -68,6 +68,10 @@ class PendingRequest:
             self.transcript.logprobs = LogprobRecord(info.params.logprobs)
         self.info = info
 
+    def is_sought(self, place: str) -> bool:
+        """Return whether its job is looked for at this broker, which need not know where it is, or answer."""
+        return self.moved is not None or self.holder not in ("", place)
+
     @property
     def due(self) -> float:
         return self.sent + self.patience

@@ -85,20 +85,29 @@ class OpenRequests(dict[int | str, PendingRequest]):
         place, request.sent = self._brokers.place(key), now
         if self._brokers.heard is None and place not in request.queued_at:
             request.queued_at += (place,)
-        self._brokers.note_asked(place, now)
+        if not request.is_sought(place):
+            self._brokers.note_asked(place, now)
         self.outbox.append((place, message or request.message()))
 
     def due(self, now: float) -> list[tuple[int | str, PendingRequest]]:
-        """Return the requests to send again now. Those at a silent broker go to the next one."""
+        """Return the requests to send again now.
+
+        Those at a silent broker go to the next one. So do those whose job is sought, unless all others are silent.
+        """
         silent, found = self._brokers.silent(now), []
         for key, request in self.items():
-            is_left = bool(silent) and now >= request.sent + self._patience and self._brokers.place(key) in silent
-            if is_left:
-                self._turn_to(self._brokers.other(self._brokers.place(key), silent), key, request)
-            elif now >= request.due:
-                request.patience = min(2 * request.patience, self._longest)
-            else:
+            if now < request.due and not (silent and now >= request.sent + self._patience):
                 continue
+            place = self._brokers.place(key)
+            if place in silent:
+                self._turn_to(self._brokers.other(place, silent), key, request)
+            elif now < request.due:
+                continue
+            elif request.is_sought(place):
+                other = self._brokers.other(place, silent)
+                self._turn_to(None if other in silent else other, key, request)
+            else:
+                request.patience = min(2 * request.patience, self._longest)
             request.hops = 0
             found.append((key, request))
         return found

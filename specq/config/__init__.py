@@ -46,7 +46,7 @@ from specq.config.sections import (
     TargetConfig,
     UpConfig,
 )
-from specq.config.values import check_bind, check_brokers, check_connect, connect_address, free_address, read_tree
+from specq.config.values import check_bind, check_connect, connect_address, free_address, read_tree
 
 __all__ = [
     "AUTO_DRAFTERS",
@@ -70,7 +70,6 @@ __all__ = [
     "broker_address",
     "cache_dir",
     "check_bind",
-    "check_brokers",
     "check_connect",
     "connect_address",
     "environment_of_children",

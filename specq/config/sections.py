@@ -28,8 +28,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def _broker() -> str:
-    text = "Address of the broker to connect to. Several brokers of one journal: separate them by commas."
-    return option(DEFAULT_BROKER, text, check=check_brokers)
+    return option(DEFAULT_BROKER, "Address of the broker. Several: separated by commas.", check=check_brokers)
 
 
 def _keys() -> str:

@@ -39,13 +39,12 @@ def check_bind(key: str, address: str, *, insecure: bool = False) -> None:
 
 def check_connect(key: str, address: str) -> None:
     """Raise ConfigError unless `address` names one host and one port."""
-    found = read_address(key, address)
-    if found.is_wildcard or found.is_any_port:
+    if not read_address(key, address).names_one_peer:
         raise ConfigError(f"{key} is {address}; expected a host and a port, as in tcp://127.0.0.1:5750")
 
 
 def check_brokers(key: str, addresses: str) -> None:
-    """Raise ConfigError unless each of these addresses, separated by commas, names one host and one port."""
+    """Raise ConfigError unless `addresses` is an address to connect to, or several, separated by commas."""
     for address in split_addresses(addresses):
         check_connect(key, address)
 

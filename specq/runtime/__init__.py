@@ -26,14 +26,13 @@ from specq.runtime.isolation import Faults, in_halves
 from specq.runtime.log import Readiness, Tell, teller, traced
 from specq.runtime.option_types import Number, OutFile, OutFolder, cannot_write, writing
 from specq.runtime.table import EXTRAS, Table, how_to_install, resolve
-from specq.runtime.tracing import ClockOffset, Tracer
+from specq.runtime.tracing import Tracer
 from specq.runtime.usage import apply_cpu, available_cores, give_way, reap, usual_threads
 from specq.runtime.whole_files import whole_file
 
 __all__ = [
     "EXTRAS",
     "Buffer",
-    "ClockOffset",
     "Faults",
     "Number",
     "OutFile",

@@ -29,6 +29,7 @@ from specq.protocol import (
     Submit,
     Trace,
     TraceEvents,
+    trace_events,
 )
 from specq.testing.fake_broker import INFO, tokens
 from tests.client.cores import TEXT, job_of, new_ids
@@ -221,6 +222,26 @@ def test_a_job_of_a_dead_broker_is_found_at_the_next_holder(at, holder, taker):
     assert taken[0] <= max(at, 3.0) + 2.1
     assert all(have == 3 for now, *_, have in out if now < at)
     assert len(out) <= 3 * (at + 3) + 4
+
+
+@each("known", [(A, B), (A, B, C)])
+def test_a_broker_that_cannot_say_where_a_job_is_is_not_silent(known):
+    """The dead broker's lease has run out, and none has taken the job: no broker answers for it for a while."""
+    core = running_at(A, known=known)
+
+    def answer(to, message, now):
+        if to == A or 3.0 <= now < 4.5:
+            return []
+        if now < 3.0:
+            return [Moved(job_id=7, address=A)]
+        return [tokens(7, message.have, TEXT[message.have : 5])] if to == B else [Moved(job_id=7, address=B)]
+
+    over_time(core, 0.0, 4.45, answer)
+    core.submit(job_of(8), 4.45)
+    assert sent(core) == [(B, Submit, 0)]
+    assert B not in core.brokers.silent(4.45)
+    _, events = over_time(core, 4.45, 5.6, answer)
+    assert new_ids(events) == TEXT[3:5]
 
 
 def test_many_jobs_of_a_dead_broker_learn_of_it_from_one():
@@ -440,26 +461,31 @@ def test_each_current_broker_is_asked_about_grammars():
     assert f"the broker at {B} is too old for a grammar" in str(failed.error)
 
 
-def test_a_trace_has_the_times_of_one_clock():
-    """That of the current broker. It gets the events of its own jobs only."""
+def test_the_events_of_a_traced_job_go_to_its_broker():
+    """With the times of that broker's clock; also those of the time before the job moved there."""
     core = new_core()
     core.submit(replace(job_of(7), trace=True), 0.0)
     core.submit(replace(job_of(8), trace=True), 0.0)
-    asked = [message.sent_us for _, message in core.take_addressed() if isinstance(message, GetClock)]
-    core.receive(Clock(echo_us=asked[0], clock_us=asked[0] + 10**9), 0.1, B)
-    assert not core.tracing.tracer.offset.is_known
-    core.receive(Clock(echo_us=asked[0], clock_us=asked[0]), 0.1, A)
+    core.take_outbox()
     core.receive(Moved(job_id=8, address=B), 0.2, A)
-    out, _ = over_time(
-        core,
-        0.2,
-        3.0,
-        lambda to, message, now: [Accepted(job_id=message.job_id)] if isinstance(message, Submit) else [],
-    )
-    assert {to for _, to, kind, _ in out if kind in (GetClock, TraceEvents)} == {A}
+    found = []
+
+    def answer(to, message, now):
+        if isinstance(message, TraceEvents):
+            found.append((to, message.job_id, *message.kinds.tolist()))
+        if isinstance(message, GetClock):
+            return [Clock(echo_us=message.sent_us, clock_us=message.sent_us + (10**9 if to == B else 0))]
+        return [Accepted(job_id=message.job_id)] if isinstance(message, Submit) else []
+
+    over_time(core, 0.2, 3.0, answer)
     core.abandon_all(3.0)
-    events = [(to, message.job_id) for to, message in core.take_addressed() if isinstance(message, TraceEvents)]
-    assert events == [(A, 7)]
+    over_time(core, 3.0, 5.0, answer)
+    kinds = [kind.number for kind in (trace_events.SUBMITTED, trace_events.ACCEPTED)]
+    assert {(A, 7, *kinds), (B, 8, *kinds)} <= {one[:4] for one in found}
+    assert {(to, job_id) for to, job_id, *_ in found} == {(A, 7), (B, 8)}
+    offsets = core.tracing.tracer.offsets
+    assert offsets[B].offset_us - offsets[A].offset_us > 10**8
+    assert not core.tracing.tracer.is_on
 
 
 # --- addresses ----------------------------------------------------------------------------------------------------
@@ -530,15 +556,17 @@ class Cluster:
         if self.holder and self.up[self.holder]:
             self.lease = now + 3.0
             self.length = min(len(TEXT), self.length + (self.random.random() < 0.1))
-        elif self.holder and now > self.lease:
+        elif self.holder and now > self.lease + 1.0:
             self.holder = self.random.choice([one for one, is_up in self.up.items() if is_up])
 
     def take(self, to: str, message) -> None:
         if not self.up[to] or not isinstance(message, Submit) or self.random.random() < 0.3:
             return
-        self.holder = self.holder or to
+        if not self.holder:
+            self.holder, self.lease = to, self.now + 3.0
         if self.holder != to and to not in self.frozen:
-            self.replies.append((to, Moved(job_id=7, address=self.holder)))
+            if self.now < self.lease:
+                self.replies.append((to, Moved(job_id=7, address=self.holder)))
             return
         self.readers[to] = min(message.have, self.length)
         self.told.discard(to)
@@ -547,6 +575,7 @@ class Cluster:
     def step(self, sent: list, now: float) -> list:
         """Take the client's messages, and return (sender, message) for those that go to it."""
         self.replies: list = []
+        self.now = now
         self.live(now)
         for to, message in sent:
             self.take(to, message)
