@@ -1,4 +1,4 @@
-"""The client's core with the cores of two brokers on one journal. Brokers die, freeze, start anew; messages are lost."""
+"""The client's core with the cores of two brokers on one journal: they die, freeze, start anew; messages are lost."""
 
 from __future__ import annotations
 
