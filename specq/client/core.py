@@ -14,7 +14,7 @@ Rules:
 - A request fails when it gets no answer for `timeout_s`, even if the broker sends other messages.
 - A job that the broker has accepted fails when the broker is silent for `timeout_s`.
 - Of several brokers, `KnownBrokers` says which gets a message. Their answers may come twice, or from a former holder of
-  the job: tokens count by position, and only the broker to which a request was sent last can end it with `Failed`.
+  the job: tokens count by position, and `Failed` counts if no other broker has the job.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class ClientCore(Inquiries):
         """Handle a message of the broker at the address `sender`; drop an answer without a waiting request."""
         self._sender = sender or self.brokers.current
         self.brokers.note_heard(self._sender, now)
-        if not (self.brokers.several and isinstance(message, Failed) and self._is_passing(message)):
+        if not (isinstance(message, Failed) and self.brokers.several) or self._ends(message):
             self._stops.take(message)
         handle = self._handlers.get(type(message))
         events = handle(message, now) if handle else []
@@ -202,7 +202,7 @@ class ClientCore(Inquiries):
         """End a request, unless another broker may take it, or a restarted broker only waits for verifiers."""
         key = message.job_id or (LISTING if LISTING in self._requests else TOKENIZER)
         request = self._requests.get(key)
-        if request is None or not self._is_asked(key):
+        if request is None or not self._counts(key, message.code):
             return []
         if message.code in NOT_NOW and self._requests.try_another(key, request, self._sender, now):
             return []
@@ -269,9 +269,18 @@ class ClientCore(Inquiries):
         transcript.finish, transcript.stats, transcript.finished = message.finish, message.stats, now
         return [request.found(message.job_id) if request.is_search else JobDone(message.job_id, transcript)]
 
-    def _is_passing(self, message: Failed) -> bool:
-        """Return whether a refusal of one of several brokers says nothing about the job."""
-        return message.code in NOT_NOW or not self._is_asked(message.job_id)
+    def _counts(self, key: int | str, code: str) -> bool:
+        """Return whether a refusal of the sender counts.
+
+        One of a broker that is not asked any more counts if no broker has the job: it may have been slow.
+        """
+        request = self._requests.get(key)
+        is_open = request is not None and not request.holder and request.moved is None
+        return self._is_asked(key) or (is_open and code not in NOT_NOW)
+
+    def _ends(self, message: Failed) -> bool:
+        """Return whether a refusal of one of several brokers ends a job."""
+        return message.code not in NOT_NOW and self._counts(message.job_id, message.code)
 
     # --- time -------------------------------------------------------------------------------------------------------
 

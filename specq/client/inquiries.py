@@ -42,7 +42,8 @@ class Inquiries:
     """The open requests, and the calls for requests that belong to no job. The parameters are those of `ClientCore`."""
 
     def __init__(self, address: str, timeout_s: float, recall: Recall) -> None:
-        self.timeout_s, self._pieces = timeout_s, TokenizerPieces(recall)
+        self.timeout_s, self._recall = timeout_s, recall
+        self._pieces: dict[str, TokenizerPieces] = {}  # by broker
         self._patience = min(RETRY_S, timeout_s / 4)
         self._longest_patience = min(RETRY_MAX_S, timeout_s / 3)
         self.brokers = KnownBrokers(split_addresses(address), self._patience)
@@ -113,11 +114,11 @@ class Inquiries:
 
     def _tokenizer_piece(self, piece: TokenizerChunk, now: float) -> list[Event]:
         request = self._requests.get(TOKENIZER)
-        if request is None or not self._is_asked(TOKENIZER):
+        if request is None:
             return []
         request.sent = request.progress = now
         try:
-            files = self._pieces.add(piece)
+            files = self._pieces.setdefault(self._sender, TokenizerPieces(self._recall)).add(piece)
         except ProtocolError as error:
             return self._fail(TOKENIZER, "lost", f"the tokenizer of {piece.model.name}: {error}")
         if files is None:
@@ -143,7 +144,7 @@ class Inquiries:
         return events
 
     def _is_asked(self, key: int | str) -> bool:
-        """Return whether the sender has this request now. Others answer what they were asked before."""
+        """Return whether the sender is the broker to which this request was sent last."""
         return not self.brokers.several or self._sender == self.brokers.place(key)
 
     # --- time -------------------------------------------------------------------------------------------------------

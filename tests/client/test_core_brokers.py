@@ -170,6 +170,13 @@ def test_a_looked_up_job_is_followed():
     assert (type(found), found.transcript.token_ids) == (FoundJob, TEXT[:2])
 
 
+def test_a_late_refusal_of_a_job_that_moved_does_not_count():
+    core = new_core()
+    core.find(7, 0.0, until_end=True)
+    core.receive(Moved(job_id=7, address=B), 0.1, A)
+    assert core.receive(Failed(job_id=7, code="unknown", reason="late"), 0.2, A) == []
+
+
 def test_a_detached_job_is_followed():
     """The broker that holds it decides whether it is the same job."""
     core = new_core()
@@ -365,6 +372,18 @@ def test_cancel_of_a_job_whose_broker_died(dead):
     assert core.idle
 
 
+def test_the_end_of_a_job_ends_its_cancel():
+    """A refusal is no end."""
+    core = running_at(A)
+    core.cancel(7, 0.5)
+    core.receive(STOPS, 0.6, A)
+    core.take_outbox()
+    out, _ = over_time(core, 0.6, 1.0)
+    assert Cancel in [kind for _, _, kind, _ in out]
+    (failed,) = core.receive(Failed(job_id=7, code="deadline", reason="too late"), 1.1, core.brokers.place(7))
+    assert (failed.error.code, core.idle) == ("deadline", True)
+
+
 def test_a_refusal_elsewhere_does_not_end_a_cancel():
     core = running_at(A)
     core.cancel(7, 0.5)
@@ -429,6 +448,28 @@ def test_a_tokenizer_comes_from_a_broker_with_a_verifier():
     assert (ready.files, ready.model) == ({"a": "b"}, INFO)
     core.submit(job_of(7), 0.4)
     assert sent(core)[-1] == (B, Submit, 0)
+
+
+def test_slow_brokers_answer_all_the_same():
+    """Each takes longer than the client waits before it asks the next one. The first answer counts, and the reason."""
+    core = new_core()
+    core.fetch_tokenizer("", 0.0)
+    core.submit(job_of(7), 0.0)
+    core.submit(job_of(8), 0.0)
+    core.take_outbox()
+    over_time(core, 0.0, 1.2)  # B is asked
+    first, second = chunks(b'{"a"', b':"b"}')
+    other_first, other_second = chunks(b'{"c"', b':"d"}')
+    assert core.receive(first, 1.3, A) == core.receive(other_second, 1.4, B) == []
+    (ready,) = core.receive(second, 1.5, A)
+    assert ready.files == {"a": "b"}
+    assert core.receive(other_first, 1.5, B) == []
+    (failed,) = core.receive(Failed(job_id=7, code="invalid", reason="no such model"), 1.6, A)
+    assert (failed.key, failed.error.code) == (7, "invalid")
+    core.take_outbox()
+    assert core.receive(replace(STOPS, job_id=8), 1.6, A) == core.take_outbox() == []
+    core.receive(Accepted(job_id=8), 1.7, B)
+    assert core.receive(Failed(job_id=8, code="invalid", reason="late"), 1.8, A) == []
 
 
 def test_a_list_that_was_refused_is_not_doubled():
