@@ -77,16 +77,20 @@ class OpenRequests(dict[int | str, PendingRequest]):
         """Send a request at once. Without a `place`, a request by name goes to the current broker."""
         self[key] = request
         request.started = now
-        self._brokers.put(key, place or (self._brokers.current if isinstance(key, str) else self._brokers.place(key)))
+        if self._brokers.several:
+            self._brokers.put(
+                key, place or (self._brokers.current if isinstance(key, str) else self._brokers.place(key))
+            )
         self.send(key, request, now)
 
     def send(self, key: int | str, request: PendingRequest, now: float, message: Message | None = None) -> None:
         """Send a request to its broker, or another message in its place."""
-        place, request.sent = self._brokers.place(key), now
-        if self._brokers.heard is None and place not in request.queued_at:
+        known, request.sent = self._brokers, now
+        place = known.place(key)
+        if known.heard is None and place not in request.queued_at:
             request.queued_at += (place,)
-        if not request.is_sought(place):
-            self._brokers.note_asked(place, now)
+        if known.several and not request.is_sought(place):
+            known.note_asked(place, now)
         self.outbox.append((place, message or request.message()))
 
     def due(self, now: float) -> list[tuple[int | str, PendingRequest]]:
@@ -180,8 +184,9 @@ class OpenRequests(dict[int | str, PendingRequest]):
         if request is not None:
             request.progress, request.moved, request.holder = now, None, sender
             self._turns.answered(job_id)
-            self._brokers.put(job_id, sender)
-            self.served(request, sender)
+            if self._brokers.several:
+                self._brokers.put(job_id, sender)
+                self.served(request, sender)
 
     def served(self, request: PendingRequest, sender: str) -> None:
         """Prefer a broker that served a request to a current one that refused it."""
