@@ -162,6 +162,25 @@ def connect_dealer(
     return socket
 
 
+_NAMED = b"\x02"  # begins the identity of a broker's socket
+MOST_NAME = 240  # bytes; an identity has at most 255
+
+
+def broker_identity(name: str) -> bytes:
+    """Return a new identity for a DEALER of the broker with this name, so that verifiers know whose messages they are.
+
+    Raises ConfigError if the name has more than MOST_NAME bytes.
+    """
+    if len(encoded := name.encode()) > MOST_NAME:
+        raise ConfigError(f"the broker's address has {len(encoded)} bytes, but must have at most {MOST_NAME}: {name}")
+    return _NAMED + secrets.token_bytes(8) + encoded
+
+
+def broker_in(identity: bytes) -> str:
+    """Return the name in an identity that `broker_identity` returned, or ""."""
+    return identity[9:].decode("utf-8", "replace") if identity.startswith(_NAMED) else ""
+
+
 def choose_family(socket: zmq.Socket[bytes], endpoint: str) -> None:
     """Connect an unconnected socket by the other address family, if the peer's name has both and listens there."""
     is_ipv6 = needs_ipv6(parse_address(endpoint), connects=True)
