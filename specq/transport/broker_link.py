@@ -46,12 +46,17 @@ class BrokerLink:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, hello: Hello, curve: Curve | None = None
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        hello: Hello,
+        curve: Curve | None = None,
+        identity: bytes = b"",
     ) -> None:
-        """Connect to the broker. Raises ConfigError for an address that cannot be connected to."""
+        """Connect to the broker, as `connect_dealer` does."""
         self.endpoint = self.name = endpoint
         self.hello, self.is_named, self.listed = hello, False, frozenset[str]()
-        self.socket = connect_dealer(context, endpoint, curve=curve)
+        self.socket = connect_dealer(context, endpoint, curve=curve, identity=identity)
         self.registered = False
         self.heartbeat_ms = HELLO_MS
         self.num_dropped = self.num_welcomes = self.num_hellos = 0

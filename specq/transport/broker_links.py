@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import blake2b
 from typing import Any
 
 import structlog
@@ -69,6 +70,7 @@ class BrokerLinks:
         """
         self.hello, self.heartbeat, self.num_dropped = hello, Beat(HELLO_MS), 0
         self._context, self._poller, self._curve, self._tell = context, poller, curve, tell
+        self._secret = secrets.token_bytes(16)
         self._links: dict[str, BrokerLink] = {}  # by address
         self._configured = split_addresses(addresses)
         self._names: dict[str, str] = {}  # of the brokers behind addresses whose link left because of another one
@@ -224,7 +226,9 @@ class BrokerLinks:
             log.debug("broker_address_dropped", reason=str(error))
 
     def _open(self, address: str) -> None:
-        link = self._links[address] = BrokerLink(self._context, address, self.hello, self._curve)
+        """Open a link. Each address has an identity of its own, so that a broker that comes back knows this worker."""
+        identity = b"\x01" + blake2b(address.encode(), digest_size=8, key=self._secret).digest()
+        link = self._links[address] = BrokerLink(self._context, address, self.hello, self._curve, identity)
         self._poller.register(link.socket, zmq.POLLIN)
 
     def _close(self, link: BrokerLink) -> None:

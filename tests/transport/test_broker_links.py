@@ -38,6 +38,7 @@ class Hub:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str = "", address: str = "") -> None:
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.bind(address or "tcp://127.0.0.1:*")
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.name = name or self.address
@@ -50,8 +51,8 @@ class Hub:
             identity, *frames = self.socket.recv_multipart()
             message = decode(frames)
             self.heard.append(message)
-            if isinstance(message, Hello) and identity not in self.workers:
-                self.workers.append(identity)
+            if isinstance(message, Hello):
+                self.workers += [] if identity in self.workers else [identity]
                 self._send(identity, self.answers)
             if isinstance(message, Heartbeat) and message.state == "leaving":
                 self.workers.remove(identity)
@@ -195,7 +196,8 @@ def test_each_broker_hears_of_its_own_sessions(house: House) -> None:
 
 
 def test_a_broker_that_another_one_lists_is_linked_and_left_when_it_is_gone(house: House) -> None:
-    """A configured one is kept. Addresses that are not valid are dropped and counted."""
+    """A configured one is kept. Addresses that are not valid are dropped and counted. A broker that is listed again
+    knows the worker by its socket."""
     first, second = house.hub(), house.hub()
     away = free_address()
     links = house.link(first.address, away)
@@ -210,6 +212,11 @@ def test_a_broker_that_another_one_lists_is_linked_and_left_when_it_is_gone(hous
     assert house.addresses() == {first.address, second.address, away}, "it still serves this worker"
     house.stop(second)
     house.until(lambda: house.addresses() == {first.address, away})
+    back = house.hub(address=second.address)
+    first.list(first, back)
+    house.until(lambda: back.workers)
+    assert back.workers == second.workers
+    assert back.workers != first.workers
 
 
 def test_a_broker_under_two_addresses_has_the_worker_once(house: House) -> None:
