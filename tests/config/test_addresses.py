@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specq.config.loading import batch_store, load
-from specq.config.sections import BrokerConfig, ClientConfig, ServeConfig, TargetConfig
+from specq.config.sections import BrokerConfig, ClientConfig, DraftConfig, ServeConfig, TargetConfig
 from specq.config.values import check_bind, check_connect, connect_address
 from specq.protocol.addresses import parse_address, split_addresses, split_host
 from specq.protocol.errors import ConfigError
@@ -88,6 +88,17 @@ def test_every_form_is_taken_apart_and_put_together():
         assert split_host(written) == (host, None)
         assert parse_address(f"tcp://{written}:*").is_any_port
     assert split_host("::1") == ("::1", None)  # a Host header of a sloppy client
+
+
+def test_workers_may_have_several_brokers_and_the_wrong_address_is_named():
+    assert split_addresses("tcp://a:1,tcp://b:2, tcp://a:1") == ("tcp://a:1", "tcp://b:2")
+    for section, name in ((TargetConfig, "target"), (DraftConfig, "draft")):
+        section(broker="tcp://a:1,ipc:///run/b, tcp://[::1]:3")
+        for wrong, said in (("tcp://b", "has no port"), ("", "is empty"), ("tcp://b:1 tcp://c:1", "has spaces")):
+            with pytest.raises(ConfigError, match=f"{name}.broker is '{wrong}'; expected .*: this {said}"):
+                section(broker=f"tcp://a:1,{wrong},tcp://c:1")
+        with pytest.raises(ConfigError, match=rf"{name}.broker is tcp://\*:2; expected a host and a port"):
+            section(broker="tcp://a:1,tcp://*:2")
 
 
 @each("address", ["tcp://127.0.0.1:*", "tcp://*:5750", "tcp://0.0.0.0:5750"])
