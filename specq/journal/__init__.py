@@ -5,6 +5,7 @@
 - `threads`: the two threads that keep disk access out of the broker's loop.
 - `rows`: records as rows of tables, and back, for all kinds.
 - `sqlite/`: the journal in a SQLite file, for one broker.
+- `postgres/`: the journal in a PostgreSQL database, for several brokers.
 
 Input: groups of records. Output: unfinished jobs, finished ones by id, lists. To add a kind of journal, see
 `interface`.
