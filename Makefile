@@ -10,7 +10,7 @@ DOCS := .venv-docs
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check chaos test-system test-vllm test-gpu docs lint broker bench clean
+.PHONY: help setup demo test check chaos test-system test-cluster test-vllm test-gpu docs lint broker bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,11 +29,11 @@ demo: $(READY) ## Answer three prompts live, then show a table of plain, lookup 
 	@$(BIN)/specq demo $(ARGS)
 
 test: $(DEV) ## Run the fast tests
-	@$(BIN)/pytest -m "not slow and not system" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
+	@$(BIN)/pytest -m "not slow and not system and not cluster" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 check: lint test ## Lint, types and all tests: what CI runs
-	@$(BIN)/pytest -m "slow and not system" --numprocesses 2 --dist loadfile $(COMPUTING) $(ARGS)
-	@$(BIN)/pytest -m "slow and not system" $(addprefix --ignore=,$(COMPUTING)) $(ARGS)
+	@$(BIN)/pytest -m "slow and not system and not cluster" --numprocesses 2 --dist loadfile $(COMPUTING) $(ARGS)
+	@$(BIN)/pytest -m "slow and not system and not cluster" $(addprefix --ignore=,$(COMPUTING)) $(ARGS)
 
 # Folders whose slow tests only compute. All other slow tests time things or start several processes, so they run alone.
 COMPUTING = tests/drafting tests/grammar tests/simulate tests/training tests/verification tests/verifier
@@ -41,6 +41,9 @@ COMPUTING = tests/drafting tests/grammar tests/simulate tests/training tests/ver
 test-system: $(DEV) ## Test what needs system packages, which it installs (Debian, as root): the page in real Chromium
 	@scripts/system.sh
 	@$(BIN)/pytest -m system tests/system $(ARGS)
+
+test-cluster: $(DEV) ## Test the journal in PostgreSQL, which it installs (Debian, as root): a primary and a standby
+	@scripts/cluster.sh $(BIN)/pytest -m cluster tests/journal $(ARGS)
 
 test-vllm: $(VLLM)/.ready ## Test the vllm engine: real vLLM on the CPU, in an environment of its own (2 GB)
 	@$(VLLM_PYTEST) tests/engines/test_conformance.py $(wildcard tests/engines/test_vllm*.py) \

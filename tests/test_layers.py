@@ -49,8 +49,20 @@ PACKAGES = {
         *("client", "samples", "processes"),
     ),
     "cli": (
-        *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "drafting"),
-        *("client", "chat", "gateway", "observe", "samples", "demo", "doctor", "training", "simulate", "processes"),
+        *("protocol", "config", "runtime", "models", "transport", "text", "journal", "verification", "engines"),
+        *(
+            "drafting",
+            "client",
+            "chat",
+            "gateway",
+            "observe",
+            "samples",
+            "demo",
+            "doctor",
+            "training",
+            "simulate",
+            "processes",
+        ),
         "bench",  # from a checkout only
     ),
     "bench": (

@@ -3,8 +3,10 @@
 - `records`: what is written (jobs, their tokens, their ends), and the values that are read back.
 - `interface`: the interface of a journal, the table of kinds, and the journal's time, which is stored with jobs.
 - `threads`: the two threads that keep disk access out of the broker's loop.
+- `transfer`: copies a journal to another one. `check`: finds what is wrong in one.
 - `rows`: records as rows of tables, and back, for all kinds.
 - `sqlite/`: the journal in a SQLite file, for one broker.
+- `postgres/`: the journal in a PostgreSQL database, for several brokers.
 
 Input: groups of records. Output: unfinished jobs, finished ones by id, lists. To add a kind of journal, see
 `interface`.
@@ -13,6 +15,7 @@ Rules: a group of records is journaled as a whole or not at all. The records of 
 Tokens count by position, so writing tokens twice has no effect.
 """
 
+from specq.journal.check import JournalReport, check_journal
 from specq.journal.interface import (
     EPOCHS,
     LEASE_S,
@@ -53,6 +56,7 @@ from specq.journal.threads import (
     Keep,
     Question,
 )
+from specq.journal.transfer import Copied, copy_journal
 
 __all__ = [
     "EPOCHS",
@@ -61,6 +65,7 @@ __all__ = [
     "NO_CRASHES",
     "BrokersListed",
     "Clocks",
+    "Copied",
     "Crashes",
     "JobBound",
     "JobCrashed",
@@ -74,6 +79,7 @@ __all__ = [
     "JournalEvent",
     "JournalLookup",
     "JournalReader",
+    "JournalReport",
     "JournalWriter",
     "Keep",
     "Kept",
@@ -84,6 +90,8 @@ __all__ = [
     "Record",
     "StoredJob",
     "TokensAdded",
+    "check_journal",
+    "copy_journal",
     "offset_of",
     "open_journal",
     "pack",

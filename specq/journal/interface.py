@@ -94,6 +94,7 @@ LEASE_S = 3.0  # without a renewal, until other brokers take a broker's jobs
 MOST_TAKEN = 256  # jobs at once, so that several brokers share those of a lost one
 JOURNALS = {
     "sqlite": "specq.journal.sqlite.store:SqliteJournal",
+    "postgresql": "specq.journal.postgres.store:PostgresJournal",
 }
 
 

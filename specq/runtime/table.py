@@ -33,6 +33,7 @@ EXTRAS = {  # package -> extra
     "vllm": "vllm",
     "matplotlib": "plots",
     "wandb": "wandb",
+    "psycopg": "postgres",
 }
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from specq.testing.checkpoints import load_reference, make_checkpoint, reference_text
     from specq.testing.conformance.drafters import DrafterConformance, ProposerConformance
     from specq.testing.conformance.engines import EngineConformance, ReferenceConformance
-    from specq.testing.conformance.journals import JournalConformance
+    from specq.testing.conformance.journals import JournalConformance, OneBrokerConformance
     from specq.testing.conformance.strategies import ExactConformance, StrategyConformance
     from specq.testing.fake_broker import FakeBroker
     from specq.testing.fake_journal import FakeJournal
@@ -53,7 +53,7 @@ _MODULES = {
     "checkpoints": ("load_reference", "make_checkpoint", "reference_text"),
     "conformance.drafters": ("DrafterConformance", "ProposerConformance"),
     "conformance.engines": ("EngineConformance", "ReferenceConformance"),
-    "conformance.journals": ("JournalConformance",),
+    "conformance.journals": ("JournalConformance", "OneBrokerConformance"),
     "conformance.strategies": ("ExactConformance", "StrategyConformance"),
     "fake_broker": ("FakeBroker",),
     "fake_journal": ("FakeJournal",),
@@ -73,6 +73,7 @@ __all__ = [
     "FakeBroker",
     "FakeJournal",
     "JournalConformance",
+    "OneBrokerConformance",
     "ProposerConformance",
     "ReferenceConformance",
     "StrategyConformance",

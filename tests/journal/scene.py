@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -109,8 +110,8 @@ class Scene:
     """What happens, in turns; `crash_at` says at which boundary the broker dies, and `survives` what becomes of records
     that were on their way to the journal: they are lost, or journaled unheard."""
 
-    def __init__(self, crash_at: Iterable[int] = (), *, survives: bool = False) -> None:
-        self.journal, self.verifier = FakeJournal(), ScriptedVerifier()
+    def __init__(self, crash_at: Iterable[int] = (), *, survives: bool = False, journal: Any = None) -> None:
+        self.journal, self.verifier = journal or FakeJournal(), ScriptedVerifier()
         self.client = ClientCore("nowhere", timeout_s=1000.0)
         self.events: list[Event] = []
         self.now, self.life, self.num_boundaries = 0.0, 0, 0

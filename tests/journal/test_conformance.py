@@ -10,8 +10,8 @@ import pytest
 from specq.journal import Journal, Opening, open_journal
 from specq.journal.interface import JOURNALS
 from specq.protocol import ConfigError
-from specq.testing import JournalConformance
-from tests.journal.kinds import ADDRESSES
+from specq.testing import JournalConformance, OneBrokerConformance
+from tests.journal.kinds import ADDRESSES, KINDS
 
 
 def test_every_kind_is_tested() -> None:
@@ -26,6 +26,14 @@ def test_an_unknown_kind_is_refused() -> None:
 class TestConformance(JournalConformance):
     """Of each kind."""
 
-    @pytest.fixture(params=sorted(ADDRESSES))
+    @pytest.fixture(params=KINDS)
     def make_journal(self, request: pytest.FixtureRequest, tmp_path) -> Callable[[Opening], Journal]:
         return partial(open_journal, ADDRESSES[request.param](tmp_path))
+
+
+class TestOneBroker(OneBrokerConformance):
+    """Of the kinds for one broker."""
+
+    @pytest.fixture
+    def make_journal(self, tmp_path) -> Callable[[Opening], Journal]:
+        return partial(open_journal, ADDRESSES["sqlite"](tmp_path))

@@ -43,7 +43,7 @@ def take_over_and_go_on(open_it: Open) -> None:
     open_it().close()
 
 
-class JournalConformance:
+class _Opens:
     """Needs the fixture `make_journal`: from an `Opening`, a journal at an address that is new for the test."""
 
     @pytest.fixture
@@ -58,6 +58,10 @@ class JournalConformance:
         yield open_it
         for journal in opened:
             journal.close()
+
+
+class JournalConformance(_Opens):
+    """What every kind must do."""
 
     @pytest.mark.parametrize("seed", range(10))
     @pytest.mark.parametrize("durability", ["full", "process"])
@@ -167,6 +171,10 @@ class JournalConformance:
         assert found is not None
         assert (found.finish, found.num_tokens) == ("length", 1)
         reader.close()
+
+
+class OneBrokerConformance(_Opens):
+    """What a kind for one broker must do: its time, which the journal notes, and its ownership."""
 
     def test_its_time_goes_on(self, open_it: Open) -> None:
         """It follows the machine's uptime, or the last note after a reboot, and ignores the wall clock."""

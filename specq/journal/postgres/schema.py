@@ -1,0 +1,137 @@
+"""A journal's tables in a PostgreSQL database, all in the schema `specq`, and the upgrades of older versions.
+
+- `brokers`: a row for each broker: the end of its lease, its last group, and the bytes that it stored.
+- `jobs`: the requests, written once. A job's row is there until the job is forgotten, so an id exists once.
+- `active`: the unfinished jobs, with their holders. Also their epochs, weights, verifiers and crashes.
+- `commits`: their tokens by position, in the order of `number`. They are deleted when the job ends.
+- `results`: the ended jobs, with their ends and all their tokens.
+- `meta`: the version, and the bytes of results that no broker's row counts.
+- `numbers`: numbers of brokers and of takings, which become parts of epochs. A later number is greater.
+
+Rule: a released step never changes. A new version is a new step at the end of `STEPS`. `meta` has the number of steps
+that a database has completed. All steps run in one transaction, one program at a time. A database with more steps than
+this specq knows is refused, and so is a schema `specq` of another program.
+"""
+
+from __future__ import annotations
+
+from specq.journal.postgres.functions import FUNCTIONS
+from specq.journal.postgres.session import DatabaseSession
+from specq.protocol import ConfigError
+
+APPLICATION_ID = 0x73706371  # as in a SQLite file: identifies a journal
+MIGRATION_S = 60.0  # longest time for all steps
+
+TABLES = """
+CREATE SCHEMA specq;
+CREATE SEQUENCE specq.numbers MINVALUE 0;
+CREATE TABLE specq.meta (name text PRIMARY KEY, value bigint NOT NULL);
+CREATE TABLE specq.brokers (
+    number bigint PRIMARY KEY,
+    token bigint NOT NULL, -- of the broker's connection
+    name text NOT NULL,
+    address text NOT NULL,
+    until timestamptz NOT NULL,
+    last_group bigint NOT NULL DEFAULT 0,
+    refused bigint[] NOT NULL DEFAULT '{}', -- of the last group, the jobs that the broker did not hold
+    stored bigint NOT NULL DEFAULT 0, -- bytes of results that it wrote
+    running bigint NOT NULL DEFAULT 0 -- bytes of its unfinished jobs
+) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+CREATE TABLE specq.jobs (
+    job_id bigint PRIMARY KEY,
+    owner text NOT NULL,
+    tenant text NOT NULL,
+    cache_salt text NOT NULL,
+    label text NOT NULL,
+    model text NOT NULL,
+    params text NOT NULL,
+    speculation text NOT NULL,
+    priority bigint NOT NULL,
+    submitted double precision NOT NULL,
+    deadline double precision NOT NULL,
+    prompt_ids bytea NOT NULL
+);
+CREATE TABLE specq.active (
+    job_id bigint PRIMARY KEY,
+    broker bigint, -- NULL: nobody
+    epoch bigint, -- of a job that was taken from another broker
+    weights text NOT NULL DEFAULT '',
+    placed bigint NOT NULL DEFAULT 0,
+    deaths bigint NOT NULL DEFAULT 0,
+    lone_deaths bigint NOT NULL DEFAULT 0,
+    death_length bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+CREATE TABLE specq.commits (
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    job_id bigint NOT NULL,
+    base_len bigint NOT NULL,
+    token_ids bytea NOT NULL,
+    origins bytea NOT NULL,
+    logprobs bytea NOT NULL,
+    rounds bigint NOT NULL,
+    draft_tokens bigint NOT NULL,
+    cached_tokens bigint NOT NULL,
+    PRIMARY KEY (job_id, number)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 10000,
+    autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE specq.results (
+    job_id bigint PRIMARY KEY,
+    weights text NOT NULL,
+    finish text NOT NULL,
+    ended double precision NOT NULL,
+    code text NOT NULL,
+    reason text NOT NULL,
+    stats text NOT NULL,
+    num_bytes bigint NOT NULL, -- with the job's request
+    token_ids bytea NOT NULL,
+    origins bytea NOT NULL,
+    logprobs bytea NOT NULL
+);
+CREATE INDEX ended ON specq.results (ended, job_id);
+"""
+
+STEPS = (TABLES + FUNCTIONS,)
+
+# From the tables of the catalog: functions such as to_regclass may remember what another program has changed since.
+_VERSION = """
+SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'specq'),
+    (SELECT count(*) FROM information_schema.columns WHERE table_schema = 'specq' AND table_name = 'meta'
+        AND column_name IN ('name', 'value')) = 2,
+    current_setting('server_encoding')
+"""
+
+
+def prepare(session: DatabaseSession, steps: tuple[str, ...] = STEPS) -> None:
+    """Upgrade a database to the newest version, in one transaction.
+
+    Raises ConfigError for a schema that is not a journal, or that is newer.
+    """
+    if version(session, len(steps)) == len(steps):
+        return
+    with session.transaction(MIGRATION_S):
+        session.query("SELECT pg_advisory_xact_lock(%s)", (APPLICATION_ID,))
+        done = version(session, len(steps))  # another broker may have been faster
+        for step in steps[done:]:
+            session.script(step)
+        if done < len(steps):
+            values: tuple[tuple[str, int], ...] = (("application", APPLICATION_ID), ("version", len(steps)))
+            for name, value in values if done else (*values, ("stored", 0)):
+                session.query(
+                    "INSERT INTO specq.meta VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value",
+                    (name, value),
+                )
+
+
+def version(session: DatabaseSession, newest: int = len(STEPS)) -> int:
+    """Return the version of a database. 0: it has no journal. Raises ConfigError as `prepare` does."""
+    ((has_schema, has_meta, encoding),) = session.query(_VERSION)
+    if encoding != "UTF8":
+        raise ConfigError(f"the database's encoding is {encoding}; a journal needs UTF8 (CREATE DATABASE ... ENCODING)")
+    if not has_schema:
+        return 0
+    meta: dict[str, int] = dict(session.query("SELECT name, value FROM specq.meta")) if has_meta else {}
+    if meta.get("application") != APPLICATION_ID:
+        raise ConfigError("its schema specq is of another program")
+    if meta["version"] > newest:
+        raise ConfigError(f"its version is {meta['version']}; this specq reads versions up to {newest}")
+    return int(meta["version"])

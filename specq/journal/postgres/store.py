@@ -1,0 +1,280 @@
+"""The journal in a database: groups of records in, jobs out (see `specq.journal.Journal`). For several brokers.
+
+Rule: a group is one transaction, and the fence is checked in it (`specq.journal.postgres.functions`).
+
+A call that fails raises JournalBusyError: the database is gone, read-only, full, slow, or failed over to another
+server. The next call connects again. Sometimes it is not known whether a group was written. The same
+group is then given again, and the database knows its number.
+
+`durability`: "full" waits at each group, as long as the database's `synchronous_commit` says, and at least for its
+disk. Only a synchronous standby keeps all groups if the disk is lost. "process" does not wait: the groups of the last
+moments may be lost with the server. A late standby that becomes the primary has the same effect.
+
+The journal's time is the database's clock, in seconds since 1970. A broker measures its offset when it opens the
+journal. If that clock jumps, brokers that run keep their time, and leases end earlier or later by the jump, once. A
+broker that loses its jobs early is fenced, so no token is lost. Later brokers have the new time. If it is earlier,
+stored times after it are corrected at the next opening (`bring_back`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from specq.journal import rows
+from specq.journal.interface import LEASE_S, MOST_TAKEN, Journal, Kept, Noted, Opening
+from specq.journal.postgres.address import parse
+from specq.journal.postgres.arrays import ints
+from specq.journal.postgres.group import NUM_ARRAYS, RecordGroup
+from specq.journal.postgres.reader import JOB, PostgresReader, readable
+from specq.journal.postgres.schema import prepare
+from specq.journal.postgres.session import DatabaseSession
+from specq.journal.records import Crashes, Record, StoredJob
+from specq.protocol import ConfigError, JournalBusyError
+
+log = structlog.get_logger(__name__)
+
+KEEP_S = 1.0  # between two looks at the size, if nothing was to be forgotten
+STEP_ROWS = 200  # maximum number of results that a step forgets
+STEP_BYTES = 8 << 20  # and about their bytes
+MOST_TOKENS = 8  # a late standby may know an earlier one only
+SLACK_S = 5.0  # stored times may be this much later than now: brokers measure their offsets separately
+_WRITE = f"SELECT specq.write_group({', '.join(['%s'] * (4 + NUM_ARRAYS))})"
+_TAKE = "SELECT specq.take(%s, %s, %s, %s, %s)"
+_KEEP = "SELECT num_forgotten, is_full FROM specq.keep_to(%s, %s, %s, %s, %s, %s, %s)"
+_CLOSE = "UPDATE specq.brokers SET until = clock_timestamp() WHERE number = %s AND token = %s"
+_RELEASE = "UPDATE specq.active SET broker = NULL WHERE broker = %s AND job_id = ANY(%s)"
+_UNKNOWN = "SELECT job_id FROM specq.active WHERE broker = %s AND epoch IS NOT NULL AND job_id <> ALL(%s)"
+_ACTIVE = (
+    f"SELECT {JOB}, weights, placed, deaths, lone_deaths, death_length, coalesce(epoch, 0) "  # noqa: S608
+    "FROM specq.active JOIN specq.jobs USING (job_id)"
+)
+_COMMITS = f"SELECT {rows.COMMIT}, number FROM specq.commits"  # noqa: S608
+_CUT_OFF = (
+    "DELETE FROM specq.commits c USING specq.active a WHERE c.job_id = ANY(%s) AND c.number = ANY(%s) "
+    "AND a.job_id = c.job_id AND a.broker = %s"
+)
+
+
+class PostgresJournal(Journal):
+    """A `specq.journal.Journal` in a PostgreSQL database."""
+
+    def __init__(self, address: str, opening: Opening) -> None:
+        parameters, self.address = parse(address)
+        self._opening, self._parameters = opening, parameters
+        self._number, self._tokens = -1, [0]  # the last token is this connection's
+        self._next_token = 0  # the next connection's, if it may be claimed
+        self._held: dict[int, int] = {}  # unfinished job -> about its bytes
+        self._running = 0  # their sum
+        self._last = RecordGroup(), frozenset[int]()  # the last group, and its refused jobs. None: it is not known
+        self._unsure: RecordGroup | None = None  # written or not, with the number of the last group
+        self._group_number = 0
+        self._take_is_unsure = False
+        self._unreadable: set[int] = set()
+        self._kept, self._kept_until = (0, 0.0), 0.0
+        self._session = DatabaseSession(parameters, opening.durability, self._unusable)
+        self._session.begin = self._claim
+        try:
+            self._open()
+        except ConfigError as error:
+            self._session.close()
+            raise ConfigError(f"cannot use the journal {self.address}: {error}") from None
+        self._session.fail_with(self._busy)
+
+    def _open(self) -> None:
+        prepare(self._session)
+        self._register()
+        self.epoch = self._number << 32
+        self._session.query("SELECT specq.bring_back(%s)", (SLACK_S,))
+        sent = time.monotonic()
+        ((now, is_synced),) = self._session.query(
+            "SELECT extract(epoch FROM clock_timestamp())::float8, current_setting('fsync') = 'on'"
+        )
+        self.offset = now - (sent + time.monotonic()) / 2
+        if not is_synced:
+            log.warning("journal_not_durable", journal=self.address, reason="the database has fsync = off")
+
+    def _register(self) -> None:
+        """Begin a lease under a new number."""
+        opening, token = self._opening, secrets.randbits(63)
+        floor = -(-opening.floor >> 32)  # rounded up
+        values = (token, opening.owner, opening.address, LEASE_S, floor)
+        ((number,),) = self._session.query("SELECT specq.register(%s, %s, %s, %s, %s)", values)
+        self._session.application = f"specq journal {number}"
+        self._session.query("SELECT set_config('application_name', %s, false)", (self._session.application,))
+        self._number, self._tokens, self._held, self._running = int(number), [token], {}, 0
+
+    def _claim(self) -> None:
+        """Claim the broker's row for a new connection. What a former one still carries out has no effect then."""
+        if self._number >= 0:
+            # The same token until there is an answer. Nothing was sent with it before.
+            self._next_token = self._next_token or secrets.randbits(63)
+            former = ints([*self._tokens, self._next_token])
+            self._session.query("SELECT specq.claim(%s, %s, %s)", (self._number, former, self._next_token))
+            self._tokens, self._next_token = [*self._tokens[-MOST_TOKENS:], self._next_token], 0
+
+    def _own(self, *values: Any) -> tuple[Any, ...]:
+        """Return the arguments of a function that this broker calls."""
+        self._session.connect()  # with a token of its own
+        return (self._number, self._tokens[-1], *values)
+
+    def _unusable(self, reason: str) -> ConfigError:
+        return ConfigError(reason)
+
+    def _busy(self, reason: str) -> JournalBusyError:
+        return JournalBusyError(f"the journal {self.address} cannot be written: {reason}")
+
+    def _call(self, statement: str, *values: Any) -> Any:
+        """Call a function of the database as this broker, and return its value.
+
+        A broker whose row is gone held no jobs any more. It goes on under a new number.
+        """
+        for _ in range(2):
+            ((found,),) = self._session.query(statement, self._own(*values), prepare=True)
+            if found is not None:
+                return found
+            self._register()
+            log.warning("broker_registered_anew", number=self._number)
+        raise self._busy("the broker's row is deleted again and again")
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def write(self, records: Sequence[Record]) -> frozenset[int]:
+        """Journal a group of records, except those of jobs that this broker does not hold. Return these jobs."""
+        group = RecordGroup.of(records)
+        last, refused = self._last
+        if group == last and self._unsure is None:  # it was given again
+            return refused
+        if self._unsure is None or group != self._unsure:
+            self._group_number += 1
+        self._unsure = group
+        found = self._call(_WRITE, self._group_number, self._running, *group.arguments())
+        self._unsure, self._last = None, (group, frozenset(found))
+        self._count(group, self._last[1])
+        return self._last[1]
+
+    def _count(self, group: RecordGroup, refused: Collection[int]) -> None:
+        """Note the jobs that this broker holds now, and their bytes."""
+        for job_id in (*group.dropped, *refused, *(job_id for job_id, life in group.lives.items() if life.ended)):
+            self._running -= self._held.pop(job_id, 0)
+        for job_id, num_bytes in group.num_bytes():
+            if job_id not in refused:
+                self._hold(job_id, num_bytes)
+
+    def _hold(self, job_id: int, num_bytes: int) -> None:
+        self._held[job_id] = self._held.get(job_id, 0) + num_bytes
+        self._running += num_bytes
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    def renew(self) -> tuple[str, ...]:
+        """Renew the lease. Return the addresses of all live brokers."""
+        return tuple(self._call("SELECT specq.renew(%s, %s, %s)", LEASE_S))
+
+    def take(self) -> list[StoredJob]:
+        """Become the holder of jobs that no live broker holds, the oldest first. Unreadable ones are left alone."""
+        was_unsure, self._take_is_unsure = self._take_is_unsure, True
+        job_ids = self._call(_TAKE, LEASE_S, MOST_TAKEN, ints(list(self._unreadable)))
+        if was_unsure:  # an earlier call may have taken jobs, and its answer was lost
+            job_ids = [job_id for (job_id,) in self._session.query(_UNKNOWN, (self._number, ints(list(self._held))))]
+        jobs = self._read(job_ids) if job_ids else []
+        self._take_is_unsure = False
+        for job in jobs:
+            num_bytes = job.submit.prompt_ids.nbytes + len(job.token_ids) + len(job.logprobs)
+            self._hold(job.submit.job_id, num_bytes + rows.ROW_BYTES)
+        return jobs
+
+    def _read(self, job_ids: list[int]) -> list[StoredJob]:
+        """Return taken jobs. Release unreadable ones, and delete tokens behind a gap."""
+        values = (ints(job_ids),)
+        order = " WHERE job_id = ANY(%s) ORDER BY submitted, job_id"
+        jobs, unreadable = _jobs(self._session.query(_ACTIVE + order, values))
+        for job_id, error in unreadable.items():
+            log.error("job_unreadable", job_id=job_id, reason=str(error))
+        if unreadable:
+            self._unreadable |= unreadable.keys()
+            self._session.query(_RELEASE, (self._number, ints(list(unreadable))))
+        found = self._session.query(f"{_COMMITS} WHERE job_id = ANY(%s) ORDER BY number", values)
+        cut_off = _add_commits(jobs, found)
+        if cut_off:
+            self._session.query(_CUT_OFF, (*values, ints(cut_off), self._number))
+        return list(jobs.values())
+
+    # --- old results --------------------------------------------------------------------------------------------------
+
+    def keep_to(self, most_bytes: int, before: float = 0.0) -> Kept:
+        """Do one small step: forget results from before `before`, and the oldest while the journal is too large.
+
+        The size is the sum of what jobs and results hold, since a table does not shrink when rows are deleted. Only one
+        broker at a time does a step.
+        """
+        now = time.monotonic()
+        if before <= 0.0 and (most_bytes, now < self._kept_until) == (self._kept[0], True):
+            return Kept(0, is_full=bool(self._kept[1]))
+        values = (self._running, most_bytes, before, STEP_ROWS, STEP_BYTES)
+        ((num_forgotten, is_full),) = self._session.query(
+            _KEEP, (self._number, self._tokens[-1], *values), prepare=True
+        )
+        self._kept, self._kept_until = (most_bytes, is_full), 0.0 if num_forgotten else now + KEEP_S
+        return Kept(num_forgotten, is_full=is_full)
+
+    def note_time(self, noted: Noted) -> None:
+        """Do nothing: the journal's time is the database's clock."""
+
+    def give_back(self, most_bytes: int, *, idle: bool) -> bool:
+        """Do nothing: PostgreSQL uses free space again by itself (autovacuum)."""
+        return False
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def unfinished(self) -> list[StoredJob]:
+        """Return the unfinished jobs of all brokers, oldest first, with all their tokens."""
+        jobs, unreadable = _jobs(self._session.query(f"{_ACTIVE} ORDER BY submitted, job_id"))
+        for error in unreadable.values():
+            raise ConfigError(f"cannot use the journal {self.address}: {error}")
+        _add_commits(jobs, self._session.query(f"{_COMMITS} ORDER BY number"))
+        return list(jobs.values())
+
+    def reader(self) -> PostgresReader:
+        """Return a new reader of the same database."""
+        return PostgresReader(self.address, self._parameters)
+
+    def close(self) -> None:
+        """End the lease, so that other brokers take the jobs at once."""
+        with suppress(JournalBusyError):
+            self._session.query(_CLOSE, self._own())
+        self._session.close()
+
+
+def _jobs(found: list[tuple[Any, ...]]) -> tuple[dict[int, StoredJob], dict[int, ConfigError]]:
+    """Return the jobs in rows of `_ACTIVE`, and the errors of unreadable ones, by their ids."""
+    jobs, unreadable = dict[int, StoredJob](), dict[int, ConfigError]()
+    for *job, weights, placed, deaths, lone, length, epoch in found:
+        try:
+            stored = rows.stored_job(readable(job))
+        except ConfigError as error:
+            unreadable[job[0]] = error
+            continue
+        jobs[job[0]] = replace(
+            stored, weights=weights, placed=placed, crashes=Crashes(deaths, lone, length), epoch=epoch
+        )
+    return jobs, unreadable
+
+
+def _add_commits(jobs: dict[int, StoredJob], found: list[tuple[Any, ...]]) -> list[int]:
+    """Add rows of `_COMMITS` to their jobs. Return the numbers of rows that add nothing."""
+    left_out = []
+    for *row, number in found:
+        job = jobs.get(row[0])
+        if job is not None:
+            before = job.num_tokens, job.rounds
+            rows.add_commit(job, tuple(row))
+            if before == (job.num_tokens, job.rounds):
+                left_out.append(number)
+    return left_out
