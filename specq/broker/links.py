@@ -192,7 +192,7 @@ def _opening(config: BrokerConfig) -> Opening:
     return Opening(
         durability=config.durability,
         owner=f"process {os.getpid()}, listening on {config.bind}",
-        address=broker_address(config),
+        address=broker_address(config, config.bind),
         floor=int(time.time()) << 10,  # above the epochs of brokers that kept no journal
         take_over=config.take_over,
     )

@@ -40,7 +40,8 @@ class Shared(Desk):
 
     def __init__(self, journal: SharedJournal, address: str, now: float = 100.0, **options: Any) -> None:
         self.journal, self.address = journal, address
-        super().__init__(has_journal=True, address=address, epoch=journal.join(address, now), **options)
+        super().__init__(has_journal=True, epoch=journal.join(address, now), **options)
+        self.broker.state.address = address
         self.now = now
         self.renew()
 
@@ -277,7 +278,7 @@ def test_workers_are_told_of_all_brokers_if_they_can_register_with_several() -> 
     assert first.received(VERIFIER, Brokers)[-1] == Brokers(addresses=(FIRST,), own=FIRST)
     assert first.received(b"old", Brokers) == []
     alone = Desk()
-    assert alone.received(VERIFIER, Brokers) == []
+    assert alone.received(VERIFIER, Brokers) == [Brokers()]
 
 
 def test_a_stranger_learns_nothing_of_a_job_of_another_broker() -> None:
