@@ -216,6 +216,7 @@ def _worker(worker: Worker, now: float, has_metrics: bool) -> dict[str, Any]:
         "kv_slots": worker.model.kv_slots,
         "capabilities": list(worker.hello.capabilities),
         "heard_s_ago": round(now - worker.last_seen, 3),
+        "registered_s_ago": round(now - worker.joined_at, 3),
     } | ({"metrics": worker.metrics} if has_metrics else {})
 
 
