@@ -85,7 +85,7 @@ are in a separate section, such as `[target.vllm]`. [configs/](../../configs) ha
 | variable | meaning |
 |---|---|
 | `SPECQ_CONFIG` | Configuration file if `--config` is not given. |
-| `SPECQ_BROKER` | Broker that workers and clients connect to. |
+| `SPECQ_BROKER` | Broker that workers and clients connect to, or several, separated by commas. |
 | `SPECQ_STATE` | Directory of the brokers' journals, and of files and batches. Default: `~/.local/state/specq`. |
 | `SPECQ_CACHE` | Directory of tokenizers, models, kernels, step times, repacked weights. Default: `~/.cache/specq`. |
 """

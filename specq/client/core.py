@@ -1,4 +1,4 @@
-"""The client without its socket: broker messages in, events out, time as an argument.
+"""The client without its sockets: brokers' messages in, events out, time as an argument.
 
     submit, cancel, abandon            jobs with a waiting caller
     submit_detached, find, list_jobs   jobs without a waiting caller, by their ids
@@ -13,6 +13,8 @@ Rules:
 - Tokens count by position. The client drops repeated tokens, and requests missing ones again.
 - A request fails when it gets no answer for `timeout_s`, even if the broker sends other messages.
 - A job that the broker has accepted fails when the broker is silent for `timeout_s`.
+- Of several brokers, `KnownBrokers` says which gets a message. Their answers may come twice, or from a former holder of
+  the job: tokens count by position, and `Failed` counts if no other broker has the job.
 """
 
 from __future__ import annotations
@@ -23,73 +25,51 @@ from dataclasses import replace
 from typing import Any
 
 from specq.client.events import (
-    AwaitedModel,
     Event,
     JobAccepted,
     JobDone,
-    JobPage,
     ReceivedTranscript,
-    RequestFailed,
-    StatusReport,
-    TokenizerReady,
-    TraceReport,
 )
-from specq.client.pending import GrammarCheck, OpenRequests, PendingRequest, Stops, own_job, search
-from specq.client.tokenizer_files import Recall, TokenizerPieces
-from specq.client.tracing import JobTracing
+from specq.client.inquiries import LISTING, TOKENIZER, TRACE, Inquiries
+from specq.client.pending import PendingRequest, own_job, search
+from specq.client.sending import Stops
+from specq.client.tokenizer_files import Recall
 from specq.protocol import (
     Accepted,
+    Cancel,
     Clock,
     Failed,
-    FetchTokenizer,
-    GetStatus,
     GetTrace,
-    JobError,
     JobInfo,
     JobList,
     JobTokens,
-    ListJobs,
     Message,
-    ProtocolError,
+    Moved,
     Status,
     Submit,
     TokenizerChunk,
     Tokens,
     Trace,
     newer_fields,
-    report_of,
     version_spoken,
 )
 
-RETRY_S = 1.0  # first pause before a request is sent again, in seconds
-RETRY_MAX_S = 4.0
 GAP_RETRY_S = 0.1  # shortest time between two requests for missing tokens, in seconds
 UNKNOWN = re.compile(r"unknown sampling parameter '(\w+)'")  # in the reason of a broker that is older
-VERIFIER_WAIT_S = 60.0  # wait for a verifier to register, if the caller gives no other limit
-
-# keys of requests that do not belong to a job
-TOKENIZER = "tokenizer"
-STATUS = "status"
-LISTING = "listing"
-TRACE = "trace"
+NOT_NOW = ("busy", "no_verifier")  # refusals that another broker may not share
 
 
-class ClientCore:
+class ClientCore(Inquiries):
     """The state of a client's requests.
 
-    address    used in messages to the user only.
+    address    of the broker, or several of one journal, separated by commas; the first is tried first.
     timeout_s  silence of the broker after which its requests fail.
     recall     takes the first piece of a tokenizer and returns its files if they are cached.
     """
 
     def __init__(self, address: str, timeout_s: float, recall: Recall = lambda _: None) -> None:
-        self.address, self.timeout_s, self._pieces = address, timeout_s, TokenizerPieces(recall)
-        self._patience = min(RETRY_S, timeout_s / 4)
-        self._longest_patience = min(RETRY_MAX_S, timeout_s / 3)
-        self._requests = OpenRequests()
-        self._grammars = GrammarCheck(address, self._requests, self._patience)
-        self._stops, self.tracing = Stops(self._longest_patience), JobTracing()
-        self._heard: float | None = None
+        super().__init__(address, timeout_s, recall)
+        self._stops = Stops(self._longest_patience)
         self._handlers: dict[type[Message], Callable[[Any, float], list[Event]]] = {
             Accepted: self._accepted,
             Failed: self._failed,
@@ -101,12 +81,17 @@ class ClientCore:
             JobTokens: self._job_tokens,
             Trace: self._trace,
             Clock: self._clock,
+            Moved: self._moved,
         }
 
-    def take_outbox(self) -> list[Message]:
-        """Return the messages to send, and clear the outbox."""
+    def take_addressed(self) -> list[tuple[str, Message]]:
+        """Return the messages to send, each with the address of its broker, and clear the outbox."""
         outbox, self._requests.outbox = self._requests.outbox, []
         return outbox + self.tracing.take_outbox()
+
+    def take_outbox(self) -> list[Message]:
+        """Return the messages to send if there is one broker, and clear the outbox."""
+        return [message for _, message in self.take_addressed()]
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -135,16 +120,12 @@ class ClientCore:
         """
         self._requests.queue(job_id, search(job_id, self._patience, now, until_end=until_end), now)
 
-    def list_jobs(self, limit: int, skip: int, now: float) -> None:
-        """Request a page of jobs. Gives JobPage, or RequestFailed with the key LISTING."""
-        self._requests.ask(LISTING, PendingRequest(lambda: ListJobs(limit=limit, skip=skip), self._patience), now)
-
     def cancel(self, job_id: int, now: float) -> None:
         """Stop a running job. Its result holds the tokens so far."""
         if job_id in self._requests:
             if self._requests.is_unsent(job_id) and not self._requests.is_held(job_id):
                 self._requests.send_now(job_id, now)
-            self._requests.outbox.append(self._stops.add(job_id, now))
+            self._requests.outbox.append((self.brokers.place(job_id), self._stops.add(job_id, now)))
 
     def abandon(self, key: int | str, now: float) -> None:
         """Forget a request that has no waiting caller. A job of this client stops, unless `keep_running` is set."""
@@ -162,75 +143,42 @@ class ClientCore:
         for key in list(self._requests):
             self.abandon(key, now)
 
-    def fetch_tokenizer(self, model: str, now: float, wait_s: float | None = None) -> None:
-        """Request the tokenizer of a model; "" means the only model.
-
-        wait_s  how long to wait for a broker to answer and for a verifier of the model to register. An event
-                `AwaitedModel` reports such a wait. None: `timeout_s` for a broker, VERIFIER_WAIT_S for a verifier.
-        """
-        self._pieces.clear()
-        request = PendingRequest(lambda: FetchTokenizer(model=model), self._patience)
-        request.broker_until = now + (wait_s or 0.0)
-        request.verifier_until = now + (VERIFIER_WAIT_S if wait_s is None else wait_s)
-        self._requests.ask(TOKENIZER, request, now)
-
-    def get_status(self, now: float, num_sessions: int = 0) -> None:
-        """Request the broker's state, with the `num_sessions` busiest sessions."""
-        self._requests.ask(STATUS, PendingRequest(lambda: GetStatus(sessions=num_sessions), self._patience), now)
-
-    def get_trace(self, job_id: int, now: float) -> None:
-        """Request the events of a job; 0 means the last job. Gives TraceReport, or RequestFailed with the key TRACE."""
-        self._requests.ask(TRACE, PendingRequest(lambda: GetTrace(job_id=job_id), self._patience), now)
-
     # --- answers ----------------------------------------------------------------------------------------------------
 
-    def receive(self, message: Message, now: float) -> list[Event]:
-        """Handle a message; drop an answer without a waiting request."""
-        self._heard = now
-        self._stops.take(message)
+    def receive(self, message: Message, now: float, sender: str = "") -> list[Event]:
+        """Handle a message of the broker at the address `sender`; drop an answer without a waiting request."""
+        self._sender = sender or self.brokers.current
+        self.brokers.note_heard(self._sender, now)
+        if not (isinstance(message, Failed) and self.brokers.several) or self._ends(message):
+            self._stops.take(message)
         handle = self._handlers.get(type(message))
         events = handle(message, now) if handle else []
         self._requests.send_waiting(now)
         return events
 
-    def _status(self, message: Status, now: float) -> list[Event]:
-        """Take the broker's report: for a caller, and for the jobs that wait for what the broker can do."""
-        report = report_of(message)
-        events = self._ended(self._grammars.answered(report, now))
-        request = self._requests.get(STATUS)
-        asked = request.message() if request else None
-        if isinstance(asked, GetStatus) and (not asked.sessions or "sessions" in report):
-            self._requests.forget(STATUS)
-            events.append(StatusReport(STATUS, report))
-        return events
-
-    def _trace(self, message: Trace, now: float) -> list[Event]:
-        """Handle the trace that was requested last."""
-        request = self._requests.get(TRACE)
-        asked = request.message() if request else None
-        if not isinstance(asked, GetTrace) or asked.job_id != message.job_id:
-            return []
-        if message.reason:
-            return self._fail(TRACE, "unknown", message.reason)
-        self._requests.forget(TRACE)
-        return [TraceReport(TRACE, message.data.tobytes())]
-
     def _clock(self, message: Clock, now: float) -> list[Event]:
-        self.tracing.clock(message)
+        self.tracing.clock(message, self._sender)
         return []
 
-    def _page(self, message: JobList, now: float) -> list[Event]:
-        """Handle the page that was requested last."""
-        request = self._requests.get(LISTING)
-        asked = request.message() if request else None
-        if not isinstance(asked, ListJobs) or asked.skip != message.skip:
+    def _moved(self, message: Moved, now: float) -> list[Event]:
+        """Send the requests for a job to the broker that has it."""
+        job_id, address, requests = message.job_id, message.address, self._requests
+        trace = requests.get(TRACE)
+        keys = [job_id] if job_id in requests and not requests.is_unsent(job_id) else list[int | str]()
+        keys += [TRACE] if trace is not None and trace.message() == GetTrace(job_id=job_id) else []
+        if not (keys or job_id in self._stops) or not self.brokers.learn(address):
             return []
-        self._requests.forget(LISTING)
-        return [JobPage(LISTING, message.data.tobytes())]
+        is_new = address != self.brokers.place(job_id)
+        self.brokers.put(job_id, address)
+        for key in keys:
+            requests.move(key, requests[key], address, now)
+        if is_new and self._stops.follows(job_id):
+            requests.outbox.append((address, Cancel(job_id=job_id)))
+        return []
 
     def _accepted(self, message: Accepted | Tokens, now: float) -> list[Event]:
         """Note that the broker has a job. A detached job needs no further messages."""
-        self._requests.answered(message.job_id, now)
+        self._requests.answered(message.job_id, now, self._sender)
         self.tracing.accepted(message.job_id, now)
         request = self._requests.get(message.job_id)
         if request is None or request.transcript is not None:
@@ -243,40 +191,30 @@ class ClientCore:
         request = self._requests.get(message.job_id)
         if request is None or not request.is_search:
             return []
-        self._requests.answered(message.job_id, now)
+        self._requests.answered(message.job_id, now, self._sender)
         request.take_info(message)
         if message.ended or request.until_end:
             return []
         self._requests.forget(message.job_id)
         return [request.found(message.job_id)]
 
-    def _tokenizer_piece(self, piece: TokenizerChunk, now: float) -> list[Event]:
-        request = self._requests.get(TOKENIZER)
-        if request is None:
-            return []
-        request.sent = request.progress = now
-        try:
-            files = self._pieces.add(piece)
-        except ProtocolError as error:
-            return self._fail(TOKENIZER, "lost", f"the tokenizer of {piece.model.name}: {error}")
-        if files is None:
-            return []
-        self._requests.forget(TOKENIZER)
-        self._pieces.clear()
-        return [TokenizerReady(TOKENIZER, piece.model, files)]
-
     def _failed(self, message: Failed, now: float) -> list[Event]:
-        """End a request, unless a restarted broker only waits for verifiers."""
+        """End a request, unless another broker may take it, or a restarted broker only waits for verifiers."""
         key = message.job_id or (LISTING if LISTING in self._requests else TOKENIZER)
         request = self._requests.get(key)
-        if request is None:
+        if request is None or not self._counts(key, message.code):
             return []
+        if message.code in NOT_NOW and self._requests.try_another(key, request, self._sender, now):
+            return []
+        is_taken = request.progress is not None and now < request.progress + self.timeout_s
         if message.code == "no_verifier":
             if key == TOKENIZER and now < request.verifier_until:
                 request.progress, request.patience = now, self._patience
                 return self._waits(request, self._wanted_verifier(request), message.reason)
-            if request.is_own and request.progress is not None and now < request.progress + self.timeout_s:
+            if request.is_own and is_taken:
                 return []
+        if message.code == "busy" and self.brokers.several and request.transcript is not None and is_taken:
+            return []  # another broker cannot look up the job now
         return self._fail(key, message.code, self._explained(request.message(), message.reason))
 
     def _explained(self, asked: Message, reason: str) -> str:
@@ -284,7 +222,7 @@ class ClientCore:
         newer = newer_fields(asked) if version_spoken(reason) else []
         if isinstance(asked, Submit) and (found := UNKNOWN.search(reason)):
             newer = [found[1]]
-        return f"the broker at {self.address} is older than {' and '.join(newer)}: {reason}" if newer else reason
+        return f"the broker at {self._sender} is older than {' and '.join(newer)}: {reason}" if newer else reason
 
     def _job_tokens(self, message: JobTokens, now: float) -> list[Event]:
         return [event for tokens in message.each() for event in self._tokens(tokens, now)]
@@ -295,7 +233,7 @@ class ClientCore:
             return self._accepted(message, now)
         if request.is_search and request.info is None:
             return []  # the client requests it again
-        self._requests.answered(message.job_id, now)
+        self._requests.answered(message.job_id, now, self._sender)
         known = request.transcript.token_ids
         tokens = message.token_ids.tolist()
         num_known = len(known) - message.base_len
@@ -331,14 +269,18 @@ class ClientCore:
         transcript.finish, transcript.stats, transcript.finished = message.finish, message.stats, now
         return [request.found(message.job_id) if request.is_search else JobDone(message.job_id, transcript)]
 
-    def _fail(self, key: int | str, code: str, reason: str) -> list[Event]:
-        """End a request with the broker's reason; for a lookup, FoundJob carries the reason."""
-        request, error = self._requests[key], JobError(reason, code)
-        self._requests.forget(key)
-        self.tracing.ended(key)
-        if request.is_search and isinstance(key, int):
-            return [request.found(key, error)]
-        return [RequestFailed(key, error)]
+    def _counts(self, key: int | str, code: str) -> bool:
+        """Return whether a refusal of the sender counts.
+
+        One of a broker that is not asked any more counts if no broker has the job: it may have been slow.
+        """
+        request = self._requests.get(key)
+        is_open = request is not None and not request.holder and request.moved is None
+        return self._is_asked(key) or (is_open and code not in NOT_NOW)
+
+    def _ends(self, message: Failed) -> bool:
+        """Return whether a refusal of one of several brokers ends a job."""
+        return message.code not in NOT_NOW and self._counts(message.job_id, message.code)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -346,49 +288,21 @@ class ClientCore:
         """Repeat requests, and end requests whose time is over."""
         doomed = [key for key, request in self._requests.items() if request.doomed and now >= request.due]
         events = [event for key in doomed for event in self._fail(key, "engine", "the job failed")]
-        for request in self._requests.values():
-            if now >= request.due:
-                request.sent, request.patience = now, min(2 * request.patience, self._longest_patience)
-                events += self._send_again(request, now)
+        for key, request in self._requests.due(now):
+            events += self._send_again(key, request, now)
         self.tracing.tick(now)
-        self._requests.outbox += self._stops.due(now, self._requests)
-        given_up = self._requests.give_up(self.address, self.timeout_s, self._heard, now)
+        self._cancel_again(now)
+        given_up = self._requests.give_up(self.timeout_s, now)
         given_up += self._grammars.given_up(given_up)
         self._requests.send_waiting(now)
         return events + self._ended(given_up)
 
-    def _ended(self, events: list[Event]) -> list[Event]:
-        """Return events that end their requests, and end the traces of these."""
-        for event in events:
-            self.tracing.ended(event.key)
-        return events
-
-    def _send_again(self, request: PendingRequest, now: float) -> list[Event]:
-        """Repeat a request.
-
-        A request that waits for the first broker is already in the socket's queue. Then only `GetStatus` is added.
-        """
-        if self._heard is not None or now >= request.broker_until:
-            self._requests.outbox.append(request.message())
-            return []
-        self._requests.outbox.append(GetStatus())
-        return self._waits(request, f"a broker at {self.address}")
-
-    def _wanted_verifier(self, request: PendingRequest) -> str:
-        """Return the model whose verifier the tokenizer request waits for."""
-        asked = request.message()
-        of_model = f" of model {asked.model!r}" if isinstance(asked, FetchTokenizer) and asked.model else ""
-        return f"a verifier{of_model} to register with the broker at {self.address}"
-
-    def _waits(self, request: PendingRequest, what: str, reason: str = "") -> list[Event]:
-        """Report once what the tokenizer request waits for, and again for another reason.
-
-        The reason changes, for example, when the broker now serves other models.
-        """
-        if request.waits_for == (what, reason):
-            return []
-        request.waits_for = (what, reason)
-        return [AwaitedModel(TOKENIZER, what)]
+    def _cancel_again(self, now: float) -> None:
+        """Repeat each `Cancel` that is due: to the broker that has the job, and to another one if there is one."""
+        for cancel in self._stops.due(now, self._requests):
+            place = self.brokers.place(cancel.job_id)
+            other = self.brokers.other(place, self.brokers.silent(now))
+            self._requests.outbox += [(address, cancel) for address in (place, other) if address]
 
     @property
     def idle(self) -> bool:

@@ -19,9 +19,10 @@ from typing import Any, Self
 
 import orjson
 
-from specq.client.core import LISTING, ClientCore
+from specq.client.core import ClientCore
 from specq.client.events import LAST, Event, FoundJob, JobPage, RequestFailed, answered
-from specq.client.link import Action, Link
+from specq.client.inquiries import LISTING
+from specq.client.link import Action, Link, spread
 from specq.protocol import BROKER_GONE, JobError, Submit
 from specq.transport import CLIENT_ROLES, curve_to_broker
 
@@ -30,13 +31,13 @@ PAGE = 1000
 
 
 class JobDesk:
-    """A connection to a broker for requests by job id.
+    """A connection to a broker for requests by job id, or to several (`specq.Client`).
 
     Raises JobError if the broker is silent or leaves a request unanswered for `timeout_s`.
     """
 
     def __init__(self, broker: str, timeout_s: float = 10.0, keys: str | Path = "") -> None:
-        self._link = Link(ClientCore(broker, timeout_s), curve_to_broker(str(keys), *CLIENT_ROLES))
+        self._link = Link(ClientCore(spread(broker), timeout_s), curve_to_broker(str(keys), *CLIENT_ROLES))
 
     def submit(self, jobs: Iterable[Submit]) -> Iterator[tuple[int, JobError | None]]:
         """Submit jobs and leave them to the broker.

@@ -1,10 +1,13 @@
-"""The client's one I/O thread, which owns the socket and the core.
+"""The client's one I/O thread, which owns the sockets and the core.
 
-Rule: only this thread touches the socket and the core. Other threads use `request` and `call`. The thread answers by
+Rule: only this thread touches the sockets and the core. Other threads use `request` and `call`. The thread answers by
 calling the request's sink. A sink must return at once and not raise. The process that uses the context creates it.
 
-`Connection` is a client's connection to a broker, without waiting. It sends requests, and each request passes its
-events to a sink.
+`Connection` is a client's connection to a broker, or to several of one journal, without waiting. It sends requests, and
+each request passes its events to a sink.
+
+Which of several brokers is the first one is drawn once a process. So clients are spread over the brokers, and those of
+one process, such as a gateway's, use the same one: its report then shows their jobs.
 
 Rule: no method waits. The I/O thread calls the sinks.
 """
@@ -12,22 +15,25 @@ Rule: no method waits. The I/O thread calls the sinks.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket as sockets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 import zmq
 
-from specq.client.core import STATUS, TOKENIZER, TRACE, ClientCore
+from specq.client.core import ClientCore
 from specq.client.events import LAST, Event, RequestFailed, StatusReport, TokenizerReady, TraceReport, answered
+from specq.client.inquiries import STATUS, TOKENIZER, TRACE
 from specq.client.request import Request, ServedModel
 from specq.client.tokenizer_files import TokenizerCache
-from specq.protocol import JobError, ProtocolError, Submit, decode, encode
+from specq.config import check_connect
+from specq.protocol import ConfigError, JobError, ProtocolError, Submit, decode, encode, split_addresses
 from specq.text import TextCodec
 from specq.transport import Curve, connect_dealer, drain, try_send, why_unreachable
 
@@ -45,7 +51,7 @@ class Connection:
         wait_s: float | None = None,
     ) -> None:
         self.cache, self.model, self.wait_s = TokenizerCache(cache_dir), model, wait_s
-        self.link = Link(ClientCore(broker, timeout_s, self.cache.recall), curve)
+        self.link = Link(ClientCore(spread(broker), timeout_s, self.cache.recall), curve)
         self.served: ServedModel | None = None
 
     def fetch_tokenizer(self, sink: Sink) -> None:
@@ -105,6 +111,13 @@ class Connection:
         self.link.abandon([job.job_id for job in request.submits], sink)
 
 
+def spread(brokers: str) -> str:
+    """Return the addresses in their order, but beginning with one that this process has drawn."""
+    addresses = split_addresses(brokers)
+    at = _DRAWN % len(addresses)
+    return ",".join(addresses[at:] + addresses[:at])
+
+
 def _submission(job: Submit, request: Request) -> Action:
     return lambda core, now: core.submit(job, now, keep_running=request.keep_running)
 
@@ -112,6 +125,7 @@ def _submission(job: Submit, request: Request) -> Action:
 Sink = Callable[[Event], None]
 Action = Callable[[ClientCore, float], Sequence[Event] | None]
 
+_DRAWN = secrets.randbelow(1 << 30)
 _JOIN_S = 5.0
 PART_S = 0.5  # time for the broker to confirm stopped jobs when the client closes
 TICK_MS = 50
@@ -123,16 +137,20 @@ IDLE_MS = 1000  # the thread looks for actions at least this often: Ctrl-C may h
 
 
 class Link:
-    """A connection to a broker.
+    """A connection to a broker, or to several; each has a socket of its own, made when it is first needed.
 
-    Raises ConfigError if `core.address` is not an address.
+    All use the same keys. Raises ConfigError if one of the core's addresses is not an address.
     """
 
     def __init__(self, core: ClientCore, curve: Curve | None = None) -> None:
         self._core = core
+        self._curve, self._sockets = curve, dict[str, zmq.Socket[bytes] | None]()  # None: it cannot be connected
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._socket = connect_dealer(self._context, core.address, queue=True, curve=curve)
+            for address in core.brokers.given if core.brokers.several else ():
+                check_connect("broker", address)
+            self._poller = zmq.Poller()
+            self._open(core.brokers.current)
         except BaseException:
             self._context.term()
             raise
@@ -241,21 +259,21 @@ class Link:
         finally:
             self._closed = True
             self._fail_all(error)
-            self._socket.close()
+            silent = self._core.brokers.silent(time.monotonic())
+            for address, socket in self._sockets.items():
+                if socket is not None:
+                    socket.close(0 if address in silent else None)
             self._context.term()
             self._waker.close()
             self._woken.close()
 
     def _loop(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._woken, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
         next_tick = 0.0
         while not self._closed:
-            ready = dict(poller.poll(IDLE_MS if self._core.idle else TICK_MS))
+            ready = dict(self._poller.poll(IDLE_MS if self._core.idle else TICK_MS))
             self._act()
-            if self._socket in ready:
-                self._receive()
+            self._receive(ready)
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK_MS / 1e3
@@ -274,10 +292,10 @@ class Link:
         Lost messages are repeated.
         """
         end = time.monotonic() + PART_S
+        self._poller.unregister(self._woken)
         self._flush()
         while not self._core.idle and time.monotonic() < end:
-            if self._socket.poll(TICK_MS):
-                self._receive()
+            self._receive(dict(self._poller.poll(TICK_MS)))
             self._core.tick(time.monotonic())
             self._flush()
 
@@ -297,14 +315,39 @@ class Link:
                 return
             action(self._core, time.monotonic())
 
-    def _receive(self) -> None:
-        for frames in drain(self._socket):
+    def _receive(self, ready: Container[object]) -> None:
+        for address, socket in self._sockets.items():
+            if socket is not None and socket in ready:
+                self._take(address, socket)
+
+    def _take(self, address: str, socket: zmq.Socket[bytes]) -> None:
+        for frames in drain(socket):
             with contextlib.suppress(ProtocolError):  # drop it; the core repeats the request
-                self._deliver(self._core.receive(decode(frames), time.monotonic()))
+                self._deliver(self._core.receive(decode(frames), time.monotonic(), address))
 
     def _flush(self) -> None:
-        for message in self._core.take_outbox():
-            try_send(self._socket, encode(message))  # a full queue refuses it; the core sends it again later
+        for address, message in self._core.take_addressed():
+            socket = self._sockets[address] if address in self._sockets else self._try_open(address)
+            if socket is not None:
+                try_send(socket, encode(message))  # a full queue refuses it; the core sends it again later
+
+    def _open(self, address: str) -> zmq.Socket[bytes]:
+        socket = connect_dealer(self._context, address, queue=True, curve=self._curve)
+        self._poller.register(socket, zmq.POLLIN)
+        self._sockets[address] = socket
+        return socket
+
+    def _try_open(self, address: str) -> zmq.Socket[bytes] | None:
+        """Connect to a further broker. Close the connections to forgotten ones."""
+        for gone in [other for other in self._sockets if other not in self._core.brokers]:
+            if (socket := self._sockets.pop(gone)) is not None:
+                self._poller.unregister(socket)
+                socket.close()
+        try:
+            return self._open(address)
+        except ConfigError:  # to the core it is a silent broker
+            self._sockets[address] = None
+            return None
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
@@ -314,10 +357,12 @@ class Link:
                 sink(event)
 
     def _explained(self, event: Event) -> Event:
-        """Add the present problem of the broker's address to a failure, if it never answered."""
+        """Add the present problem of each broker's address to a failure, if none ever answered."""
         if not isinstance(event, RequestFailed) or event.error.code != "no_broker":
             return event
-        reason = why_unreachable(self._core.address)
+        known = self._core.brokers
+        found = [(address, why) for address in known.given if (why := why_unreachable(address))]
+        reason = ", ".join(f"{address}: {why}" if known.several else why for address, why in found)
         told = str(event.error).replace(";", f": {reason};", 1)
         return RequestFailed(event.key, JobError(told, "no_broker")) if reason else event
 

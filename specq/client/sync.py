@@ -81,7 +81,8 @@ class Client(BaseClient):
 
     Parameters:
 
-    broker     address of the broker.
+    broker     address of the broker. Or the addresses of several brokers of one journal, separated by commas: the jobs
+               go on when one of them dies.
     model      name of a served model; "" means the only one.
     timeout_s  silence of the broker, in seconds, after which a call raises JobError. The code is `no_broker`, or `lost`
                if the broker had answered before.

@@ -44,8 +44,8 @@ from specq.config.sections import (
     ServeConfig,
     TargetConfig,
 )
-from specq.config.values import check_connect, read_address
-from specq.protocol import ConfigError, did_you_mean, known_names
+from specq.config.values import check_brokers, read_address
+from specq.protocol import ConfigError, did_you_mean, known_names, split_addresses
 
 RENAMED: Mapping[str, Mapping[str, str]] = {  # section, or section of an engine or proposer: old name: new name
     "target": {"backup": "prompt_lookup"},  # since wire version 2
@@ -281,8 +281,13 @@ def broker_address(config: BrokerConfig) -> str:
 
 
 def batch_store(config: ServeConfig) -> str:
-    """Return the path of a gateway's store of batches, or "" for none."""
-    return "" if config.batches == "none" else config.batches or _state_file(config.broker, "batches")
+    """Return the path of a gateway's store of batches, or "" for none.
+
+    The default is named after the first broker's address. So the store stays when brokers are added behind it.
+    """
+    if config.batches == "none":
+        return ""
+    return config.batches or _state_file(split_addresses(config.broker)[0], "batches")
 
 
 def _state_file(address: str, kind: str) -> str:
@@ -321,7 +326,7 @@ def _section(name: str, values: Any) -> Section:
     _refuse_unknown(f"key {name}.", values, known)
     broker = os.environ.get("SPECQ_BROKER")
     if broker and "broker" in kinds(cls):
-        check_connect("SPECQ_BROKER", broker)
+        check_brokers("SPECQ_BROKER", broker)
         values = values | {"broker": broker}
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     return cls(**given, **({"own": own} if own else {}))

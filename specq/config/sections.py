@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from specq.config.engine_options import Options
 from specq.config.options import Cores, Section, Tables, Texts, hidden, kinds, option, section_name
-from specq.config.values import check_bind, check_connect, check_origins, read_address
+from specq.config.values import check_bind, check_brokers, check_connect, check_origins, read_address
 from specq.protocol import ConfigError
 
 DEFAULT_BROKER = "tcp://127.0.0.1:5750"
@@ -28,7 +28,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def _broker() -> str:
-    return option(DEFAULT_BROKER, "Address of the broker to connect to.", check=check_connect)
+    return option(DEFAULT_BROKER, "Address of the broker. Several: separated by commas.", check=check_brokers)
 
 
 def _keys() -> str:

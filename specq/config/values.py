@@ -15,7 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from specq.protocol import Address, ConfigError, parse_address
+from specq.protocol import Address, ConfigError, parse_address, split_addresses
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
 
@@ -39,9 +39,14 @@ def check_bind(key: str, address: str, *, insecure: bool = False) -> None:
 
 def check_connect(key: str, address: str) -> None:
     """Raise ConfigError unless `address` names one host and one port."""
-    found = read_address(key, address)
-    if found.is_wildcard or found.is_any_port:
+    if not read_address(key, address).names_one_peer:
         raise ConfigError(f"{key} is {address}; expected a host and a port, as in tcp://127.0.0.1:5750")
+
+
+def check_brokers(key: str, addresses: str) -> None:
+    """Raise ConfigError unless `addresses` is an address to connect to, or several, separated by commas."""
+    for address in split_addresses(addresses):
+        check_connect(key, address)
 
 
 def connect_address(bind: str) -> str:

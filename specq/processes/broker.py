@@ -16,7 +16,7 @@ from specq.broker import Broker, Connect, Disconnect, Effect, Front, JournalLink
 from specq.config import BrokerConfig, broker_address, journal_address
 from specq.protocol import ConfigError, JournalLostError
 from specq.runtime import apply_cpu
-from specq.transport import Beat, Stop, calm_collector, connect_dealer, drain, try_send
+from specq.transport import Beat, Stop, broker_identity, calm_collector, connect_dealer, drain, try_send
 
 log = structlog.get_logger(__name__)
 
@@ -84,7 +84,8 @@ class BrokerLoop:
     def _connect(self, effect: Connect) -> None:
         try:
             curve = self.front.curve_to(self.broker.state.roles.public_key(effect.to))
-            socket = connect_dealer(self.context, effect.endpoint, queue=True, curve=curve)
+            identity = broker_identity(self.broker.state.settings.address)
+            socket = connect_dealer(self.context, effect.endpoint, queue=True, curve=curve, identity=identity)
         except ConfigError as error:
             log.warning("verifier_connection_failed", reason=str(error))
             return

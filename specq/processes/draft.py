@@ -1,9 +1,12 @@
-"""A draft worker's process: a link to the broker, and a `DraftWorker` that runs while it has work."""
+"""A draft worker's process: links to the brokers, and a `DraftWorker` that runs while it has work."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 from itertools import product
+from typing import Any
 
 import numpy as np
 import structlog
@@ -17,7 +20,7 @@ from specq.grammar import GrammarBuilder, limits_of
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import Assign, ConfigError, ModelInfo, ProtocolError, Release, SamplingParams
 from specq.runtime import Tell, apply_cpu, give_way, teller
-from specq.transport import BrokerLink, Stop, calm_collector, curve_to_broker, new_incarnation
+from specq.transport import BrokerLinks, Stop, calm_collector, curve_to_broker, new_incarnation
 
 log = structlog.get_logger(__name__)
 
@@ -35,28 +38,38 @@ class DrafterLoop:
         self.worker = worker
         self.context = zmq.Context()
         curve = curve_to_broker(config.keys, "draft")
-        self.link = BrokerLink(self.context, config.broker, worker.hello(name), curve, tell)
+        self.poller = zmq.Poller()
+        self.links = BrokerLinks(self.context, config.broker, worker.hello(name), self.poller, curve, tell)
         self._nice = config.nice  # not applied yet
         self.num_dropped = 0
 
     def turn(self) -> None:
         """Handle messages, run one pass if there is work, and send a heartbeat if it is due."""
-        wait_ms = 0 if self.worker.has_work else self.link.heartbeat.remaining_ms()
-        if self.link.socket.poll(wait_ms, zmq.POLLIN):
-            self._receive()
-        if self._nice and self.link.registered:
+        wait_ms = 0 if self.worker.has_work else self.links.heartbeat.remaining_ms()
+        self._receive(dict(self.poller.poll(wait_ms)))
+        if self._nice and self.links.registered:
             give_way(self._nice)
             self._nice = 0
-        for draft in self.worker.step():
-            self.link.send(draft)
-        if self.link.heartbeat.due():
-            self.link.beat(self.worker.heartbeat(), self.num_dropped)
-            self.link.send_all(self.worker.tracer.messages())
+        for draft in self.worker.step():  # of sessions that are still there
+            self.links.send(self._broker_of(draft.session_id), draft)
+        if self.links.heartbeat.due():
+            self._beat()
 
-    def _receive(self) -> None:
-        for message in self.link.receive():
+    def _beat(self) -> None:
+        """Send heartbeats, and drop the sessions of brokers that others have replaced."""
+        worker = self.worker
+        self.links.beat(worker.heartbeat(), self._broker_of, worker.tracer.messages, num_dropped=self.num_dropped)
+        for broker in self.links.gone((session.broker for session in worker.sessions.values()), time.monotonic()):
+            log.warning("broker_sessions_closed", broker=broker)
+            worker.forget_broker(broker)
+
+    def _broker_of(self, session_id: int) -> str:
+        return self.worker.sessions[session_id].broker
+
+    def _receive(self, ready: Mapping[Any, int]) -> None:
+        for broker, message in self.links.receive(ready):
             try:
-                self.worker.handle(message)
+                self.worker.handle(message, broker)
             except ProtocolError as error:
                 self.num_dropped += 1
                 log.debug("message_dropped", reason=str(error))
@@ -64,7 +77,7 @@ class DrafterLoop:
     def close(self) -> None:
         """Send the last heartbeat (state `leaving`), and close all sockets."""
         self.worker.state = "leaving"
-        self.link.beat(self.worker.heartbeat())
+        self.links.send_heartbeat(self.worker.heartbeat(), self._broker_of)
         self.worker.grammars.close()
         self.context.destroy()
 

@@ -1,4 +1,4 @@
-"""A verifier's process: a ROUTER for the broker's DEALER, a link for registration and heartbeats, one `Verifier`."""
+"""A verifier's process: a ROUTER for brokers' DEALERs, links for registration and heartbeats, one `Verifier`."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ from specq.runtime import Tell, apply_cpu, build_ahead, teller
 from specq.text import load_tokenizer_files
 from specq.transport import (
     AllowList,
-    BrokerLink,
+    BrokerLinks,
     Stop,
     Zap,
     bind_router,
+    broker_in,
     calm_collector,
     curve_to_broker,
     directory_of,
@@ -70,7 +71,6 @@ from specq.verifier import (
 log = structlog.get_logger(__name__)
 
 GRAMMAR_BYTES = 2 << 30  # of memory for the grammars of all sessions
-MANY_OPENERS = 64  # entries of closed sessions before they are removed
 MANY_BUILT = 4096  # grammars noted at a time
 
 
@@ -93,12 +93,10 @@ class VerifierLoop:
             max_sessions=config.max_sessions,
             capabilities=verifier.capabilities,
         )
-        self.link = BrokerLink(self.context, config.broker, hello, curve, tell)
-        self.broker = b""  # identity of the broker's DEALER at our ROUTER: the last one that opened a session
-        self._openers: dict[int, bytes] = {}  # session -> identity of its broker, which receives its reports
+        self._openers: dict[int, bytes] = {}  # session -> identity of its broker's DEALER, which receives its reports
         self.poller = zmq.Poller()
+        self.links = BrokerLinks(self.context, config.broker, hello, self.poller, curve, tell)
         self.poller.register(self.router, zmq.POLLIN)
-        self.poller.register(self.link.socket, zmq.POLLIN)
         if self.zap is not None:
             self.poller.register(self.zap.socket, zmq.POLLIN)
         self._built, self._note_built = socketpair()  # readable when a grammar has been built
@@ -124,17 +122,30 @@ class VerifierLoop:
         self.verifier.begin(time.monotonic(), time.monotonic)
         unsent, self._unsent = self._unsent, NO_REPORTS
         self._send(unsent.and_of(self.verifier.take_grammars()))
-        wait_ms = 0 if self.verifier.has_work else self.link.heartbeat.remaining_ms()
+        wait_ms = 0 if self.verifier.has_work else self.links.heartbeat.remaining_ms()
         self._hear(dict(self.poller.poll(wait_ms)))
         while wait_s := self.verifier.gather(time.monotonic()):
             self._hear(dict(self.poller.poll(ceil(1000 * wait_s))))
-        if self.link.heartbeat.due():
-            self.link.beat(self.verifier.heartbeat(), self.num_dropped)
-            self.link.send_all(self.verifier.tracer.messages())
-            if self.zap is not None:
-                self.zap.refresh()
+        if self.links.heartbeat.due():
+            self._beat()
         if self.verifier.has_work:
             self._unsent = self.verifier.step(time.monotonic)
+
+    def _beat(self) -> None:
+        """Send heartbeats, and close the sessions of brokers that others have replaced. No report is unsent."""
+        sessions = self.verifier.sessions
+        self.links.beat(
+            self.verifier.heartbeat(), self._broker_of, self.verifier.tracer.messages, num_dropped=self.num_dropped
+        )
+        for broker in self.links.gone((session.broker for session in sessions.values()), time.monotonic()):
+            log.warning("broker_sessions_closed", broker=broker)
+            self.verifier.forget_broker(broker)
+        self._openers = {known: who for known, who in self._openers.items() if known in sessions}
+        if self.zap is not None:
+            self.zap.refresh()
+
+    def _broker_of(self, session_id: int) -> str:
+        return self.verifier.sessions[session_id].broker
 
     def _hear(self, ready: Mapping[Any, int]) -> None:
         """Handle the messages that have arrived.
@@ -154,9 +165,9 @@ class VerifierLoop:
                 else:
                     self._receive(identity, frames)
             self.verifier.sources.account(time.monotonic() - started)
-        if self.link.socket in ready:
-            for message in self.link.receive():
-                self._handle(message, self.broker)
+        for broker, message in self.links.receive(ready):
+            for answer in self._handle(message, broker):
+                self.links.send(broker, answer)
 
     def _arrived(self) -> Iterator[tuple[bytes, list[bytes]]]:
         """Yield the messages of brokers. Ignore a broker whose key was removed, and send it nothing more."""
@@ -166,8 +177,8 @@ class VerifierLoop:
         for user_id, (identity, *frames) in drain_named(self.router):
             if self.zap.allowed.who(user_id):
                 yield identity, frames
-            elif identity == self.broker:
-                self.broker = b""
+            else:
+                self._openers = {known: who for known, who in self._openers.items() if who != identity}
 
     def _receive(self, identity: bytes, frames: list[bytes]) -> None:
         try:
@@ -175,43 +186,36 @@ class VerifierLoop:
         except ProtocolError as error:
             self._drop(error)
             return
-        self._handle(message, identity)
-
-    def _handle(self, message: Message, identity: bytes) -> None:
-        """Handle a message, and send the replies to its sender.
-
-        Reports of a session go to the broker that opened it, not to other senders.
-        """
-        try:
-            answers = self.verifier.handle(message, time.monotonic())
-        except ProtocolError as error:
-            self._drop(error)
-            return
+        broker = self.links.name_of(broker_in(identity))
+        answers = self._handle(message, broker)
         if isinstance(message, Open) and not answers:
-            self._note_opener(message, identity)
+            self._note_opener(message, broker, identity)
         for answer in answers:
             try_send(self.router, [identity, *encode(answer)])
 
-    def _note_opener(self, message: Open, identity: bytes) -> None:
-        sessions = self.verifier.sessions
-        session = sessions.get(message.session_id)
-        if session is None or session.epoch != message.epoch:
-            return
-        self.broker = identity
-        self._openers[message.session_id] = identity
-        if len(self._openers) > 2 * len(sessions) + MANY_OPENERS:
-            self._openers = {known: who for known, who in self._openers.items() if known in sessions}
+    def _handle(self, message: Message, broker: str) -> list[Message]:
+        """Handle a message of a broker; return the replies. Reports of a session go to the broker that opened it."""
+        try:
+            return self.verifier.handle(message, time.monotonic(), broker)
+        except ProtocolError as error:
+            self._drop(error)
+            return []
+
+    def _note_opener(self, message: Open, broker: str, identity: bytes) -> None:
+        session = self.verifier.sessions.get(message.session_id)
+        if session is not None and (session.epoch, session.broker) == (message.epoch, broker):
+            self._openers[message.session_id] = identity
 
     def _drop(self, error: ProtocolError) -> None:
         self.num_dropped += 1
         log.debug("message_dropped", reason=str(error))
 
     def _send(self, reports: Reports) -> None:
-        """Send the reports of the last step to the brokers that opened the sessions."""
-        openers = {self._openers.get(i, self.broker) for i in reports.session_ids}
-        for message in reports.packed() if len(openers) == 1 else reports:
-            to = self._openers.get(getattr(message, "session_id", -1), self.broker)
-            try_send(self.router, [next(iter(openers)) if len(openers) == 1 else to, *encode(message)])
+        """Send each broker the reports of the last step on the sessions that it opened."""
+        for identity, messages in reports.by_reader(self._openers.get):
+            if identity is not None:
+                for message in messages:
+                    try_send(self.router, [identity, *encode(message)])
 
     def serve(self, stop: Stop) -> None:
         """Serve until `stop`, then drain for at most `drain_seconds`, then close."""
@@ -230,8 +234,8 @@ class VerifierLoop:
     def _drain(self, stop: Stop) -> None:
         """Let sessions move to other verifiers or end. Without a broker, stop at once."""
         self.verifier.state, end = "draining", time.monotonic() + self.drain_s
-        self.link.beat(self.verifier.heartbeat())
-        while self.verifier.sessions and self.link.registered and time.monotonic() < end and not stop.asked_again:
+        self.links.send_heartbeat(self.verifier.heartbeat(), self._broker_of)
+        while self.verifier.sessions and self.links.registered and time.monotonic() < end and not stop.asked_again:
             self.turn()
 
     def close(self) -> None:
@@ -240,7 +244,7 @@ class VerifierLoop:
         if self.verifier.state != "failed":
             self.verifier.state = "leaving"
             self.verifier.control.keep_curves()
-        self.link.beat(self.verifier.heartbeat())
+        self.links.send_heartbeat(self.verifier.heartbeat(), self._broker_of)
         self.context.destroy()
         self.verifier.grammars.close()
         self._built.close()

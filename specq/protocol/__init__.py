@@ -28,7 +28,7 @@ from specq.protocol.activations import (
     row_bytes,
     to_bf16,
 )
-from specq.protocol.addresses import Address, parse_address, split_host
+from specq.protocol.addresses import Address, parse_address, split_addresses, split_host
 from specq.protocol.arrays import (
     BoolArray,
     Float32Array,
@@ -387,6 +387,7 @@ __all__ = [
     "report_of",
     "row_bytes",
     "shown",
+    "split_addresses",
     "split_host",
     "stacked",
     "status_of",

@@ -57,6 +57,11 @@ class Address:
         return self.host == EVERY or (self.ip is not None and self.ip.is_unspecified)
 
     @property
+    def names_one_peer(self) -> bool:
+        """Return whether it names one host and one port, so that a socket can connect to it."""
+        return not (self.is_wildcard or self.is_any_port)
+
+    @property
     def is_local(self) -> bool:
         """Return whether only this machine can reach it."""
         if not self.is_tcp or self.host.casefold() == "localhost":
@@ -84,6 +89,12 @@ def parse_address(text: str) -> Address:
         raise _wrong("has no path" if scheme == "ipc" else f"begins with {scheme}://")
     host, port = split_host(rest)
     return Address(text, _host(host, rest), _port(port))
+
+
+def split_addresses(text: str) -> tuple[str, ...]:
+    """Return the addresses in a list that is separated by commas, each once. They are not checked."""
+    first, *others = text.split(",")
+    return tuple(dict.fromkeys([first, *(other.lstrip(" ") for other in others)]))
 
 
 def split_host(text: str) -> tuple[str, str | None]:

@@ -1,10 +1,12 @@
-"""Record the events of traced jobs, and measure the offset of this process's clock from the broker's.
+"""Record the events of traced jobs, and measure the offset of this process's clock from each broker's.
 
     tracer = Tracer()
     tracer.open(session_id)                                  # events of other sessions are ignored
     tracer.note(session_id, trace_events.OPENED, now, 12, 128)
     for message in tracer.messages(): ...                    # at each heartbeat: to the broker
     tracer.take_clock(message)                               # the broker's answer to `GetClock`
+
+With several brokers, each receives the events of its own sessions, by its own clock. They go by name.
 
 The clocks are compared by round trips: the broker answers with its time when it received `GetClock`. The shortest of
 the last ROUND_TRIPS is used. Half of its duration bounds the error of the times, on any machine.
@@ -16,7 +18,7 @@ a session's ring and the number of rings are bounded. Lost events are counted.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 
 from specq.protocol import Clock, GetClock, Message, trace_events
@@ -54,9 +56,10 @@ class ClockOffset:
 class _Ring:
     """The events of a session that have not been sent yet."""
 
-    __slots__ = ("dropped", "events", "has_ended")
+    __slots__ = ("broker", "dropped", "events", "has_ended")
 
     def __init__(self) -> None:
+        self.broker = ""
         self.events: deque[trace_events.Noted] = deque(maxlen=MOST_EVENTS)
         self.dropped = 0
         self.has_ended = False
@@ -66,7 +69,8 @@ class Tracer:
     """The traced sessions of a process; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock, self.offset = clock, ClockOffset()
+        self.clock = clock
+        self.offsets: defaultdict[str, ClockOffset] = defaultdict(ClockOffset)  # by broker
         self._rings: dict[int, _Ring] = {}
 
     @property
@@ -78,10 +82,10 @@ class Tracer:
         """Return whether this session is traced."""
         return session_id in self._rings
 
-    def open(self, session_id: int) -> None:
-        """Trace a session from now on. A session that is opened again continues."""
+    def open(self, session_id: int, broker: str = "") -> None:
+        """Trace a session from now on, for this broker. A session that is opened again continues."""
         ring = self._rings.setdefault(session_id, _Ring())
-        ring.has_ended = False
+        ring.broker, ring.has_ended = broker, False
         if len(self._rings) > MOST_SESSIONS:
             del self._rings[next(iter(self._rings))]
 
@@ -97,16 +101,22 @@ class Tracer:
         if (ring := self._rings.get(session_id)) is not None:
             ring.has_ended = True
 
-    def messages(self) -> Iterator[Message]:
-        """Yield the messages for the broker. Call it with each heartbeat.
+    def forget(self, broker: str) -> None:
+        """Forget what is recorded for a broker that will not come back."""
+        self._rings = {session_id: ring for session_id, ring in self._rings.items() if ring.broker != broker}
+        self.offsets.pop(broker, None)
+
+    def messages(self, broker: str = "") -> Iterator[Message]:
+        """Yield the messages for a broker. Call it with each heartbeat.
 
         Events wait until the clocks have been compared.
         """
-        if not self._rings:
+        rings = [(session_id, ring) for session_id, ring in self._rings.items() if ring.broker == broker]
+        if not rings:
             return
         yield GetClock(sent_us=int(self.clock() * 1e6))
-        if self.offset.is_known:
-            for session_id, ring in list(self._rings.items()):
+        if self.offsets[broker].is_known:
+            for session_id, ring in rings:
                 if ring.events:
                     yield self._message(session_id, ring)
                 if ring.has_ended:
@@ -114,8 +124,9 @@ class Tracer:
 
     def _message(self, session_id: int, ring: _Ring) -> Message:
         events, ring.events = ring.events, deque(maxlen=MOST_EVENTS)
-        return trace_events.pack(session_id, events, self.offset.offset_us, self.offset.error_us, ring.dropped)
+        offset = self.offsets[ring.broker]
+        return trace_events.pack(session_id, events, offset.offset_us, offset.error_us, ring.dropped)
 
-    def take_clock(self, message: Clock) -> None:
-        """Process the broker's answer to `GetClock`."""
-        self.offset.take(message, int(self.clock() * 1e6))
+    def take_clock(self, message: Clock, broker: str = "") -> None:
+        """Process a broker's answer to `GetClock`."""
+        self.offsets[broker].take(message, int(self.clock() * 1e6))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from specq.drafting.worker import DraftWorker
-from specq.protocol import SUFFIX, Draft, Hello, Message, ProtocolError, Refused, Verdict, Verdicts, Welcome
+from specq.protocol import SUFFIX, Brokers, Draft, Hello, Message, ProtocolError, Refused, Verdict, Verdicts, Welcome
 from specq.simulate.machine import EventQueue, SimulatedMachine, Tenant
 from specq.simulate.settings import HostSettings
 from specq.verifier import Verifier
@@ -64,7 +64,7 @@ class Process:
             self.registered = True
         elif isinstance(message, Refused):
             self.registered, self.refusal = False, message.reason if message.fatal else ""
-        else:
+        elif not isinstance(message, Brokers):  # there is one broker here
             self.ready_at = self.compute(max(self.ready_at, self.queue.now), self.cost(message))
             self._handle(message)
             self._turn_later()

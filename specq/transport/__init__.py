@@ -3,12 +3,12 @@
 - `sockets`: bounded, non-blocking sockets, admission of peers, signals and timers, for every process.
 - `network`: the meaning of addresses on this machine, and their errors.
 - `keys`: CURVE keys, and their roles.
-- `broker_link`: a worker's registration and heartbeats.
+- `broker_links`: a worker's registration and heartbeats, with each broker over its own `broker_link`.
 
 Input: addresses, keys, frames. Output: frames. This package does not know jobs.
 """
 
-from specq.transport.broker_link import BrokerLink, new_incarnation
+from specq.transport.broker_links import BrokerLinks, new_incarnation
 from specq.transport.keys import (
     CLIENT_ROLES,
     ROLES,
@@ -27,6 +27,8 @@ from specq.transport.sockets import (
     Stop,
     Zap,
     bind_router,
+    broker_identity,
+    broker_in,
     calm_collector,
     connect_dealer,
     drain,
@@ -39,12 +41,14 @@ __all__ = [
     "ROLES",
     "AllowList",
     "Beat",
-    "BrokerLink",
+    "BrokerLinks",
     "Curve",
     "Grant",
     "Stop",
     "Zap",
     "bind_router",
+    "broker_identity",
+    "broker_in",
     "calm_collector",
     "connect_dealer",
     "curve_to_broker",

@@ -1,10 +1,12 @@
-"""A worker's link to the broker: a DEALER over which it registers, sends heartbeats, and receives messages."""
+"""A worker's link to one broker: a DEALER over which it registers, sends heartbeats, and receives messages.
+
+`specq.transport.broker_links` has all links of a worker.
+"""
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import structlog
@@ -25,21 +27,23 @@ from specq.protocol import (
 )
 from specq.transport.keys import Curve
 from specq.transport.network import why_unreachable
-from specq.transport.sockets import Beat, choose_family, connect_dealer, drain, try_send
+from specq.transport.sockets import choose_family, connect_dealer, drain, try_send
 
 log = structlog.get_logger(__name__)
 
 HELLO_MS = 500
-HELLOS_UNTIL_TOLD = 2  # a present broker answers the first
-
-
-def new_incarnation() -> int:
-    """Return a random number that identifies this start of the process."""
-    return secrets.randbits(62)
+WARN_S = 5.0  # between warnings about a broker that cannot be reached
+WARN_BESIDE_S = 60.0  # the same while another broker is served, because finding the reason may take a second
+REST_S = 60.0  # between attempts to register with a broker that refused the worker for good, while others serve it
 
 
 class BrokerLink:
-    """Registers with the broker, again after each of its restarts, and carries messages to and from it."""
+    """Registers with a broker, again after each of its restarts, and carries messages to and from it.
+
+    name       of the broker: its own address if it says that in `Brokers`, else the address of this link.
+    is_named   whether it has said so since it registered this worker.
+    listed     the brokers of its journal, by its last `Brokers` since it registered this worker.
+    """
 
     def __init__(
         self,
@@ -47,15 +51,22 @@ class BrokerLink:
         endpoint: str,
         hello: Hello,
         curve: Curve | None = None,
-        tell: Callable[[str], object] = bool,
+        identity: bytes = b"",
     ) -> None:
-        """Connect to the broker. `tell` is called if it does not answer the first `Hello`."""
-        self.endpoint, self.hello, self._tell = endpoint, hello, tell
-        self.socket = connect_dealer(context, endpoint, curve=curve)
+        """Connect to the broker, as `connect_dealer` does."""
+        self.endpoint = self.name = endpoint
+        self.hello, self.is_named, self.listed = hello, False, frozenset[str]()
+        self.socket = connect_dealer(context, endpoint, curve=curve, identity=identity)
         self.registered = False
-        self.heartbeat = Beat(HELLO_MS)
-        self.num_dropped = self.num_welcomes = self._num_hellos = 0
+        self.heartbeat_ms = HELLO_MS
+        self.num_dropped = self.num_welcomes = self.num_hellos = 0
         self._warned_at = time.monotonic()
+        self._rests_until = 0.0
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the broker refused this worker for good a short time ago."""
+        return time.monotonic() < self._rests_until
 
     def send(self, message: Message) -> bool:
         """Send without blocking. Return False if the broker is away or its queue is full."""
@@ -68,7 +79,7 @@ class BrokerLink:
                 self.send(message)
 
     def receive(self) -> Iterator[Message]:
-        """Yield the broker's messages, except the answers to `Hello`, which are handled here.
+        """Yield the broker's messages, without refusals. `Welcome` has been handled.
 
         Raises ConfigError if the broker refuses this worker for good.
         """
@@ -79,51 +90,41 @@ class BrokerLink:
                 self.num_dropped += 1
                 log.debug("message_dropped", reason=str(error))
                 continue
+            if isinstance(message, Refused):
+                self._refused(message)
+                continue
             if isinstance(message, Welcome):
                 self._welcome(message)
-            elif isinstance(message, Refused):
-                self._refused(message)
-            else:
-                yield message
+            yield message
 
     def _welcome(self, message: Welcome) -> None:
-        self.num_welcomes += not self.registered
-        self.registered = True
-        self.heartbeat = Beat(max(message.heartbeat_ms, 10))
+        if not self.registered:
+            self.num_welcomes += 1
+            self.is_named, self.listed = False, frozenset()
+        self.registered, self.heartbeat_ms = True, max(message.heartbeat_ms, 10)
         log.info("worker_welcomed", name=self.hello.name, broker=self.endpoint, capabilities=message.capabilities)
 
     def _refused(self, message: Refused) -> None:
         """Handle a refusal. A broker that is one version older receives a `Hello` that it can read."""
         if version_spoken(message.reason) == OLDEST_VERSION:
             self.send(self.hello.of_before())
-        elif message.fatal:
+            return
+        self.registered = False
+        if message.fatal:
+            self._rests_until = time.monotonic() + REST_S
             raise ConfigError(f"the broker at {self.endpoint} refuses this worker: {message.reason}")
-        else:
-            self.registered = False
 
     def beat(self, heartbeat: Heartbeat, num_dropped: int = 0) -> None:
-        """Send the heartbeat, or the `Hello` until the broker has registered this worker.
-
-        Call it when `heartbeat` is due. `num_dropped`: dropped messages of other sockets.
-        """
-        sent = self.send(self._counted(heartbeat, num_dropped)) if self.registered else self._say_hello()
-        if not sent:
-            self.registered = False
-            self._warn()
-
-    def _say_hello(self) -> bool:
-        self._num_hellos += 1
-        if self._num_hellos == HELLOS_UNTIL_TOLD and not self.num_welcomes:
-            self._tell(f"waiting for the broker at {self.endpoint} (specq broker starts one)")
-        return self.send(self.hello)
-
-    def _counted(self, heartbeat: Heartbeat, num_dropped: int) -> Heartbeat:
-        """Return the heartbeat with the counts of this link."""
+        """Send a heartbeat to the broker that has registered this worker. `num_dropped`: messages of other sockets."""
         counts = {"reconnects": self.num_welcomes - 1, "messages_dropped": self.num_dropped + num_dropped}
-        return replace(heartbeat, metrics=heartbeat.metrics | counts)
+        self.registered = self.send(replace(heartbeat, metrics=heartbeat.metrics | counts))
 
-    def _warn(self) -> None:
-        if time.monotonic() - self._warned_at > 5:
+    def say_hello(self, warn_s: float = WARN_S) -> None:
+        """Ask the broker to register this worker. Warn every `warn_s` seconds if it cannot be reached."""
+        if self.is_refused:
+            return
+        self.num_hellos += 1
+        if not self.send(self.hello) and time.monotonic() - self._warned_at > warn_s:
             self._warned_at = time.monotonic()
             hint = "start one: specq broker; with --keys it needs the public key of this process"
             reason = why_unreachable(self.endpoint)

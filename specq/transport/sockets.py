@@ -7,6 +7,8 @@ The purpose of the options (measured on libzmq 4.3.5):
   connection is known to be dead. Identities are random, so a peer cannot take another's place.
 - IMMEDIATE: without it, a DEALER queues while it has no peer.
 - LINGER: with -1 the process hangs at exit.
+- TCP_MAXRT: without it, a DEALER uses a connection whose network is gone for up to 15 minutes. With it, it connects
+  anew, under the same identity. Large messages on slow lines count as signs of life, as they do not for ZMQ's pings.
 - IPV6: without it, IPv6 addresses are refused. With it, a name with both families means IPv6 alone.
 
 Rule: a context is made in the process that uses it. With keys, a socket speaks CURVE only: see `specq.transport.keys`.
@@ -84,6 +86,7 @@ class Zap:
 
 HIGH_WATER_MARK = 10_000
 LINGER_MS = 500
+MAX_UNCONFIRMED_MS = 2000  # that the other side's system confirms no byte, until a connection is given up
 # Plain integers: combining and checking pyzmq's enumerations took a third of the time of sending a message.
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
@@ -152,6 +155,7 @@ def connect_dealer(
     socket.setsockopt(zmq.IMMEDIATE, 0 if queue else 1)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    socket.setsockopt(zmq.TCP_MAXRT, MAX_UNCONFIRMED_MS)
     try:
         socket.setsockopt(zmq.IPV6, needs_ipv6(parse_address(endpoint), connects=True))
         socket.connect(endpoint)
@@ -160,6 +164,25 @@ def connect_dealer(
         reason = error if isinstance(error, ConfigError) else why_unreachable(endpoint) or error.strerror
         raise ConfigError(f"cannot connect to {endpoint!r}: {reason}") from None
     return socket
+
+
+_NAMED = b"\x02"  # begins the identity of a broker's socket
+MOST_NAME = 240  # bytes; an identity has at most 255
+
+
+def broker_identity(name: str) -> bytes:
+    """Return a new identity for a DEALER of the broker with this name, so that verifiers know whose messages they are.
+
+    Raises ConfigError if the name has more than MOST_NAME bytes.
+    """
+    if len(encoded := name.encode()) > MOST_NAME:
+        raise ConfigError(f"the broker's address has {len(encoded)} bytes, but must have at most {MOST_NAME}: {name}")
+    return _NAMED + secrets.token_bytes(8) + encoded
+
+
+def broker_in(identity: bytes) -> str:
+    """Return the name in an identity that `broker_identity` returned, or ""."""
+    return identity[9:].decode("utf-8", "replace") if identity.startswith(_NAMED) else ""
 
 
 def choose_family(socket: zmq.Socket[bytes], endpoint: str) -> None:

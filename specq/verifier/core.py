@@ -1,4 +1,4 @@
-"""A verifier without its sockets: messages from the broker in, messages to the broker out, one engine inside.
+"""A verifier without its sockets: messages from brokers in, messages to brokers out, one engine inside.
 
     handle(message)   opens and closes sessions, accepts drafts, sends verdicts again.
     begin()           lets the draft sources begin, while the host sends and receives.
@@ -116,9 +116,18 @@ class Verifier:
         """What it can do, for `Hello`."""
         return (*CAPABILITIES, *((PROMPT_LOGPROBS,) if scores_rows(self.engine) else ()), *self.grammars.capabilities)
 
-    def handle(self, message: Message, now: float) -> list[Message]:
-        """Handle one message from the broker; return the answers. Raises ProtocolError if it is not for a verifier."""
-        return self.inbox.handle(message, now)
+    def handle(self, message: Message, now: float, broker: str = "") -> list[Message]:
+        """Handle one message from a broker; return the answers. `broker`: its name, if there are several.
+
+        Raises ProtocolError if it is not for a verifier, or for a session of another broker.
+        """
+        return self.inbox.handle(message, now, broker)
+
+    def forget_broker(self, broker: str) -> None:
+        """Close the sessions of a broker that will not come back."""
+        for session_id in [session.session_id for session in self.sessions.values() if session.broker == broker]:
+            self._forget(session_id)
+        self.tracer.forget(broker)
 
     def take_grammars(self) -> list[Message]:
         """Let sessions begin whose grammars have been built; return the messages about refused ones."""

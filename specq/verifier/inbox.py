@@ -1,4 +1,8 @@
-"""The verifier's handling of messages: it opens and closes sessions, takes drafts, and sends tokens again."""
+"""The verifier's handling of messages: it opens and closes sessions, takes drafts, and sends tokens again.
+
+Rule: a session belongs to the broker that opened it. Another broker takes it over by an `Open` with a higher epoch. Its
+other messages for this session are refused.
+"""
 
 from __future__ import annotations
 
@@ -76,21 +80,29 @@ class VerifierInbox:
             Clock: self._clock,
         }
 
-    def handle(self, message: Message, now: float) -> list[Message]:
-        """Handle one message from the broker and return the answers.
+    def handle(self, message: Message, now: float, broker: str = "") -> list[Message]:
+        """Handle one message from a broker and return the answers. `broker`: its name.
 
         Raises ProtocolError if the message is not for a verifier.
         """
         handler = self._handlers.get(type(message))
         if handler is None:
             raise ProtocolError(f"a verifier does not accept {message.TYPE}")
+        if isinstance(message, Close | Ack | Draft | GetActivations):
+            self._check_opener(message, broker)
         self.sessions.changed()
         try:
-            return handler(message, now)
+            return handler(message, now, broker)
         except SpecqError:
             raise
         except Exception as error:  # noqa: BLE001 - a message harms no session but its own
             return self._not_handled(message, error)
+
+    def _check_opener(self, message: Close | Ack | Draft | GetActivations, broker: str) -> None:
+        """Raise ProtocolError if another broker opened the session."""
+        session = self.sessions.get(message.session_id)
+        if session is not None and session.broker != broker:
+            raise ProtocolError(f"a {message.TYPE} from {broker or 'a broker'} for a session of another broker")
 
     def _not_handled(self, message: Message, error: Exception) -> list[Message]:
         """Fail a session that could not be opened; drop any other message."""
@@ -102,9 +114,11 @@ class VerifierInbox:
             return [failure(message, faults.found[message.session_id])]
         raise ProtocolError(f"a {message.TYPE} could not be handled: {type(error).__name__}") from error
 
-    def _open(self, message: Open, now: float) -> list[Message]:
+    def _open(self, message: Open, now: float, broker: str) -> list[Message]:
         known = self.sessions.get(message.session_id)
         if known is not None and known.epoch >= message.epoch:
+            if known.broker != broker:
+                raise ProtocolError(f"an open from {broker or 'a broker'} that lost the session to another broker")
             return []
         has_codec, scores = self.codec is not None, self._scores_prompts
         reason = reason_to_refuse(message, self._model, has_codec=has_codec, scores_prompts=scores)
@@ -114,19 +128,20 @@ class VerifierInbox:
             return [failure(message, Fault(reason))]
         self._forget(message.session_id)
         session = Session.of(message, self._model, self.sessions.trees, self.codec)
+        session.broker = broker
         self.sessions.add(session)
         self._grammars.begin(session)
         self._control.bursts.arrive(now)
-        trace_open(self._tracer, message, now)
+        trace_open(self._tracer, message, now, broker)
         return []
 
-    def _close(self, message: Close, now: float) -> list[Message]:
+    def _close(self, message: Close, now: float, broker: str) -> list[Message]:
         session = self.sessions.get(message.session_id)
         if session is not None and session.epoch <= message.epoch:
             self._forget(message.session_id)
         return []
 
-    def _ack(self, message: Ack, now: float) -> list[Message]:
+    def _ack(self, message: Ack, now: float, broker: str) -> list[Message]:
         session = self.sessions.get(message.session_id)
         if session is None or session.epoch != message.epoch or message.length > session.length:
             return []
@@ -135,7 +150,7 @@ class VerifierInbox:
             return []
         return [verdict_again(session, message.length, self._planner.asked)]
 
-    def _draft(self, message: Draft, now: float) -> list[Message]:
+    def _draft(self, message: Draft, now: float, broker: str) -> list[Message]:
         session = self.sessions.get(message.session_id)
         if session is None or session.epoch != message.epoch:
             return []
@@ -149,15 +164,15 @@ class VerifierInbox:
             self._tracer.note(message.session_id, trace_events.DRAFT_ARRIVED, now, *values)
         return []
 
-    def _get_activations(self, message: GetActivations, now: float) -> list[Message]:
+    def _get_activations(self, message: GetActivations, now: float, broker: str) -> list[Message]:
         session = self.sessions.get(message.session_id)
         if session is None or session.epoch != message.epoch:
             return []
         return [*self._sources.ask_activations(session, message)]
 
-    def _fetch_tokenizer(self, message: FetchTokenizer, now: float) -> list[Message]:
+    def _fetch_tokenizer(self, message: FetchTokenizer, now: float, broker: str) -> list[Message]:
         return list(tokenizer_chunks(self._model, self.tokenizer_files))
 
-    def _clock(self, message: Clock, now: float) -> list[Message]:
-        self._tracer.take_clock(message)
+    def _clock(self, message: Clock, now: float, broker: str) -> list[Message]:
+        self._tracer.take_clock(message, broker)
         return []

@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from specq.client.core import RETRY_MAX_S, ClientCore
+from specq.client.core import ClientCore
 from specq.client.events import JobDone, NewTokens, RequestFailed
+from specq.client.inquiries import RETRY_MAX_S
 from specq.protocol import DRAFT_WORKER, PLAIN, Accepted, Failed, Submit, origin_names
 from specq.testing.fake_broker import STATS, tokens
 from tests.client.cores import TEXT, job_of, make_core, new_ids

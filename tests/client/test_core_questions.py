@@ -4,7 +4,7 @@ status; and jobs that nobody waits for, left to the broker, looked up, stopped, 
 import numpy as np
 import pytest
 
-from specq.client.core import LISTING, STATUS, TOKENIZER, VERIFIER_WAIT_S, ClientCore
+from specq.client.core import ClientCore
 from specq.client.events import (
     AwaitedModel,
     FoundJob,
@@ -14,6 +14,7 @@ from specq.client.events import (
     StatusReport,
     TokenizerReady,
 )
+from specq.client.inquiries import LISTING, STATUS, TOKENIZER, VERIFIER_WAIT_S
 from specq.protocol.messages import (
     Accepted,
     Cancel,

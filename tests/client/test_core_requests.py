@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from specq.client.core import STATUS, TOKENIZER, ClientCore
+from specq.client.core import ClientCore
 from specq.client.events import RequestFailed
-from specq.client.pending import MAX_TRIES, MAX_UNANSWERED
+from specq.client.inquiries import STATUS, TOKENIZER
+from specq.client.sending import MAX_TRIES, MAX_UNANSWERED
 from specq.protocol import Accepted, Cancel, Clock, Failed, GetClock, Submit, TraceEvents, trace_events
 from specq.testing.fake_broker import tokens
 from tests.client.cores import TEXT, cancels, job_of, make_core

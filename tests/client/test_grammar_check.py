@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from specq.client import Client
-from specq.client.core import STATUS, ClientCore
+from specq.client.core import ClientCore
 from specq.client.events import JobDone, RequestFailed, StatusReport
-from specq.client.pending import CAPABILITIES, RECHECK_S
+from specq.client.grammar_check import CAPABILITIES, RECHECK_S
+from specq.client.inquiries import STATUS
 from specq.protocol import (
     BROKER_CAPABILITIES,
     Accepted,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from specq.config.sections import BrokerConfig, ClientConfig, TargetConfig
+from specq.config.loading import batch_store, load
+from specq.config.sections import BrokerConfig, ClientConfig, DraftConfig, ServeConfig, TargetConfig
 from specq.config.values import check_bind, check_connect, connect_address
-from specq.protocol.addresses import parse_address, split_host
+from specq.protocol.addresses import parse_address, split_addresses, split_host
 from specq.protocol.errors import ConfigError
 from tests.each import each
 
@@ -89,10 +90,35 @@ def test_every_form_is_taken_apart_and_put_together():
     assert split_host("::1") == ("::1", None)  # a Host header of a sloppy client
 
 
+def test_workers_may_have_several_brokers_and_the_wrong_address_is_named():
+    assert split_addresses("tcp://a:1,tcp://b:2, tcp://a:1") == ("tcp://a:1", "tcp://b:2")
+    for section, name in ((TargetConfig, "target"), (DraftConfig, "draft")):
+        section(broker="tcp://a:1,ipc:///run/b, tcp://[::1]:3")
+        for wrong, said in (("tcp://b", "has no port"), ("", "is empty"), ("tcp://b:1 tcp://c:1", "has spaces")):
+            with pytest.raises(ConfigError, match=f"{name}.broker is '{wrong}'; expected .*: this {said}"):
+                section(broker=f"tcp://a:1,{wrong},tcp://c:1")
+        with pytest.raises(ConfigError, match=rf"{name}.broker is tcp://\*:2; expected a host and a port"):
+            section(broker="tcp://a:1,tcp://*:2")
+
+
 @each("address", ["tcp://127.0.0.1:*", "tcp://*:5750", "tcp://0.0.0.0:5750"])
 def test_addresses_that_cannot_be_connected_to(address):
     with pytest.raises(ConfigError, match="expected a host and a port"):
         check_connect("client.broker", address)
+
+
+def test_several_brokers_are_separated_by_commas(monkeypatch):
+    """The message names the wrong one."""
+    both = "tcp://a:1, tcp://b:2,tcp://a:1"
+    assert ServeConfig(broker=both).broker == both
+    assert split_addresses(both) == ("tcp://a:1", "tcp://b:2")
+    assert batch_store(ServeConfig(broker=both)) == batch_store(ServeConfig(broker="tcp://a:1"))
+    for wrong, said in (("tcp://a:1,tcp://b", "'tcp://b'; expected"), ("tcp://a:1,", "''; expected")):
+        with pytest.raises(ConfigError, match=rf"client\.broker is {said}"):
+            ClientConfig(broker=wrong)
+        monkeypatch.setenv("SPECQ_BROKER", wrong)
+        with pytest.raises(ConfigError, match=f"SPECQ_BROKER is {said}"):
+            load(None)
 
 
 def test_a_wildcard_needs_an_address_to_advertise():

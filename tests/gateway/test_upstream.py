@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from specq.client import link
 from specq.gateway.serving import REPORT_S
-from specq.protocol import FetchTokenizer, GetStatus, Status
+from specq.protocol import FetchTokenizer, GetStatus, Moved, Status, Submit
 from specq.testing import tokenizer_files, wait_until
-from specq.testing.fake_broker import INFO, answer
+from specq.testing.fake_broker import ANSWER, INFO, FakeBroker, answer
 from specq.text import tokenizer_chunks
 from tests.gateway.serving import connected, running
 
@@ -48,3 +49,22 @@ def test_another_model_in_the_place_of_one(broker, own_cache, change):
         wait_until(lambda: model() == house.info.name and broker.num_heard(FetchTokenizer) == 2, 10 * REPORT_S)
         assert model() == house.info.name
         assert broker.num_heard(FetchTokenizer) == 2
+
+
+def test_several_brokers(broker, own_cache, monkeypatch, free_address):
+    """The gateway leaves a broker that does not answer, and follows a job to where it is."""
+    monkeypatch.setattr(link, "_DRAWN", 0)
+
+    def reply(message):
+        return [Moved(job_id=message.job_id, address=third.address)] if isinstance(message, Submit) else answer(message)
+
+    broker.reply = reply
+    with (
+        FakeBroker() as third,
+        running(f"{free_address},{broker.address}", timeout_s=2.0) as gateway,
+        connected(gateway) as http,
+    ):
+        found = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 100}).json()
+        assert found["choices"][0]["text"] == ANSWER
+        assert http.get("/health").status_code == 200
+    assert (broker.num_heard(Submit), third.num_heard(Submit)) == (1, 1)

@@ -97,7 +97,7 @@ def test_a_stranger_is_not_let_in(up, tmp_path):
 def test_a_verifier_lets_only_its_broker_in(up, tmp_path):
     """Any peer that opens sessions there could use its computing time, or read the texts."""
     gpu = next(grant for grant in read_grants(Path(up.keys)) if grant.name == "gpu")
-    endpoint = up.target.link.hello.endpoint
+    endpoint = up.target.links.hello.endpoint
     assert can_connect(endpoint, Curve(own_keys(up.keys, "broker"), gpu.public_key))
     assert not can_connect(endpoint, Curve(own_keys(f"{up.keys}/alice", "client"), gpu.public_key))
     assert not can_connect(endpoint, Curve(strangers_key(up, tmp_path).own, gpu.public_key))
@@ -216,7 +216,7 @@ def test_a_verifier_is_cut_off_with_its_key(tmp_path):
             wait_until(lambda: not up.broker.backs)
             assert (job.session.verifier, broker.state.workers.verifiers()) == (b"", [])
             length = len(job.transcript.token_ids)
-            wait_until(lambda: not up.target.link.registered)
+            wait_until(lambda: not up.target.links.registered)
             assert (len(job.transcript.token_ids), up.refusals) == (length, [])
             public.write_bytes(key)
             wait_until(lambda: len(job.transcript.token_ids) > length)

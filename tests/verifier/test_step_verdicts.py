@@ -76,7 +76,12 @@ def test_they_say_the_same(params: dict[str, int], monkeypatch: pytest.MonkeyPat
             expected = alone.step(lambda: 1.0)
         assert len(expected.packed()) == len(expected)
         assert said(unpacked) == said(list(reports)) == said(list(expected))
-        assert set(reports.session_ids) == {message.session_id for message in unpacked}
+        for reader, part in reports.by_reader(lambda session_id: session_id % 2):
+            theirs = [
+                one for message in part for one in (message.each() if isinstance(message, Verdicts) else [message])
+            ]
+            assert said(theirs) == said([one for one in unpacked if one.session_id % 2 == reader])
+            assert sum(isinstance(message, Verdicts) for message in part) <= 1
     assert num_packed > 3
 
 

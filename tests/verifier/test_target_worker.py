@@ -71,7 +71,7 @@ def test_a_grammar_that_is_built_ends_the_wait_for_messages(monkeypatch: pytest.
     verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.001, 0.002]), incarnation=1, grammar_builder=builder)
     loop = VerifierLoop(TargetConfig(broker=free_address(), bind="tcp://127.0.0.1:*"), verifier, "toy")
     try:
-        monkeypatch.setattr(loop.link.heartbeat, "remaining_ms", lambda: 5_000)
+        monkeypatch.setattr(loop.links.heartbeat, "remaining_ms", lambda: 5_000)
         assert builder.on_ready is not None
         builder.on_ready()
         began = time.monotonic()
@@ -97,7 +97,7 @@ def test_verdicts_go_to_the_peer_that_opened_the_session(loop: VerifierLoop) -> 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     broker, stranger = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
     for socket in (broker, stranger):
-        socket.connect(loop.link.hello.endpoint)
+        socket.connect(loop.links.hello.endpoint)
     tokens = np.array([5, 6, 7], np.int32)
     opened = {"epoch": 1, "prompt_len": 3, "params": SamplingParams(max_tokens=50), "token_ids": tokens}
     try:
@@ -115,8 +115,8 @@ def test_verdicts_go_to_the_peer_that_opened_the_session(loop: VerifierLoop) -> 
 def test_a_heartbeat_that_is_due_is_sent_before_the_step(loop: VerifierLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says how long the verifier may be silent meanwhile."""
     done = list[str]()
-    monkeypatch.setattr(loop.link, "beat", lambda *_: done.append("beat"))
-    monkeypatch.setattr(loop.link.heartbeat, "due", lambda: True)
+    monkeypatch.setattr(loop.links, "beat", lambda *_, **__: done.append("beat"))
+    monkeypatch.setattr(loop.links.heartbeat, "due", lambda: True)
     monkeypatch.setattr(loop.verifier, "step", lambda _: done.append("step") or NO_REPORTS)
     opened = {"epoch": 1, "prompt_len": 3, "params": SamplingParams(max_tokens=50)}
     loop.verifier.handle(Open(session_id=1, tokens_left=50, token_ids=np.array([5, 6, 7], np.int32), **opened), 0.0)
@@ -129,14 +129,14 @@ def test_drafts_take_no_longer_than_a_step(loop: VerifierLoop, monkeypatch: pyte
     handled."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     broker = context.socket(zmq.DEALER)
-    broker.connect(loop.link.hello.endpoint)
+    broker.connect(loop.links.hello.endpoint)
     tokens = np.array([5, 6, 7], np.int32)
     opened = Open(
         session_id=1, epoch=1, prompt_len=3, tokens_left=500, params=SamplingParams(max_tokens=500), token_ids=tokens
     )
     now, grafted, closed = [100.0], list[int](), list[int]()
 
-    def handle(message: Message, _now: float) -> list[Message]:
+    def handle(message: Message, _now: float, _broker: str) -> list[Message]:
         now[0] += 0.002 if isinstance(message, Draft) else 0.0
         (grafted if isinstance(message, Draft) else closed).append(1)
         return []
@@ -158,7 +158,7 @@ def test_sessions_of_a_burst_share_their_first_step(loop: VerifierLoop, monkeypa
     """While a step is put off, what arrives is handled."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     broker = context.socket(zmq.DEALER)
-    broker.connect(loop.link.hello.endpoint)
+    broker.connect(loop.links.hello.endpoint)
     tokens = np.array([5, 6, 7], np.int32)
     opened = {"epoch": 1, "prompt_len": 3, "params": SamplingParams(max_tokens=50), "token_ids": tokens}
     known = list[int]()

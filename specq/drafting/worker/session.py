@@ -28,6 +28,7 @@ SIBLING_VALUE = 0.2  # with a higher minimum acceptance probability, chains are 
 class DraftSession:
     """One session's context and tree at the drafter.
 
+    broker               the name of the broker that assigned it.
     acceptance_stats     shared by sessions of its kind.
     fan_out, max_ahead   bounds of a tree, where the job sets none.
     chain                levels drafted at a time.
@@ -36,7 +37,7 @@ class DraftSession:
     def __init__(
         self, message: Assign, acceptance_stats: AcceptanceStats, *, fan_out: int, max_ahead: int, chain: int = 1
     ) -> None:
-        self.session_id, self.epoch, self.lane = message.session_id, message.epoch, message.lane
+        self.session_id, self.epoch, self.lane, self.broker = message.session_id, message.epoch, message.lane, ""
         self.acceptance_stats = acceptance_stats
         self.params = drafting_params(message.params, message.speculation)
         self.draws_children = draws_children(self.params)

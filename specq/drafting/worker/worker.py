@@ -110,13 +110,16 @@ class DraftWorker:
             Activations: self._activations,
         }
 
-    def handle(self, message: Message) -> None:
-        """Handle one message; raises ProtocolError for one that is not for a drafter."""
+    def handle(self, message: Message, broker: str = "") -> None:
+        """Handle one message of a broker. `broker`: its name, if there are several.
+
+        Raises ProtocolError for one that is not for a drafter, or for a session of another broker.
+        """
         handler = self._handlers.get(type(message))
         if handler is None:
             raise ProtocolError(f"a drafter does not accept {message.TYPE}")
         try:
-            handler(message)
+            handler(message, broker)
         except SpecqError:
             raise
         except Exception as error:  # noqa: BLE001 - a message harms no session but its own
@@ -139,7 +142,7 @@ class DraftWorker:
         with Faults().of(session, "closed"):
             self.drafter.close(session.session_id)
 
-    def _assign(self, message: Assign) -> None:
+    def _assign(self, message: Assign, broker: str) -> None:
         if not 0 < message.prompt_len <= len(message.token_ids):
             length = len(message.token_ids)
             raise ProtocolError(f"a context of {length} tokens with a prompt of {message.prompt_len}")
@@ -149,6 +152,8 @@ class DraftWorker:
         if self._refused.get(message.session_id) == message.epoch:
             return
         known = self.sessions.get(message.session_id)
+        if known is not None and known.broker != broker and known.epoch >= message.epoch:
+            raise ProtocolError(f"an assign from {broker or 'a broker'} that lost the session to another broker")
         if known is not None and (known.epoch, known.lane) == (message.epoch, message.lane):
             return
         if known is not None:
@@ -158,22 +163,36 @@ class DraftWorker:
         session = DraftSession(
             message, acceptance_stats, fan_out=self.fan_out, max_ahead=self.max_ahead, chain=self.chain
         )
+        session.broker = broker
         self.sessions[message.session_id] = session
         self.drafter.open(message.session_id, message.token_ids, session.params, message.owner)
         self.grammars.begin(session, message.prompt_len, message.owner)
         if message.trace:
-            self.tracer.open(message.session_id)
+            self.tracer.open(message.session_id, broker)
             self._note(message.session_id, trace_events.ASSIGNED, message.lane, len(message.token_ids))
 
-    def _clock(self, message: Clock) -> None:
-        self.tracer.take_clock(message)
+    def _clock(self, message: Clock, broker: str) -> None:
+        self.tracer.take_clock(message, broker)
 
     def _note(self, session_id: int, kind: trace_events.Kind, *values: int) -> None:
         if self.tracer.is_on:
             self.tracer.note(session_id, kind, self.tracer.clock(), *values)
 
-    def _release(self, message: Release) -> None:
+    def forget_broker(self, broker: str) -> None:
+        """Drop the sessions of a broker that will not come back."""
+        for session in [session for session in self.sessions.values() if session.broker == broker]:
+            self._drop(session)
+        self.tracer.forget(broker)
+
+    def _known(self, message: Release | Verdict | Activations, broker: str) -> DraftSession | None:
+        """Return the session that a message concerns. Raises ProtocolError if another broker assigned it."""
         session = self.sessions.get(message.session_id)
+        if session is not None and session.broker != broker:
+            raise ProtocolError(f"a {message.TYPE} from {broker or 'a broker'} for a session of another broker")
+        return session
+
+    def _release(self, message: Release, broker: str) -> None:
+        session = self._known(message, broker)
         if session is not None and session.epoch <= message.epoch:
             self._drop(session)
 
@@ -184,19 +203,19 @@ class DraftWorker:
         self.tracer.end(session.session_id)
         self.drafter.close(session.session_id)
 
-    def _verdicts(self, message: Verdicts) -> None:
+    def _verdicts(self, message: Verdicts, broker: str) -> None:
         """Handle each verdict of a step; then raise the first failure's ProtocolError, if any."""
         errors = list[SpecqError]()
         for verdict in message.each():
             try:
-                self.handle(verdict)
+                self.handle(verdict, broker)
             except SpecqError as error:
                 errors.append(error)
         if errors:
             raise errors[0]
 
-    def _verdict(self, message: Verdict) -> None:
-        session = self.sessions.get(message.session_id)
+    def _verdict(self, message: Verdict, broker: str) -> None:
+        session = self._known(message, broker)
         if session is None or session.epoch != message.epoch:
             return
         _check_tokens(message.token_ids)
@@ -213,8 +232,8 @@ class DraftWorker:
             self.drafter.commit(session.session_id, fresh, path)
         session.adjust(message)
 
-    def _activations(self, message: Activations) -> None:
-        session = self.sessions.get(message.session_id)
+    def _activations(self, message: Activations, broker: str) -> None:
+        session = self._known(message, broker)
         if session is None or (session.epoch, session.lane) != (message.epoch, message.lane):
             return
         if not self._reads_states:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
+
+import numpy as np
 
 from specq.protocol import bounds
 from specq.protocol.activations import BF16
@@ -90,6 +93,13 @@ class Heartbeat(Message):
     session_ids: Ids = empty("<i8")
     epochs: Ids = empty("<i8")
     lengths: Lengths = empty("<i4")
+
+    def take(self, places: Sequence[int]) -> Heartbeat:
+        """Return it with the sessions at these places only."""
+        if len(places) == len(self.session_ids):
+            return self
+        own = np.array(places, np.intp)
+        return replace(self, session_ids=self.session_ids[own], epochs=self.epochs[own], lengths=self.lengths[own])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

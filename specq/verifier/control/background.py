@@ -10,6 +10,7 @@ the other half to rows of prompts, and what one of them does not need goes to th
 
 What decoding rows and rows of prompts really add is learned from steps with and without them: two steps in PLAIN_EVERY
 have none. The first of these still has the host's work for the rows of the step before, so only the second one counts.
+Sessions of a batch that come and go make some of these long, too. So the median of the last ones is the measure.
 A learned price may be wrong, for a while or for some kind of step. So what a step took beyond its plan is a debt. It is
 paid from what the next steps earn, before anything is spent. What a step took less is a credit.
 
@@ -19,6 +20,8 @@ fixed cost, or if none of the others decodes. Without others nothing is limited.
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +32,8 @@ MOST_SLOWDOWN = 1.1  # mean factor on the seconds of the others' steps
 PROMPTS_EVERY = 20  # steps with others
 MOST_LONGER = 3.0  # factor on the seconds of a step with prompts in the background
 PLAIN_EVERY = 32  # steps with others
-# Weights of a new step without rows in the background, and with them; steps that the expectation counts for at first.
-BASE_FADE, FADE, PRIOR_STEPS = 0.1, 0.02, 10.0
+BASE_STEPS = 15  # steps without rows in the background that are remembered
+FADE, PRIOR_STEPS = 0.02, 10.0  # weight of a new step with such rows; steps that the expectation counts for at first
 MOST_ERROR = 4.0  # a step counts as at most this many times longer than expected
 LEAST_PRICE, MOST_PRICE = 0.1, 1000.0  # a curve may see nothing of what a second row adds
 MOST_COUNTED = 16.0  # a step enters the debt as at most this many times longer than one without the background
@@ -97,7 +100,7 @@ class Background:
         self.is_used, self._decoding, self._prompts = False, _Price(), _Price()
         self._prompt_s = self._decoding_s = 0.0
         self._num_steps = self._num_shared = 0  # steps since rows of prompts spent something; of PLAIN_EVERY
-        self._num_plain = 0  # steps that `_base` was learned from
+        self._plain: deque[float] = deque(maxlen=BASE_STEPS)
         self._base = 1.0  # seconds of steps without rows in the background, relative to the expected ones
         self._debt_s = 0.0  # negative: a credit
 
@@ -159,6 +162,5 @@ class Background:
         elif expected.added_s:
             self._decoding.learn(min(seconds - base_s, MOST_ERROR * base_s), expected.added_s)
         elif expected.is_second:
-            self._num_plain += 1
-            weight = max(BASE_FADE, 1 / self._num_plain)
-            self._base += weight * (min(seconds / expected.base_s, MOST_ERROR) - self._base)
+            self._plain.append(seconds / expected.base_s)
+            self._base = median(self._plain)

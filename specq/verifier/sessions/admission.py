@@ -1,11 +1,12 @@
 """Which sessions have room in the engine.
 
-Waiting sessions are opened while their contexts fit. If needed, others are evicted. A session that can never run is
-refused.
+Waiting sessions are opened while their contexts fit. Those of different brokers take turns. If needed, others are
+evicted. A session that can never run is refused.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ def admit(
     is_alone = may_evict and not any(session.is_open for session in running)
     num_decoding = int(np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1)))
     are_few = num_decoding > len(turn) - num_decoding  # compared with the sessions that wait for their first tokens
-    for session in [s for s in turn if not s.is_open]:
+    for session in _by_turns([s for s in turn if not s.is_open], [s for s in turn if s.is_open]):
         if session.yields_to_decode is None:
             session.yields_to_decode = are_few
         if least := prefixes.awaited_by(session):
@@ -120,15 +121,35 @@ def _turn(running: Sequence[Session], most: int, engine: Engine) -> Sequence[Ses
     return ([s for s in running if s.is_open or s.length < free_slots] or running)[:most]
 
 
+def _by_turns(sessions: list[Session], others: Iterable[Session] = ()) -> list[Session]:
+    """Return the sessions so that their brokers take turns: the broker with the fewest comes first.
+
+    Then no broker's sessions keep all others waiting. The sessions of a broker stay in order, and sessions in the
+    background come behind all others.
+
+    others  sessions that the brokers have already.
+    """
+    if len({session.broker for session in sessions}) < 2:
+        return sessions
+    num_before = Counter(session.broker for session in others)
+    places = list[tuple[bool, int]]()
+    for session in sessions:
+        places.append((session.is_background, num_before[session.broker]))
+        num_before[session.broker] += 1
+    return [sessions[i] for i in sorted(range(len(sessions)), key=places.__getitem__)]
+
+
 def _make_room(running: Iterable[Session], turn: Sequence[Session], parked: list[Session], engine: Engine) -> None:
     """Evict sessions until the other sessions of this turn have room for a row each.
 
     Parked sessions are evicted first. A parked session is open but not running. It is ahead of the journal, or between
     rounds, or in the background. After these, the sessions with the highest ids are evicted, in any turn, those in the
-    background first. So the oldest open session always reaches its end.
+    background first. So the open session with the lowest id always reaches its end. With several brokers, each keeps
+    equally many sessions.
     """
     opened = [session for session in running if session.is_open]
     opened.sort(key=lambda session: (session.is_background, session.session_id))
+    opened = _by_turns(opened)
     while engine.free_slots < _num_open(turn) and (parked or len(opened) > 1):
         _evict(parked.pop() if parked else opened.pop(), engine)
 

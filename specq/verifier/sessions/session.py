@@ -124,6 +124,7 @@ class ArrayField:
 class Session:
     """One open session.
 
+    broker        the name of the broker that opened it.
     limit         the committed length at which it ends.
     end_ids       the tokens that end it sooner.
     state         see `specq.verifier.sessions.session`.
@@ -144,7 +145,7 @@ class Session:
     beats_waited = ArrayField(int)  # heartbeats since a synchronous session began to wait for a draft
 
     def __init__(self, message: Open, end_ids: tuple[int, ...] = (), trees: DraftTrees | None = None) -> None:
-        self.session_id, self.epoch = message.session_id, message.epoch
+        self.session_id, self.epoch, self.broker = message.session_id, message.epoch, ""
         self.prompt_scores = _prompt_scores(message)
         # Its prompt is computed as a whole, row by row: it shares no KV with other sessions.
         is_apart = self.prompt_scores is not None

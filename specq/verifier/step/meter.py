@@ -37,10 +37,10 @@ from specq.verifier.step.rounds import Round, Rounds
 from specq.verifier.trees import DraftTrees
 
 
-def trace_open(tracer: Tracer, message: Open, now: float) -> None:
-    """Record that a session was opened, if it is traced."""
+def trace_open(tracer: Tracer, message: Open, now: float, broker: str) -> None:
+    """Record that a session was opened, if it is traced. Its events are for this broker."""
     if message.trace:
-        tracer.open(message.session_id)
+        tracer.open(message.session_id, broker)
         tracer.note(message.session_id, trace_events.OPENED, now, len(message.token_ids), message.tokens_left)
 
 

@@ -7,9 +7,9 @@ Rule: only this module changes a transcript."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from specq.verifier.trees import MAX_LANES, NONE
 MANY = 4  # number of verdicts from which one message of arrays is cheaper than separate messages
 MOST_US = 2**31 - 1
 LANE_NUMBERS = np.arange(MAX_LANES)
+T = TypeVar("T")
 
 
 class Reports(Sequence[Message]):
@@ -60,12 +61,20 @@ class Reports(Sequence[Message]):
         """Return the same behind hidden states, so that a reader has them before the tokens."""
         return Reports(self._verdicts, self._messages, activations) if activations else self
 
-    @property
-    def session_ids(self) -> list[int]:
-        """The sessions that the messages concern."""
-        own: list[int] = [] if self._verdicts is None else self._verdicts.session_ids.tolist()
-        others = (*self._activations, *self._messages)
-        return own + [getattr(message, "session_id", -1) for message in others]
+    def by_reader(self, reader_of: Callable[[int], T]) -> Iterator[tuple[T, list[Message]]]:
+        """Yield each reader and its messages, as few as possible. `reader_of` returns the reader of a session."""
+        of_verdicts = [] if self._verdicts is None else [*map(reader_of, self._verdicts.session_ids.tolist())]
+        others = [*self._activations, *self._messages]
+        readers = dict.fromkeys([*of_verdicts, *(reader_of(_session_of(one)) for one in others)])
+        if len(readers) == 1:
+            yield from ((reader, self.packed()) for reader in readers)
+            return
+        for reader in readers:
+            places = [i for i, of_verdict in enumerate(of_verdicts) if of_verdict == reader]
+            part = self._verdicts.take(places) if self._verdicts is not None and places else None
+            own = [one for one in others if reader_of(_session_of(one)) == reader]
+            activations = [one for one in own if isinstance(one, Activations)]
+            yield reader, Reports(part, own[len(activations) :], activations).packed()
 
     @cached_property
     def _each(self) -> list[Message]:
@@ -86,6 +95,11 @@ class Reports(Sequence[Message]):
 
 
 NO_REPORTS = Reports(None, ())
+
+
+def _session_of(message: Message) -> int:
+    session_id: int = getattr(message, "session_id", -1)
+    return session_id
 
 
 def verdicts_of(rounds: Rounds, min_accept_prob: int, step_us: int, started: float, faults: Faults) -> Reports:

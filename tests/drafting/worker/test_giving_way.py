@@ -29,7 +29,8 @@ def test_it_lowers_its_priority_once_after_registration(monkeypatch: pytest.Monk
     with FakeBroker(answer) as broker:
         drafter = DraftWorker(ToyProposer(toy_info()), incarnation=1)
         loop = draft.DrafterLoop(DraftConfig(broker=broker.address, nice=5), drafter, "d")
-        monkeypatch.setattr(draft, "give_way", lambda nice: given.append((nice, loop.link.num_welcomes)))
+        (link,) = loop.links
+        monkeypatch.setattr(draft, "give_way", lambda nice: given.append((nice, link.num_welcomes)))
 
         def is_served() -> bool:
             loop.turn()
