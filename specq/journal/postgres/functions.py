@@ -78,81 +78,86 @@ CREATE FUNCTION specq.write_group(
     p_all_token_ids bytea[], p_all_origins bytea[], p_all_logprobs bytea[], p_done bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    v_last bigint;
     v_gone bigint[];
-    v_refused bigint[];
+    v_refused bigint[] := '{}';
+    v_number bigint;
+    v_added bigint := 0;
     v_bytes bigint := 0;
 BEGIN
-    SELECT last_group, refused INTO v_last, v_refused FROM specq.brokers
-        WHERE number = p_broker AND token = p_token FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        RETURN NULL;
+    UPDATE specq.brokers SET last_group = p_group, refused = '{}', running = p_running
+        WHERE number = p_broker AND token = p_token AND last_group < p_group;
+    IF NOT FOUND THEN  -- the group was written before; an update all the same, for the standby
+        UPDATE specq.brokers SET running = p_running WHERE number = p_broker AND token = p_token
+            RETURNING refused INTO v_refused;
+        RETURN v_refused;  -- NULL if there is no such broker
     END IF;
-    IF v_last < p_group THEN
-        v_refused := '{}';
-        IF cardinality(p_dropped) > 0 THEN
-            WITH gone AS (DELETE FROM specq.active WHERE job_id = ANY(p_dropped)
-                AND broker = p_broker RETURNING job_id)
-                SELECT array_agg(job_id) INTO v_gone FROM gone;
-            DELETE FROM specq.jobs WHERE job_id = ANY(v_gone);
-            DELETE FROM specq.commits WHERE job_id = ANY(v_gone);
-            v_refused := ARRAY(SELECT unnest(p_dropped) EXCEPT SELECT unnest(v_gone) EXCEPT SELECT unnest(p_touched));
-        END IF;
-        IF cardinality(p_new) > 0 THEN
-            WITH added AS (
-                INSERT INTO specq.jobs (job_id, owner, tenant, cache_salt, label, model, params, speculation, priority,
-                        submitted, deadline, prompt_ids)
-                    SELECT * FROM unnest(p_new, p_owner, p_tenant, p_cache_salt, p_label, p_model, p_params,
-                        p_speculation, p_priority, p_submitted, p_deadline, p_prompt_ids)
-                    ON CONFLICT (job_id) DO NOTHING RETURNING job_id
-            )
-            INSERT INTO specq.active (job_id, broker) SELECT job_id, p_broker FROM added;
-        END IF;
+    IF cardinality(p_dropped) > 0 THEN
+        WITH gone AS (DELETE FROM specq.active WHERE job_id = ANY(p_dropped)
+            AND broker = p_broker RETURNING job_id)
+            SELECT array_agg(job_id) INTO v_gone FROM gone;
+        DELETE FROM specq.jobs WHERE job_id = ANY(v_gone);
+        DELETE FROM specq.commits WHERE job_id = ANY(v_gone);
+        v_refused := ARRAY(SELECT unnest(p_dropped) EXCEPT SELECT unnest(v_gone) EXCEPT SELECT unnest(p_touched));
+    END IF;
+    IF cardinality(p_new) > 0 THEN
+        WITH added AS (
+            INSERT INTO specq.jobs (job_id, owner, tenant, cache_salt, label, model, params, speculation, priority,
+                    submitted, deadline, prompt_ids)
+                SELECT * FROM unnest(p_new, p_owner, p_tenant, p_cache_salt, p_label, p_model, p_params,
+                    p_speculation, p_priority, p_submitted, p_deadline, p_prompt_ids)
+                ON CONFLICT (job_id) DO NOTHING RETURNING job_id
+        )
+        INSERT INTO specq.active (job_id, broker) SELECT job_id, p_broker FROM added;
+    END IF;
+    IF cardinality(p_bound) > 0 THEN
+        UPDATE specq.active a SET weights = b.weights, placed = b.placed
+            FROM unnest(p_bound, p_weights, p_placed) AS b(job_id, weights, placed)
+            WHERE a.job_id = b.job_id AND a.broker = p_broker;
+    END IF;
+    IF cardinality(p_crashed) > 0 THEN
+        UPDATE specq.active a
+            SET deaths = c.deaths, lone_deaths = c.lone_deaths, death_length = c.death_length
+            FROM unnest(p_crashed, p_deaths, p_lone_deaths, p_death_length)
+                AS c(job_id, deaths, lone_deaths, death_length)
+            WHERE a.job_id = c.job_id AND a.broker = p_broker;
+    END IF;
+    IF cardinality(p_job) > 0 THEN
+        v_number := nextval('specq.commit_numbers');
+        INSERT INTO specq.commits (number, job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens,
+                cached_tokens)
+            SELECT v_number, c.* FROM unnest(p_job, p_base_len, p_token_ids, p_origins, p_logprobs, p_rounds,
+                p_draft_tokens, p_cached_tokens) AS c(job_id, base_len, token_ids, origins, logprobs, rounds,
+                draft_tokens, cached_tokens)
+            JOIN specq.active a ON a.job_id = c.job_id AND a.broker = p_broker;
+        GET DIAGNOSTICS v_added = ROW_COUNT;
+    END IF;
+    IF v_added < cardinality(p_touched) THEN  -- there are other jobs than those that got tokens
         v_refused := v_refused || ARRAY(
             SELECT t.job_id FROM unnest(p_touched) AS t(job_id)
-            WHERE NOT EXISTS (SELECT FROM specq.active a WHERE a.job_id = t.job_id
-                AND a.broker = p_broker)
+            WHERE NOT EXISTS (SELECT FROM specq.active a WHERE a.job_id = t.job_id AND a.broker = p_broker)
         );
-        IF cardinality(p_bound) > 0 THEN
-            UPDATE specq.active a SET weights = b.weights, placed = b.placed
-                FROM unnest(p_bound, p_weights, p_placed) AS b(job_id, weights, placed)
-                WHERE a.job_id = b.job_id AND a.broker = p_broker;
-        END IF;
-        IF cardinality(p_crashed) > 0 THEN
-            UPDATE specq.active a
-                SET deaths = c.deaths, lone_deaths = c.lone_deaths, death_length = c.death_length
-                FROM unnest(p_crashed, p_deaths, p_lone_deaths, p_death_length)
-                    AS c(job_id, deaths, lone_deaths, death_length)
-                WHERE a.job_id = c.job_id AND a.broker = p_broker;
-        END IF;
-        IF cardinality(p_job) > 0 THEN
-            INSERT INTO specq.commits (job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens,
-                    cached_tokens)
-                SELECT * FROM unnest(p_job, p_base_len, p_token_ids, p_origins, p_logprobs, p_rounds, p_draft_tokens,
-                    p_cached_tokens) AS c(job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens, cached)
-                WHERE cardinality(v_refused) = 0 OR job_id <> ALL(v_refused);
-        END IF;
-        IF cardinality(p_done) > 0 THEN
-            WITH stored AS (
-                INSERT INTO specq.results (weights, finish, ended, code, reason, stats, num_bytes, token_ids, origins,
-                        logprobs, job_id)
-                    SELECT a.weights, e.finish, e.ended, e.code, e.reason, e.stats,
-                        e.num_bytes + octet_length(j.prompt_ids) + octet_length(j.params), e.token_ids, e.origins,
-                        e.logprobs, e.job_id
-                    FROM unnest(p_finish, p_ended, p_code, p_reason, p_stats, p_num_bytes, p_all_token_ids,
-                        p_all_origins, p_all_logprobs, p_done) AS e(finish, ended, code, reason, stats, num_bytes,
-                        token_ids, origins, logprobs, job_id)
-                    JOIN specq.active a ON a.job_id = e.job_id AND a.broker = p_broker
-                    JOIN specq.jobs j ON j.job_id = e.job_id
-                    RETURNING job_id, num_bytes
-            )
-            SELECT array_agg(job_id), coalesce(sum(num_bytes), 0) INTO v_gone, v_bytes FROM stored;
-            DELETE FROM specq.active WHERE job_id = ANY(v_gone);
-            DELETE FROM specq.commits WHERE job_id = ANY(v_gone);
-        END IF;
     END IF;
-    UPDATE specq.brokers SET last_group = p_group, refused = v_refused, running = p_running, stored = stored + v_bytes
-        WHERE number = p_broker;
+    IF cardinality(p_done) > 0 THEN
+        WITH stored AS (
+            INSERT INTO specq.results (weights, finish, ended, code, reason, stats, num_bytes, token_ids, origins,
+                    logprobs, job_id)
+                SELECT a.weights, e.finish, e.ended, e.code, e.reason, e.stats,
+                    e.num_bytes + octet_length(j.prompt_ids) + octet_length(j.params), e.token_ids, e.origins,
+                    e.logprobs, e.job_id
+                FROM unnest(p_finish, p_ended, p_code, p_reason, p_stats, p_num_bytes, p_all_token_ids,
+                    p_all_origins, p_all_logprobs, p_done) AS e(finish, ended, code, reason, stats, num_bytes,
+                    token_ids, origins, logprobs, job_id)
+                JOIN specq.active a ON a.job_id = e.job_id AND a.broker = p_broker
+                JOIN specq.jobs j ON j.job_id = e.job_id
+                RETURNING job_id, num_bytes
+        )
+        SELECT array_agg(job_id), coalesce(sum(num_bytes), 0) INTO v_gone, v_bytes FROM stored;
+        DELETE FROM specq.active WHERE job_id = ANY(v_gone);
+        DELETE FROM specq.commits WHERE job_id = ANY(v_gone);
+    END IF;
+    IF v_bytes > 0 OR cardinality(v_refused) > 0 THEN
+        UPDATE specq.brokers SET refused = v_refused, stored = stored + v_bytes WHERE number = p_broker;
+    END IF;
     RETURN v_refused;
 END $$;
 """

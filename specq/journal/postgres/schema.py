@@ -61,8 +61,9 @@ CREATE TABLE specq.active (
     lone_deaths bigint NOT NULL DEFAULT 0,
     death_length bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+CREATE SEQUENCE specq.commit_numbers;
 CREATE TABLE specq.commits (
-    number bigint GENERATED ALWAYS AS IDENTITY,
+    number bigint NOT NULL, -- of the group
     job_id bigint NOT NULL,
     base_len bigint NOT NULL,
     token_ids bytea NOT NULL,
@@ -88,6 +89,15 @@ CREATE TABLE specq.results (
     logprobs bytea NOT NULL
 );
 CREATE INDEX ended ON specq.results (ended, job_id);
+-- Arrays of tokens are stored as they are: to compress them takes longer than to write them.
+ALTER TABLE specq.jobs SET (toast_tuple_target = 8160);
+ALTER TABLE specq.jobs ALTER prompt_ids SET STORAGE EXTERNAL;
+ALTER TABLE specq.results SET (toast_tuple_target = 8160);
+ALTER TABLE specq.results
+    ALTER token_ids SET STORAGE EXTERNAL, ALTER origins SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL;
+ALTER TABLE specq.commits SET (toast_tuple_target = 8160);
+ALTER TABLE specq.commits
+    ALTER token_ids SET STORAGE EXTERNAL, ALTER origins SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL;
 """
 
 STEPS = (TABLES + FUNCTIONS,)
