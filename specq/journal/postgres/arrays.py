@@ -87,7 +87,8 @@ def _numbers(kind: int, code: str, values: Sequence[float]) -> bytes:
 def _pieces(kind: int, values: Sequence[bytes]) -> bytes:
     if not values:
         return _HEAD.pack(0, 0, kind, 0, 0)[:12]
-    lengths = [_SHORT[len(value)] if len(value) < len(_SHORT) else _LENGTH.pack(len(value)) for value in values]
+    sizes = [*map(len, values)]
+    lengths = [_SHORT[size] for size in sizes] if max(sizes) < len(_SHORT) else map(_LENGTH.pack, sizes)
     pieces = chain.from_iterable(zip(lengths, values, strict=True))
     return b"".join((_HEAD.pack(1, 0, kind, len(values), 1), *pieces))
 
