@@ -109,7 +109,7 @@ def _measure(kind: RateKind, seconds: float) -> dict[str, float]:
         journal = [NO_JOURNAL]
         if kind.journal != NO_JOURNAL:
             if kind.database:
-                place = stack.enter_context(_new_database(kind.database))
+                place = stack.enter_context(new_database(kind.database))
             else:
                 place = str(Path(stack.enter_context(TemporaryDirectory())) / "journal")
             journal = [place, "--durability", kind.journal]
@@ -124,7 +124,7 @@ def _measure(kind: RateKind, seconds: float) -> dict[str, float]:
 
 
 @contextmanager
-def _new_database(address: str) -> Iterator[str]:
+def new_database(address: str) -> Iterator[str]:
     """Create a database beside the one at an address, yield its address, and drop it."""
     import psycopg  # of an extra
 
