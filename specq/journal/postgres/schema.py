@@ -26,6 +26,7 @@ TABLES = """
 CREATE SCHEMA specq;
 CREATE SEQUENCE specq.numbers MINVALUE 0;
 CREATE TABLE specq.meta (name text PRIMARY KEY, value bigint NOT NULL);
+INSERT INTO specq.meta VALUES ('stored', 0);
 CREATE TABLE specq.brokers (
     number bigint PRIMARY KEY,
     token bigint NOT NULL, -- of the broker's connection
@@ -104,44 +105,44 @@ STEPS = (TABLES + FUNCTIONS,)
 
 # From the tables of the catalog: functions such as to_regclass may remember what another program has changed since.
 _VERSION = """
-SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'specq'),
-    (SELECT count(*) FROM information_schema.columns WHERE table_schema = 'specq' AND table_name = 'meta'
+SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s),
+    (SELECT count(*) FROM information_schema.columns WHERE table_schema = %s AND table_name = 'meta'
         AND column_name IN ('name', 'value')) = 2,
     current_setting('server_encoding')
 """
 
 
-def prepare(session: DatabaseSession, steps: tuple[str, ...] = STEPS) -> None:
+_META = "SELECT name, value FROM {}.meta"
+_NOTE = "INSERT INTO {}.meta VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"
+
+
+def prepare(session: DatabaseSession, steps: tuple[str, ...] = STEPS, schema: str = "specq") -> None:
     """Upgrade a database to the newest version, in one transaction.
 
     Raises ConfigError for a schema that is not a journal, or that is newer.
     """
-    if version(session, len(steps)) == len(steps):
+    if version(session, len(steps), schema) == len(steps):
         return
     with session.transaction(MIGRATION_S):
         session.query("SELECT pg_advisory_xact_lock(%s)", (APPLICATION_ID,))
-        done = version(session, len(steps))  # another broker may have been faster
+        done = version(session, len(steps), schema)  # another broker may have been faster
         for step in steps[done:]:
             session.script(step)
         if done < len(steps):
-            values: tuple[tuple[str, int], ...] = (("application", APPLICATION_ID), ("version", len(steps)))
-            for name, value in values if done else (*values, ("stored", 0)):
-                session.query(
-                    "INSERT INTO specq.meta VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value",
-                    (name, value),
-                )
+            for name, value in (("application", APPLICATION_ID), ("version", len(steps))):
+                session.query(_NOTE.format(schema), (name, value))
 
 
-def version(session: DatabaseSession, newest: int = len(STEPS)) -> int:
+def version(session: DatabaseSession, newest: int = len(STEPS), schema: str = "specq") -> int:
     """Return the version of a database. 0: it has no journal. Raises ConfigError as `prepare` does."""
-    ((has_schema, has_meta, encoding),) = session.query(_VERSION)
+    ((has_schema, has_meta, encoding),) = session.query(_VERSION, (schema, schema))
     if encoding != "UTF8":
         raise ConfigError(f"the database's encoding is {encoding}; a journal needs UTF8 (CREATE DATABASE ... ENCODING)")
     if not has_schema:
         return 0
-    meta: dict[str, int] = dict(session.query("SELECT name, value FROM specq.meta")) if has_meta else {}
+    meta: dict[str, int] = dict(session.query(_META.format(schema))) if has_meta else {}
     if meta.get("application") != APPLICATION_ID:
-        raise ConfigError("its schema specq is of another program")
+        raise ConfigError(f"its schema {schema} is of another program")
     if meta["version"] > newest:
         raise ConfigError(f"its version is {meta['version']}; this specq reads versions up to {newest}")
     return int(meta["version"])
