@@ -3,7 +3,11 @@
 - `brokers`: a row for each broker: the end of its lease, its last group, and the bytes that it stored.
 - `jobs`: the requests, written once. A job's row is there until the job is forgotten, so an id exists once.
 - `active`: the unfinished jobs, with their holders. Also their epochs, weights, verifiers and crashes.
-- `commits`: their tokens by position, in the order of `number`. They are deleted when the job ends.
+- `groups`: their tokens as they were written: a row for each group of a broker. Rule: the live tokens in a broker's
+  groups are of jobs that it holds. A taker folds the groups of a dead broker before it takes jobs.
+- `folded`: the tokens of older groups, a row for each job and group. They are deleted when the job ends. Most jobs end
+  before their groups are folded.
+- `commits`: both, as a view.
 - `results`: the ended jobs, with their ends and all their tokens.
 - `meta`: the version, and the bytes of results that no broker's row counts.
 - `numbers`: numbers of brokers and of takings, which become parts of epochs. A later number is greater.
@@ -56,6 +60,7 @@ CREATE TABLE specq.active (
     job_id bigint PRIMARY KEY,
     broker bigint, -- NULL: nobody
     epoch bigint, -- of a job that was taken from another broker
+    since bigint NOT NULL DEFAULT 0, -- earlier groups are of a former job with this id
     weights text NOT NULL DEFAULT '',
     placed bigint NOT NULL DEFAULT 0,
     deaths bigint NOT NULL DEFAULT 0,
@@ -63,8 +68,21 @@ CREATE TABLE specq.active (
     death_length bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 CREATE SEQUENCE specq.commit_numbers;
-CREATE TABLE specq.commits (
-    number bigint NOT NULL, -- of the group
+CREATE TABLE specq.groups (
+    number bigint PRIMARY KEY,
+    broker bigint NOT NULL,
+    size bigint NOT NULL, -- about its bytes
+    job_id bigint[] NOT NULL,
+    base_len bigint[] NOT NULL,
+    token_ids bytea[] NOT NULL,
+    origins bytea[] NOT NULL,
+    logprobs bytea[] NOT NULL,
+    rounds bigint[] NOT NULL,
+    draft_tokens bigint[] NOT NULL,
+    cached_tokens bigint[] NOT NULL
+);
+CREATE TABLE specq.folded (
+    number bigint NOT NULL,
     job_id bigint NOT NULL,
     base_len bigint NOT NULL,
     token_ids bytea NOT NULL,
@@ -76,6 +94,15 @@ CREATE TABLE specq.commits (
     PRIMARY KEY (job_id, number)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 10000,
     autovacuum_vacuum_insert_threshold = -1);
+CREATE VIEW specq.unfolded AS
+    SELECT g.broker, g.number, u.* FROM specq.groups g CROSS JOIN LATERAL unnest(g.job_id, g.base_len, g.token_ids,
+        g.origins, g.logprobs, g.rounds, g.draft_tokens, g.cached_tokens) AS u(job_id, base_len, token_ids, origins,
+        logprobs, rounds, draft_tokens, cached_tokens)
+    JOIN specq.active a ON a.job_id = u.job_id AND a.since <= g.number;
+CREATE VIEW specq.commits AS
+    SELECT number, job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens, cached_tokens
+        FROM specq.unfolded
+    UNION ALL SELECT * FROM specq.folded;
 CREATE TABLE specq.results (
     job_id bigint PRIMARY KEY,
     weights text NOT NULL,
@@ -96,9 +123,14 @@ ALTER TABLE specq.jobs ALTER prompt_ids SET STORAGE EXTERNAL;
 ALTER TABLE specq.results SET (toast_tuple_target = 8160);
 ALTER TABLE specq.results
     ALTER token_ids SET STORAGE EXTERNAL, ALTER origins SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL;
-ALTER TABLE specq.commits SET (toast_tuple_target = 8160);
-ALTER TABLE specq.commits
+ALTER TABLE specq.folded SET (toast_tuple_target = 8160);
+ALTER TABLE specq.folded
     ALTER token_ids SET STORAGE EXTERNAL, ALTER origins SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL;
+ALTER TABLE specq.groups SET (toast_tuple_target = 8160);
+ALTER TABLE specq.groups
+    ALTER job_id SET STORAGE EXTERNAL, ALTER base_len SET STORAGE EXTERNAL, ALTER token_ids SET STORAGE EXTERNAL,
+    ALTER origins SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL, ALTER rounds SET STORAGE EXTERNAL,
+    ALTER draft_tokens SET STORAGE EXTERNAL, ALTER cached_tokens SET STORAGE EXTERNAL;
 """
 
 STEPS = (TABLES + FUNCTIONS,)
