@@ -201,4 +201,7 @@ def _opening(config: BrokerConfig) -> Opening:
 def _question(effect: Find | FindFinished) -> Question:
     if isinstance(effect, Find):
         return lambda reader: reader.find(effect.job_id)
-    return lambda reader: reader.finished(effect.limit, effect.skip, effect.owner)
+    return lambda reader: [
+        *(reader.unfinished(effect.limit, effect.owner) if effect.with_unfinished else ()),
+        *reader.finished(effect.limit, effect.skip, effect.owner),
+    ]
