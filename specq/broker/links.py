@@ -100,7 +100,8 @@ class JournalLink:
         self._sequence = 0
         self._trouble = self._full = ""
         self._num_handled = 0
-        self.taken: list[StoredJob] = []  # at the start
+        self.brokers = self.journal.renew()  # at the start, as `taken`
+        self.taken: list[StoredJob] = []
         while jobs := self.journal.take():
             self.taken += jobs
         keep = Keep(config.keep_hours * 3600, config.keep_mb << 20)

@@ -154,6 +154,7 @@ def _make_broker(config: BrokerConfig, journal: JournalLink | None, front: Front
     if journal is not None:
         broker.restore(journal.taken, time.monotonic())
         journal.taken = []
+        broker.list_brokers(journal.brokers, time.monotonic())
     return broker
 
 
