@@ -146,6 +146,7 @@ class JournalLink:
         ledger = broker.state.ledger
         ledger.num_groups, ledger.write_s = self.writer.num_groups, self.writer.write_s
         durable = self.writer.durable  # before the events: those of these records are there already
+        ledger.held_until = self.writer.held_until
         effects = self._handle_events(broker, now)
         effects += broker.journaled(durable, now)
         if self.writer.lost:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from specq.journal.interface import NOTE_S, Journal, JournalReader, Noted, read_machine
+from specq.journal.interface import HELD_S, NOTE_S, Journal, JournalReader, Noted, read_machine
 from specq.journal.records import Record, StoredJob, num_bytes
 from specq.protocol import JournalBusyError, JournalLostError
 
@@ -74,6 +74,7 @@ class JournalWriter:
 
     - `durable`: the sequence number up to which all records are journaled, except those of lost jobs.
     - `events`: what happened to jobs and brokers. Those of records up to `durable` are in it already.
+    - `held_until`: until when, by the monotonic clock, all jobs that other brokers have taken are in `events`.
     - `trouble`: why the journal cannot be written now, or "". The writer tries again.
     - `lost`: why the journal can never be written again, or "". The broker must stop.
     - `full`: why the journal accepts no new jobs, or "". The unfinished jobs alone take more than the allowed space.
@@ -83,6 +84,7 @@ class JournalWriter:
     def __init__(self, journal: Journal, wake: Wake, keep: Keep | None = None) -> None:
         self.durable, self.trouble, self.lost, self.full = 0, "", "", ""
         self.events: deque[JournalEvent] = deque()
+        self.held_until = 0.0
         self.num_groups, self.write_s = 0, 0.0
         self._journal, self._wake, self._keep = journal, wake, keep or Keep()
         self._queue: SimpleQueue[tuple[int, Sequence[Record], int]] = SimpleQueue()
@@ -110,6 +112,7 @@ class JournalWriter:
 
     def _run(self) -> None:
         try:
+            self._try(self._renew)
             while not self._closing.is_set() or not self._queue.empty():
                 self._turn()
             self._try(self._note_time)
@@ -179,7 +182,11 @@ class JournalWriter:
 
     def _renew(self) -> None:
         """Renew the lease, and take jobs of lost brokers."""
+        sent = time.monotonic()
         addresses = self._journal.renew()
+        if lost := self._journal.lost():
+            self._add(JobsLost(lost))
+        self.held_until = sent + HELD_S
         if addresses != self._addresses:
             self._addresses = addresses
             self._add(BrokersListed(addresses))
@@ -187,6 +194,8 @@ class JournalWriter:
             log.warning("jobs_taken", jobs=len(jobs))
             self._gained.append((self._num_events, frozenset(job.submit.job_id for job in jobs)))
             self._add(JobsGained(jobs))
+        if addresses:
+            self._wake()
 
     def _add(self, event: JournalEvent) -> None:
         self._num_events += 1
