@@ -71,7 +71,6 @@ class Broker:
       broker's epochs greater than an earlier one's. The earlier broker must have opened fewer than 1024 sessions a
       second on average.
     - `epoch`: the journal's. The epochs of new jobs are greater than this, and that needs no clock.
-    - `address`: where clients and workers reach this broker, for others that use the journal.
     - `offset`: the journal's time is the caller's time plus this, in seconds. Any value works without a journal.
     - `grants`: the allowed keys, by name. None: keys are not in use.
     - `traced_at_once`: as in `BrokerSettings`.
@@ -94,10 +93,9 @@ class Broker:
         grants: Mapping[str, Grant] | None = None,
         weights_wait_s: float = 600.0,
         traced_at_once: int = 0,
-        address: str = "",
     ) -> None:
         self.state = BrokerState(
-            BrokerSettings(heartbeat_ms, liveness_ms / 1000, max_jobs, drafters_per_job, traced_at_once, address),
+            BrokerSettings(heartbeat_ms, liveness_ms / 1000, max_jobs, drafters_per_job, traced_at_once),
             BrokerClock(offset),
             Ledger(has_journal=has_journal),
             Roles(grants),
@@ -266,10 +264,10 @@ class Broker:
         return self._effects()
 
     def list_brokers(self, addresses: tuple[str, ...], now: float) -> list[Effect]:
-        """Note the addresses of all live brokers of the journal, and tell the workers."""
+        """Note the addresses of all live brokers of the journal, and send them to the workers."""
         self.state.clock.now, self.state.brokers = now, addresses
         for worker in self.state.workers.all():
-            self.presence.tell_brokers(worker)
+            self.presence.send_brokers(worker)
         return self._effects()
 
     def journaled(self, sequence: int, now: float) -> list[Effect]:

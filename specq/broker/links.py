@@ -194,7 +194,7 @@ def _opening(config: BrokerConfig) -> Opening:
     return Opening(
         durability=config.durability,
         owner=f"process {os.getpid()}, listening on {config.bind}",
-        address=broker_address(config),
+        address=broker_address(config, config.bind),
         floor=int(time.time()) << 10,  # above the epochs of brokers that kept no journal
         take_over=config.take_over,
     )
@@ -203,4 +203,7 @@ def _opening(config: BrokerConfig) -> Opening:
 def _question(effect: Find | FindFinished) -> Question:
     if isinstance(effect, Find):
         return lambda reader: reader.find(effect.job_id)
-    return lambda reader: reader.finished(effect.limit, effect.skip, effect.owner)
+    return lambda reader: [
+        *(reader.unfinished(effect.limit, effect.owner) if effect.with_unfinished else ()),
+        *reader.finished(effect.limit, effect.skip, effect.owner),
+    ]

@@ -274,10 +274,10 @@ def journal_address(config: BrokerConfig) -> str:
     return config.journal or _state_file(config.bind, "journal")
 
 
-def broker_address(config: BrokerConfig) -> str:
+def broker_address(config: BrokerConfig, bound: str) -> str:
     """Return where other machines reach a broker: as configured, or where it listens, under the machine's name."""
-    bind = read_address("broker.bind", config.bind)
-    return config.advertise or (bind.at(socket.gethostname()) if bind.is_wildcard else config.bind)
+    listens = read_address("broker.bind", bound)
+    return config.advertise or (listens.at(socket.gethostname()) if listens.is_wildcard else bound)
 
 
 def batch_store(config: ServeConfig) -> str:

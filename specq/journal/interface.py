@@ -143,6 +143,9 @@ class JournalReader(Protocol):
     def finished(self, limit: int, skip: int = 0, owner: str | None = None) -> list[JobSummary]:
         """Return summaries of the ended jobs, newest first. None as `owner`: the jobs of all owners."""
 
+    def unfinished(self, limit: int, owner: str | None = None) -> list[JobSummary]:
+        """Return summaries of the oldest unfinished jobs of all brokers. `owner` as in `finished`."""
+
     def close(self) -> None:
         """Release the reader's resources."""
 

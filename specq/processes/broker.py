@@ -34,6 +34,8 @@ class BrokerLoop:
         self.poller = zmq.Poller()
         try:
             self.front.bind(self.context, self.poller)
+            self.broker.state.address = broker_address(config, self.front.address)
+            broker_identity(self.broker.state.address)  # an address that is too long is refused now
         except BaseException:
             self.close()
             raise
@@ -84,7 +86,7 @@ class BrokerLoop:
     def _connect(self, effect: Connect) -> None:
         try:
             curve = self.front.curve_to(self.broker.state.roles.public_key(effect.to))
-            identity = broker_identity(self.broker.state.settings.address)
+            identity = broker_identity(self.broker.state.address)
             socket = connect_dealer(self.context, effect.endpoint, queue=True, curve=curve, identity=identity)
         except ConfigError as error:
             log.warning("verifier_connection_failed", reason=str(error))
@@ -149,7 +151,6 @@ def _make_broker(config: BrokerConfig, journal: JournalLink | None, front: Front
         grants=front.grants,
         weights_wait_s=config.weights_wait_seconds,
         traced_at_once=config.traced_jobs,
-        address=broker_address(config),
     )
     if journal is not None:
         broker.restore(journal.taken, time.monotonic())

@@ -232,10 +232,13 @@ class VerifierLoop:
             self.close()
 
     def _drain(self, stop: Stop) -> None:
-        """Let sessions move to other verifiers or end. Without a broker, stop at once."""
+        """Let sessions move to other verifiers or end. Those without their broker are not waited for."""
         self.verifier.state, end = "draining", time.monotonic() + self.drain_s
         self.links.send_heartbeat(self.verifier.heartbeat(), self._broker_of)
-        while self.verifier.sessions and self.links.registered and time.monotonic() < end and not stop.asked_again:
+        sessions = self.verifier.sessions.values()
+        while any(self.links.is_served(session.broker) for session in [*sessions]) and not stop.asked_again:
+            if time.monotonic() >= end:
+                return
             self.turn()
 
     def close(self) -> None:

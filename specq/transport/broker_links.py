@@ -88,6 +88,10 @@ class BrokerLinks:
         """Whether a broker has registered this worker."""
         return any(link.registered for link in self)
 
+    def is_served(self, name: str) -> bool:
+        """Return whether the broker of this name has registered this worker."""
+        return any(link.registered and link.name == name for link in self)
+
     def name_of(self, said: str) -> str:
         """Return the name of the broker that says this name at another socket.
 
@@ -163,13 +167,13 @@ class BrokerLinks:
         """
         self._follow_lists()
         self.send_heartbeat(heartbeat, broker_of, num_dropped)
-        is_served = self.registered
+        has_broker = self.registered
         for link in self:
             if link.registered:
                 link.send_all(messages(link.name))
             else:
-                link.say_hello(WARN_BESIDE_S if is_served else WARN_S)
-                if not is_served and link.num_hellos == HELLOS_UNTIL_TOLD and not link.num_welcomes:
+                link.say_hello(WARN_BESIDE_S if has_broker else WARN_S)
+                if not has_broker and link.num_hellos == HELLOS_UNTIL_TOLD and not link.num_welcomes:
                     self._tell(f"waiting for the broker at {link.endpoint} (specq broker starts one)")
 
     def send_heartbeat(self, heartbeat: Heartbeat, broker_of: Callable[[int], str], num_dropped: int = 0) -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import orjson
 
-from specq.broker import Find
-from specq.journal import HELD_S, LEASE_S
+from specq.broker import Find, FindFinished
+from specq.journal import HELD_S, LEASE_S, JobSummary
 from specq.protocol.messages import (
     Accepted,
     Assign,
@@ -18,7 +19,9 @@ from specq.protocol.messages import (
     Failed,
     Follow,
     JobInfo,
+    JobList,
     JobTokens,
+    ListJobs,
     Moved,
     Open,
     Release,
@@ -40,7 +43,8 @@ class Shared(Desk):
 
     def __init__(self, journal: SharedJournal, address: str, now: float = 100.0, **options: Any) -> None:
         self.journal, self.address = journal, address
-        super().__init__(has_journal=True, address=address, epoch=journal.join(address, now), **options)
+        super().__init__(has_journal=True, epoch=journal.join(address, now), **options)
+        self.broker.state.address = address
         self.now = now
         self.renew()
 
@@ -307,7 +311,7 @@ def test_workers_are_told_of_all_brokers_if_they_can_register_with_several() -> 
     assert first.received(VERIFIER, Brokers)[-1] == Brokers(addresses=(FIRST,), own=FIRST)
     assert first.received(b"old", Brokers) == []
     alone = Desk()
-    assert alone.received(VERIFIER, Brokers) == []
+    assert alone.received(VERIFIER, Brokers) == [Brokers()]
 
 
 def test_a_stranger_learns_nothing_of_a_job_of_another_broker() -> None:
@@ -335,3 +339,21 @@ def test_a_verdict_of_a_former_session_changes_nothing_at_the_taker() -> None:
     lapse(first, second)
     second.back(Verdict(session_id=1, epoch=epoch, base_len=2, token_ids=np.array([7])))
     assert second.job(1).transcript.num_tokens == 0
+
+
+def test_a_list_of_jobs_has_those_of_all_brokers_once() -> None:
+    _, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    second.ask(ANN, submit(2))
+    second.front(ANN, ListJobs(limit=10))
+    (asked,) = [one for one in second.asked if isinstance(one, FindFinished)]
+    assert (asked.limit, asked.with_unfinished) == (10, True)
+    summary = JobSummary(1, "", "toy", "", 0, "", 3, 100.0, 0.0)
+    found = [summary, summary._replace(job_id=2), summary._replace(job_id=3, finish="stop")]
+    second.take(second.broker.listed(asked, found, second.now))
+    (listed,) = second.received(ANN, JobList)
+    lines = orjson.loads(listed.data.tobytes())
+    assert [(line["job_id"], line["state"]) for line in lines] == [(2, "running"), (1, "running"), (3, "finished")]
+    second.asked.clear()
+    second.front(ANN, ListJobs(limit=10, skip=10))
+    assert [one.with_unfinished for one in second.asked] == [False]

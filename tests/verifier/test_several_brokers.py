@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -264,3 +265,27 @@ def test_sessions_of_a_broker_that_the_other_lists_no_more_are_closed(
         num_beats = len(service.beats(two))
         service.until(lambda: len(service.beats(two)) > num_beats + 8)  # noqa: B023
         assert set(service.verifier.sessions) == {7} | ({8} if two in listed else set())
+
+
+def test_a_verifier_that_drains_does_not_wait_for_a_broker_that_is_away(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the sessions of the others, until they have moved."""
+    one, _ = service.brokers
+    service.until(lambda: sum(link.registered for link in service.loop.links) == 2)
+    turns = list[int]()
+
+    def turn() -> None:
+        turns.append(1)
+        if len(turns) == 3:
+            service.verifier.forget_broker(one)
+
+    monkeypatch.setattr(service.loop, "turn", turn)
+    stop = SimpleNamespace(asked_again=False)
+    service.verifier.handle(opened(7), 0.0, "tcp://away:1")
+    service.loop._drain(stop)  # type: ignore[arg-type]
+    assert not turns
+    service.verifier.handle(opened(8), 0.0, one)
+    service.loop._drain(stop)  # type: ignore[arg-type]
+    assert len(turns) == 3
+    assert [*service.verifier.sessions] == [7]

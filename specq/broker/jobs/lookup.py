@@ -84,7 +84,7 @@ class JobLookup:
         """Tell a client that may know a job of another broker where it is. False: the client may not know it."""
         if not self.state.roles.owns(client, stored.owner):
             return False
-        if stored.holder not in ("", self.state.settings.address):
+        if stored.holder not in ("", self.state.address):
             moved = Moved(job_id=stored.submit.job_id, address=stored.holder)
             self.state.outbox.send_front(client, moved)
         return True

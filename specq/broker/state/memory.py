@@ -64,13 +64,14 @@ class Find(NamedTuple):
 class FindFinished(NamedTuple):
     """Find the last `limit` ended jobs of an owner, after skipping the newest `skip`. None: of all owners.
 
-    `Broker.listed` takes the answer.
+    `with_unfinished`: find the unfinished ones of all brokers, too. `Broker.listed` takes the answer.
     """
 
     client: bytes
     limit: int
     skip: int
     owner: str | None = None
+    with_unfinished: bool = False
 
 
 Effect = Send | Connect | Disconnect | Write | Find | FindFinished
@@ -144,7 +145,6 @@ class BrokerSettings(NamedTuple):
     """The broker's start options.
 
     - `liveness_s`: how long a worker may be silent, in seconds.
-    - `address`: where others reach this broker, if the journal is for several.
     - `traced_at_once`: number of jobs traced in all processes without having asked for it.
     """
 
@@ -153,7 +153,6 @@ class BrokerSettings(NamedTuple):
     max_jobs: int
     drafters_per_job: int
     traced_at_once: int = 0
-    address: str = ""
 
     @property
     def quiet_s(self) -> float:
@@ -203,6 +202,7 @@ class BrokerState:
     - `traces`: what happened to jobs, for `specq trace`.
     - `outbox`: effects. Components add them and the broker's process carries them out.
     - `closing`: why the broker accepts no new jobs, or "".
+    - `address`: where other machines reach this broker.
     - `brokers`: addresses of all brokers that use the journal. Empty: it is for one.
     - `epoch`: the epochs of new jobs are above this.
     """
@@ -215,7 +215,7 @@ class BrokerState:
         self.faults, self.traces = FaultLog(), Traces(settings.traced_at_once)
         self.rounds: defaultdict[str, RoundCounts] = defaultdict(RoundCounts)
         self.outbox = Outbox()
-        self.closing, self.brokers = "", tuple[str, ...]()
+        self.closing, self.address, self.brokers = "", "", tuple[str, ...]()
         self.epoch = epoch
         self._num_epochs = 0
 

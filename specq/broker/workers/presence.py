@@ -65,16 +65,16 @@ class Presence:
         beats = self.state.settings.heartbeat_ms
         self.state.outbox.send_front(identity, Welcome(heartbeat_ms=beats, capabilities=capabilities))
         worker = known or self._worker(identity, message)
-        self.tell_brokers(worker)
+        self.send_brokers(worker)
         if known is not None:
             known.last_seen = self.state.clock.now
         else:
             self._register(worker)
 
-    def tell_brokers(self, worker: Worker) -> None:
-        """Tell a worker the addresses of all brokers, if there may be several."""
-        if self.state.brokers and SEVERAL_BROKERS in worker.capabilities:
-            brokers = Brokers(addresses=self.state.brokers, own=self.state.settings.address)
+    def send_brokers(self, worker: Worker) -> None:
+        """Send a worker this broker's address, and those of all brokers of a journal for several."""
+        if SEVERAL_BROKERS in worker.capabilities:
+            brokers = Brokers(addresses=self.state.brokers, own=self.state.address)
             self.state.outbox.send_front(worker.identity, brokers)
 
     def _reason_against(self, identity: bytes, message: Hello) -> str:
