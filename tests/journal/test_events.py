@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from specq.journal import JobsGained, JobsLost, JournalWriter, Kept, threads
 from specq.journal.threads import BrokersListed
+from specq.protocol import JournalBusyError
 from specq.testing import wait_until
 from specq.testing.fake_journal import FakeJournal, added, taken
 
@@ -112,3 +114,27 @@ def test_jobs_lost_before_a_renewal_are_known_before_it_counts(
     opened.close()
     first = next(held_until for held_until, events in known if JobsLost(frozenset({3})) in events)
     assert first == max(held_until for held_until, events in known if JobsLost(frozenset({3})) not in events)
+
+
+def test_after_the_journal_was_away_the_others_get_time_to_renew(
+    journal: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first broker that reaches it again would take the jobs of all."""
+    monkeypatch.setattr(threads, "RENEW_S", 0.02)
+    monkeypatch.setattr(threads, "LEASE_S", 0.2)
+    renewals, takings = list[float](), list[float]()
+
+    def renew() -> tuple[str, ...]:
+        if time.monotonic() < away_until:
+            raise JournalBusyError("it is away")
+        renewals.append(time.monotonic())
+        return ("tcp://a:1", "tcp://b:2")
+
+    away_until = time.monotonic() + 0.5
+    monkeypatch.setattr(journal, "renew", renew)
+    monkeypatch.setattr(journal, "take", lambda: takings.append(time.monotonic()) or [])
+    opened = JournalWriter(journal, lambda: None)
+    wait_until(lambda: takings)
+    opened.close()
+    assert away_until < renewals[0] < renewals[0] + 0.2 <= takings[0]
+    assert len(renewals) > 2
