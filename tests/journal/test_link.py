@@ -271,3 +271,16 @@ def test_a_broker_that_starts_knows_the_others_before_its_first_client(
     loop = BrokerLoop(BrokerConfig(bind=free_address, journal="shared"))
     assert loop.broker.state.brokers == ("tcp://a:1", "tcp://b:2")
     loop.close()
+
+
+def test_a_broker_that_stood_still_knows_it(monkeypatch: pytest.MonkeyPatch, free_address: str) -> None:
+    """It says so before it handles anything that came meanwhile."""
+    loop = BrokerLoop(BrokerConfig(bind=free_address, journal="none"))
+    pauses = list[float]()
+    monkeypatch.setattr(loop.broker, "stood_still", lambda seconds, now: pauses.append(seconds))
+    loop.turn()
+    assert pauses == []
+    loop._turned -= 60.0
+    loop.turn()
+    loop.close()
+    assert pauses == [pytest.approx(60.0, abs=5.0)]
