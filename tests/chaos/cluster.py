@@ -16,13 +16,15 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import click
 
@@ -37,10 +39,11 @@ from tests.chaos.processes import BEATS, OURS, SPECQ, Deployment, Siege, attack,
 from tests.journal.cluster import Cluster as Servers
 from tests.journal.cluster import Database, running
 
-STEP_MS = 15
+STEP_MS = 40
 JOBS = 6
 RECOVERY_S = 10.0  # until every session advances, after the last fault
 MOVE_S = 5.0  # until the jobs of a dead broker do
+LOOK_S = 0.2  # for processes that ended by themselves
 IN_FLIGHT_S = 0.05  # what a broker sent before its death has arrived by then
 LONGEST_STOP_S = 5.0  # longer than a lease
 AUDIT_S = 120.0  # for all jobs to end, when all is well again
@@ -62,7 +65,9 @@ class Cluster(Deployment):
         self.database = servers.new_database()
         self.histories = directory / "histories"
         self.histories.mkdir()
-        self.processes = {}
+        self.processes, self.deaths = {}, Counter[str]()  # of those that ended by themselves
+        self._lock, self._ended, self._kept = threading.RLock(), threading.Event(), set[str]()
+        self._supervisor = threading.Thread(target=self._supervise)
         super().__init__(directory)
         self.gateway = free_address()
         self.commands["gateway"] = (
@@ -111,6 +116,37 @@ class Cluster(Deployment):
     def pids(self) -> dict[str, int]:
         """Return the processes that connect, by name; this one is the load's."""
         return {name: process.pid for name, process in self.processes.items()} | {"load": os.getpid()}
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._supervisor.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._supervisor.join()
+        super().__exit__(kind, error, at)
+
+    def start(self, name: str) -> None:
+        """Start a process, which is kept running from now on."""
+        with self._lock:
+            super().start(name)
+            self._kept.add(name)
+
+    def kill(self, name: str) -> None:
+        """Kill a process, and keep it away until it is started."""
+        with self._lock:
+            self._kept.discard(name)
+            super().kill(name)
+
+    def _supervise(self) -> None:
+        """Start what ended by itself again. A broker ends if it cannot open the journal when it starts."""
+        while not self._ended.wait(LOOK_S):
+            with self._lock:
+                dead = [name for name in self._kept if self.processes[name].poll() is not None]
+                for name in dead:
+                    self.start(name)
+            self.deaths.update(dead)
 
     def held(self) -> dict[str, set[int]]:
         """Return the jobs that each broker holds, by its name."""
@@ -207,7 +243,14 @@ def faults_of(kills: int, restarts: int, failovers: int, partitions: int, seed: 
     return found
 
 
-def siege(directory: Path, faults: Sequence[tuple[str, str]], *, seed: int = 0, bug: str = "") -> dict[str, Any]:
+def siege(
+    directory: Path,
+    faults: Sequence[tuple[str, str]],
+    *,
+    seed: int = 0,
+    bug: str = "",
+    recovery_s: float = RECOVERY_S,
+) -> dict[str, Any]:
     """Run a cluster under load, inject the faults; return what came of it, with all that is wrong."""
     cluster: Cluster
     with Links(lambda: cluster.pids()) as links:  # noqa: PLW0108 - it is made later
@@ -215,12 +258,12 @@ def siege(directory: Path, faults: Sequence[tuple[str, str]], *, seed: int = 0, 
         with cluster:
             injector = Injector(cluster)
             found = attack(
-                cluster, toy_prompts(), faults, seed=seed, recovery_s=RECOVERY_S, num_jobs=JOBS, inject=injector
+                cluster, toy_prompts(), faults, seed=seed, recovery_s=recovery_s, num_jobs=JOBS, inject=injector
             )
             for name in cluster.names("client"):
                 cluster.kill(name)
             history = audit(cluster)
-    return report(found, injector.times, history)
+    return {**report(found, injector.times, history), "died": dict(cluster.deaths)}
 
 
 def audit(cluster: Cluster) -> list[Operation]:
@@ -274,6 +317,7 @@ def is_good(one: dict[str, Any]) -> bool:
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for the report, JSON.")
 def main(kills: int, restarts: int, failovers: int, partitions: int, seed: int, bug: str, out: Path | None) -> None:
     """Run all, print the report, end with status 1 if anything went wrong."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends all processes
     faults = faults_of(kills, restarts, failovers, partitions, seed)
     if bug:  # what can find it
         faults = [(kind, "broker") for kind, role in faults if kind in ("kill", "stop")]

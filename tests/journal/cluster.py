@@ -104,7 +104,9 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         first, second = map(int, (folder / "ports").read_text("ascii").split())
-        self.primary, self.standby = Server(folder, "primary", first), Server(folder, "standby", second)
+        both = Server(folder, "primary", first), Server(folder, "standby", second)
+        has_failed_over = (folder / "primary" / "standby.signal").exists()
+        self.primary, self.standby = both[::-1] if has_failed_over else both
 
     def new_database(self) -> Database:
         """Create a database in the primary."""
