@@ -185,7 +185,7 @@ class Broker:
         return self._effects()
 
     def stood_still(self, seconds: float, now: float) -> None:
-        """Count these seconds, just before `now`, as nobody's silence: the broker itself read no messages."""
+        """Do not count these seconds, just before `now`, as silence of workers: the broker itself read no messages."""
         for worker in self.state.workers.all():
             worker.last_seen = min(now, worker.last_seen + seconds)
             worker.progressed = min(now, worker.progressed + seconds)
