@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from specq.broker import Find, FindFinished
-from specq.journal import LEASE_S, JobSummary
+from specq.journal import HELD_S, LEASE_S, JobSummary
 from specq.protocol.messages import (
     Accepted,
     Assign,
@@ -53,6 +53,7 @@ class Shared(Desk):
         addresses = self.journal.renew(self.address, self.now)
         if addresses != self.broker.state.brokers:
             self.take(self.broker.list_brokers(addresses, self.now))
+        self.broker.state.ledger.held_until = self.now + HELD_S
         jobs = self.journal.take(self.address, self.now)
         self.take(self.broker.gain(jobs, self.now))
         return jobs
@@ -186,6 +187,35 @@ def test_clients_are_sent_to_the_broker_of_their_job() -> None:
     assert not second.broker.state.jobs.active
     assert [type(message) for message in second.ask(ANN, Follow(job_id=9))] == [Failed]
     assert second.ask(ANN, Cancel(job_id=9)) == []
+
+
+def test_a_broker_whose_lease_may_have_run_out_shows_no_running_job() -> None:
+    """One that was frozen has an old text, and its clients may have seen a newer one at the next holder."""
+    _, first, second = two_brokers()
+    for job_id in (1, 2):
+        first.ask(ANN, submit(job_id))
+    first.say(1, 7)
+    first.say(2, 7, finish="stop")
+    lapse(first, second)
+    second.say(1, 8)
+    assert first.ask(BEN, Follow(job_id=1)) == [Moved(job_id=1, address=SECOND)]
+    assert [type(message) for message in first.ask(BEN, Follow(job_id=2))] == [JobInfo, Tokens]
+    second.say(1, 9, finish="stop")
+    assert first.ask(BEN, Follow(job_id=1)) == []
+    first.renew()
+    first.take(first.broker.lose([1], first.now))  # what the journal's thread finds after a late renewal
+    assert token_ids(first.ask(BEN, Follow(job_id=1))) == [7, 8, 9]
+
+
+def test_a_broker_that_may_have_lost_its_lease_shows_its_jobs_after_the_renewal() -> None:
+    """Nobody has taken them. The client asks again meanwhile."""
+    _, first, _ = two_brokers()
+    first.ask(ANN, submit(1))
+    first.say(1, 7)
+    first.now += HELD_S
+    assert first.ask(BEN, Follow(job_id=1)) == []
+    first.renew()
+    assert token_ids(first.ask(BEN, Follow(job_id=1))) == [7]
 
 
 def test_nobody_is_sent_to_a_lost_broker() -> None:

@@ -194,6 +194,27 @@ def test_brokers_know_each_other(open_it: Open, database: Database) -> None:
     reader.close()
 
 
+def test_jobs_lost_while_the_lease_was_late_are_found(
+    open_it: Open, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the broker that wakes, though it writes nothing for them. Each is found once."""
+    first, second = open_it(), open_it()
+    first.write([taken(1), taken(2), taken(3)])
+    first.renew()
+    assert first.lost() == frozenset()
+    first.write([ended(2, [])])
+    database.expire(first)
+    assert ids(second.take()) == [1, 3]
+    monkeypatch.setattr(first, "_sure_until", 0.0)  # it was frozen
+    first.renew()
+    assert (first.lost(), first.lost()) == ({1, 3}, frozenset())
+    assert first.write([taken(4)]) == frozenset()
+    database.run(f"DELETE FROM specq.brokers WHERE number = {first._number}")
+    database.run("UPDATE specq.active SET broker = NULL WHERE job_id = 4")
+    first.renew()
+    assert first.lost() == {4}
+
+
 def test_a_broker_whose_row_is_gone_goes_on(open_it: Open, database: Database) -> None:
     """It held no jobs any more. It has a new number, and takes new jobs."""
     first, second = open_it(), open_it()

@@ -28,7 +28,7 @@ from typing import Any
 import structlog
 
 from specq.journal import rows
-from specq.journal.interface import LEASE_S, MOST_TAKEN, Journal, Kept, Noted, Opening
+from specq.journal.interface import HELD_S, LEASE_S, MOST_TAKEN, Journal, Kept, Noted, Opening
 from specq.journal.postgres.address import parse
 from specq.journal.postgres.arrays import ints
 from specq.journal.postgres.group import NUM_ARGUMENTS, RecordGroup
@@ -53,6 +53,7 @@ _KEEP = "SELECT num_forgotten, is_full FROM specq.keep_to(%s, %s, %s, %s, %s, %s
 _CLOSE = "UPDATE specq.brokers SET until = clock_timestamp() WHERE number = %s AND token = %s"
 _RELEASE = "UPDATE specq.active SET broker = NULL WHERE broker = %s AND job_id = ANY(%s)"
 _UNKNOWN = "SELECT job_id FROM specq.active WHERE broker = %s AND epoch IS NOT NULL AND job_id <> ALL(%s)"
+_OWN = "SELECT job_id FROM specq.active WHERE broker = %s AND job_id = ANY(%s)"
 _ACTIVE = (
     f"SELECT {JOB}, weights, placed, deaths, lone_deaths, death_length, coalesce(epoch, 0) "  # noqa: S608
     "FROM specq.active JOIN specq.jobs USING (job_id)"
@@ -74,6 +75,8 @@ class PostgresJournal(Journal):
         self._next_token = 0  # the next connection's, if it may be claimed
         self._held: dict[int, int] = {}  # unfinished job -> about its bytes
         self._running = 0  # their sum
+        self._sure_until = 0.0  # no other broker has taken a job of this one before that
+        self._may_have_lost, self._given_up = False, set[int]()  # the jobs of former numbers
         self._last = RecordGroup(), frozenset[int]()  # the last group, and its refused jobs. None: it is not known
         self._unsure: RecordGroup | None = None  # written or not, with the number of the last group
         self._group_number = 0
@@ -111,6 +114,7 @@ class PostgresJournal(Journal):
         ((number,),) = self._session.query("SELECT specq.register(%s, %s, %s, %s, %s)", values)
         self._session.application = f"specq journal {number}"
         self._session.query("SELECT set_config('application_name', %s, false)", (self._session.application,))
+        self._given_up |= self._held.keys()
         self._number, self._tokens, self._held, self._running = int(number), [token], {}, 0
         self._unfolded = 0
 
@@ -180,7 +184,23 @@ class PostgresJournal(Journal):
 
     def renew(self) -> tuple[str, ...]:
         """Renew the lease. Return the addresses of all live brokers."""
-        return tuple(self._call("SELECT specq.renew(%s, %s, %s)", LEASE_S))
+        sent = time.monotonic()
+        addresses = tuple(self._call("SELECT specq.renew(%s, %s, %s)", LEASE_S))
+        self._may_have_lost |= time.monotonic() >= self._sure_until
+        self._sure_until = sent + HELD_S
+        return addresses
+
+    def lost(self) -> frozenset[int]:
+        """Return the jobs that this broker lost while its lease was not renewed in time."""
+        if not self._may_have_lost and not self._given_up:
+            return frozenset()
+        found = self._session.query(_OWN, (self._number, ints(list(self._held))))
+        lost = self._held.keys() - {job_id for (job_id,) in found}
+        for job_id in lost:
+            self._running -= self._held.pop(job_id)
+        lost |= self._given_up - self._held.keys()
+        self._may_have_lost, self._given_up = False, set()
+        return frozenset(lost)
 
     def take(self) -> list[StoredJob]:
         """Become the holder of jobs that no live broker holds, the oldest first. Unreadable ones are left alone."""
