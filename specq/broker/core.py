@@ -197,6 +197,12 @@ class Broker:
         self.delivery.update_again(list(self.state.jobs.active.values()))
         return self._effects()
 
+    def stood_still(self, seconds: float, now: float) -> None:
+        """Do not count these seconds, just before `now`, as silence of workers: the broker itself read no messages."""
+        for worker in self.state.workers.all():
+            worker.last_seen = min(now, worker.last_seen + seconds)
+            worker.progressed = min(now, worker.progressed + seconds)
+
     def undelivered(self, effect: Send) -> None:
         """Note that a peer did not take a message, since its queue is full or it is gone.
 

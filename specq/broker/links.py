@@ -100,7 +100,8 @@ class JournalLink:
         self._sequence = 0
         self._trouble = self._full = ""
         self._num_handled = 0
-        self.taken: list[StoredJob] = []  # at the start
+        self.brokers = self.journal.renew()  # at the start, as `taken`
+        self.taken: list[StoredJob] = []
         while jobs := self.journal.take():
             self.taken += jobs
         keep = Keep(config.keep_hours * 3600, config.keep_mb << 20)
@@ -145,6 +146,7 @@ class JournalLink:
         ledger = broker.state.ledger
         ledger.num_groups, ledger.write_s = self.writer.num_groups, self.writer.write_s
         durable = self.writer.durable  # before the events: those of these records are there already
+        ledger.held_until = self.writer.held_until
         effects = self._handle_events(broker, now)
         effects += broker.journaled(durable, now)
         if self.writer.lost:
@@ -201,4 +203,7 @@ def _opening(config: BrokerConfig) -> Opening:
 def _question(effect: Find | FindFinished) -> Question:
     if isinstance(effect, Find):
         return lambda reader: reader.find(effect.job_id)
-    return lambda reader: reader.finished(effect.limit, effect.skip, effect.owner)
+    return lambda reader: [
+        *(reader.unfinished(effect.limit, effect.owner) if effect.with_unfinished else ()),
+        *reader.finished(effect.limit, effect.skip, effect.owner),
+    ]

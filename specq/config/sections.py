@@ -346,7 +346,8 @@ class ServeConfig(Section):
     connections: int = option(4096, "Maximum number of open connections.", low=1, high=65_536)
     batches: str = option(
         "",
-        "File for uploads and batches. `none`: no batches. Default: one file per broker address, in SPECQ_STATE.",
+        "File for uploads and batches, or postgresql:// for several gateways. `none`: no batches. Default: one file "
+        "per broker address, in SPECQ_STATE.",
     )
     batch_store_mb: int = option(2048, "Maximum size of all files together, in MB.", low=1, high=2**40)
     batch_days: float = option(30.0, "How long to keep files and batches, in days.", low=0.001, high=36_500)

@@ -18,6 +18,7 @@ Tokens count by position, so writing tokens twice has no effect.
 from specq.journal.check import JournalReport, check_journal
 from specq.journal.interface import (
     EPOCHS,
+    HELD_S,
     LEASE_S,
     MOST_TAKEN,
     Clocks,
@@ -60,6 +61,7 @@ from specq.journal.transfer import Copied, copy_journal
 
 __all__ = [
     "EPOCHS",
+    "HELD_S",
     "LEASE_S",
     "MOST_TAKEN",
     "NO_CRASHES",

@@ -91,6 +91,7 @@ def _up_between(before: MachineClock, now: MachineClock) -> float:
 
 EPOCHS = 1 << 32  # epochs that a holder may use for a job; the next holder's are above them
 LEASE_S = 3.0  # without a renewal, until other brokers take a broker's jobs
+HELD_S = 2.0  # after a renewal, a broker can be sure of its jobs: a failover may forget the renewals of a second
 MOST_TAKEN = 256  # jobs at once, so that several brokers share those of a lost one
 JOURNALS = {
     "sqlite": "specq.journal.sqlite.store:SqliteJournal",
@@ -142,6 +143,9 @@ class JournalReader(Protocol):
     def finished(self, limit: int, skip: int = 0, owner: str | None = None) -> list[JobSummary]:
         """Return summaries of the ended jobs, newest first. None as `owner`: the jobs of all owners."""
 
+    def unfinished(self, limit: int, owner: str | None = None) -> list[JobSummary]:
+        """Return summaries of the oldest unfinished jobs of all brokers. `owner` as in `finished`."""
+
     def close(self) -> None:
         """Release the reader's resources."""
 
@@ -181,6 +185,12 @@ class Journal(Protocol):
         """Renew the broker's lease, for `LEASE_S` seconds. Return the addresses of all live brokers, with its own.
 
         Empty if the journal is for one broker. Raises as `write` does.
+        """
+
+    def lost(self) -> frozenset[int]:
+        """Return the jobs that this broker lost while its lease was not renewed in time. Call it after `renew`.
+
+        Each job is returned once. Raises as `write` does.
         """
 
     def take(self) -> list[StoredJob]:

@@ -26,6 +26,7 @@ JOB = "job_id, owner, tenant, cache_salt, label, model, params, speculation, pri
 COMMIT = "job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens, cached_tokens"
 RESULT = "weights, finish, ended, code, reason, stats, token_ids, origins, logprobs"
 SUMMARY = "job_id, label, model, owner, priority, finish, length(token_ids) / 4, submitted, ended"
+ACTIVE_SUMMARY = "job_id, label, model, owner, priority, '', coalesce(num_tokens, 0), submitted, 0.0"
 ROW_BYTES = 200  # about the size of a result without its arrays
 
 

@@ -4,9 +4,10 @@ The writer journals all waiting records as one group once the previous group is 
 milliseconds. So with more load the groups grow, and each record costs less. `durable` is the progress. Both threads
 call `wake` after a change.
 
-The writer also renews the broker's lease, and takes the jobs of lost brokers. What it finds are events, in order. The
-broker counts the handled ones. Rule: records of a job that was taken count only if the broker made them after
-it learned of the taking. Earlier ones describe a text that others may have continued.
+The writer also renews the broker's lease, and takes the jobs of lost brokers. If its own renewal was late, the journal
+may have been away for all. So it gives the others the time of a lease before it takes their jobs. What it finds are
+events, in order. The broker counts the handled ones. Rule: records of a job that was taken count only if the broker
+made them after it learned of the taking. Earlier ones describe a text that others may have continued.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from specq.journal.interface import NOTE_S, Journal, JournalReader, Noted, read_machine
+from specq.journal.interface import HELD_S, LEASE_S, NOTE_S, Journal, JournalReader, Noted, read_machine
 from specq.journal.records import Record, StoredJob, num_bytes
 from specq.protocol import JournalBusyError, JournalLostError
 
 log = structlog.get_logger(__name__)
 
-RENEW_S = 1.0  # longest time between two renewals of the broker's lease
+RENEW_S = 0.5  # longest time between two renewals of the broker's lease
 EXPIRE_S = 10.0
 RETRY_S = 0.25
 GROUP_S = 0.002  # least time between the starts of two groups
@@ -74,6 +75,7 @@ class JournalWriter:
 
     - `durable`: the sequence number up to which all records are journaled, except those of lost jobs.
     - `events`: what happened to jobs and brokers. Those of records up to `durable` are in it already.
+    - `held_until`: until when, by the monotonic clock, all jobs that other brokers have taken are in `events`.
     - `trouble`: why the journal cannot be written now, or "". The writer tries again.
     - `lost`: why the journal can never be written again, or "". The broker must stop.
     - `full`: why the journal accepts no new jobs, or "". The unfinished jobs alone take more than the allowed space.
@@ -83,6 +85,8 @@ class JournalWriter:
     def __init__(self, journal: Journal, wake: Wake, keep: Keep | None = None) -> None:
         self.durable, self.trouble, self.lost, self.full = 0, "", "", ""
         self.events: deque[JournalEvent] = deque()
+        self.held_until = 0.0
+        self._renewed, self._takes_from = time.monotonic(), 0.0
         self.num_groups, self.write_s = 0, 0.0
         self._journal, self._wake, self._keep = journal, wake, keep or Keep()
         self._queue: SimpleQueue[tuple[int, Sequence[Record], int]] = SimpleQueue()
@@ -110,6 +114,7 @@ class JournalWriter:
 
     def _run(self) -> None:
         try:
+            self._try(self._renew)
             while not self._closing.is_set() or not self._queue.empty():
                 self._turn()
             self._try(self._note_time)
@@ -179,14 +184,23 @@ class JournalWriter:
 
     def _renew(self) -> None:
         """Renew the lease, and take jobs of lost brokers."""
+        sent = time.monotonic()
         addresses = self._journal.renew()
+        if lost := self._journal.lost():
+            self._add(JobsLost(lost))
+        self.held_until = sent + HELD_S
+        if sent > self._renewed + LEASE_S:
+            self._takes_from = sent + LEASE_S
+        self._renewed = sent
         if addresses != self._addresses:
             self._addresses = addresses
             self._add(BrokersListed(addresses))
-        while jobs := self._journal.take():
+        while sent >= self._takes_from and (jobs := self._journal.take()):
             log.warning("jobs_taken", jobs=len(jobs))
             self._gained.append((self._num_events, frozenset(job.submit.job_id for job in jobs)))
             self._add(JobsGained(jobs))
+        if addresses:
+            self._wake()
 
     def _add(self, event: JournalEvent) -> None:
         self._num_events += 1

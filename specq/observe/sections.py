@@ -211,7 +211,9 @@ def queues(snapshot: Snapshot) -> str:
     journal = snapshot.report.get("journal", {})
     waiting = f"journal records waiting: {journal.get('records_waiting', 0)}" if journal.get("kept") else "no journal"
     counts = ", ".join(f"{name} {count}" for name, count in sorted(snapshot.report.get("counts", {}).items()) if count)
-    parts = [waiting, f"counters: {counts}" if counts else "", journal.get("trouble", "")]
+    brokers = snapshot.report.get("brokers", ())
+    shared = f"brokers: {', '.join(brokers)}" if len(brokers) > 1 else ""
+    parts = [shared, waiting, f"counters: {counts}" if counts else "", journal.get("trouble", "")]
     return "; ".join(part for part in parts if part)
 
 

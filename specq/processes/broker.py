@@ -43,10 +43,12 @@ class BrokerLoop:
         if self.journal is not None:
             self.poller.register(self.journal, zmq.POLLIN)
         self.tick = Beat(max(config.heartbeat_ms // 2, 10))
+        self._turned = time.monotonic()
 
     def turn(self) -> None:
         """Wait for messages or the next tick, and handle them."""
         ready = dict(self.poller.poll(self.tick.remaining_ms()))
+        self._note_pause(time.monotonic())
         for identity, frames, who in self.front.messages(ready):
             self.apply(self.broker.from_front(identity, frames, time.monotonic(), who))
         for identity, socket in list(self.backs.items()):
@@ -61,6 +63,13 @@ class BrokerLoop:
             if self.journal.fileno() in ready:
                 self.apply(self.journal.notify(self.broker, time.monotonic()))
             self.journal.flush()
+
+    def _note_pause(self, now: float) -> None:
+        """Report to the broker that this process itself stood still, for example because it was frozen."""
+        pause, self._turned = now - self._turned, now
+        if pause > self.broker.state.settings.liveness_s / 2:
+            log.warning("broker_stood_still", seconds=round(pause, 1))
+            self.broker.stood_still(pause, now)
 
     def apply(self, effects: Iterable[Effect]) -> None:
         """Execute the effects that the broker returned."""
@@ -157,6 +166,7 @@ def _make_broker(config: BrokerConfig, journal: JournalLink | None, front: Front
     if journal is not None:
         broker.restore(journal.taken, time.monotonic())
         journal.taken = []
+        broker.list_brokers(journal.brokers, time.monotonic())
     return broker
 
 

@@ -246,8 +246,7 @@ def test_a_lost_welcome_is_said_again() -> None:
     desk = Desk()
     desk.now += 2.9
     hello = Hello(role="target", name="v", incarnation=1, model=toy_info(), endpoint="toy", max_sessions=8)
-    (received,) = desk.front(VERIFIER, hello)
-    assert received.TYPE == "welcome"
+    assert [received.TYPE for received in desk.front(VERIFIER, hello)] == ["welcome", "brokers"]
     desk.take(desk.broker.tick(desk.now + 1))
     assert desk.broker.state.workers.get(VERIFIER) is not None
 
@@ -310,3 +309,15 @@ def test_no_client_is_refused_while_a_verifier_that_crashed_may_come_back() -> N
         (refused,) = desk.submit(2)
         assert isinstance(refused, Failed)
         assert refused.code == "no_verifier"
+
+
+def test_a_broker_that_stood_still_loses_no_worker_for_that() -> None:
+    """It read no heartbeats meanwhile. A verifier that is silent afterwards is lost."""
+    desk = desk_with()
+    desk.submit(1)
+    desk.now += 60.0
+    desk.broker.stood_still(60.0, desk.now)
+    desk.broker.tick(desk.now)
+    assert (desk.job(1).state, desk.job(1).crashes.total) == ("running", 0)
+    desk.broker.tick(desk.now + desk.broker.state.settings.liveness_s + 1.0)
+    assert (desk.job(1).state, desk.job(1).crashes.total) == ("waiting", 1)

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import orjson
 
-from specq.broker import Find
-from specq.journal import LEASE_S
+from specq.broker import Find, FindFinished
+from specq.journal import HELD_S, LEASE_S, JobSummary
 from specq.protocol.messages import (
     Accepted,
     Assign,
@@ -18,7 +19,9 @@ from specq.protocol.messages import (
     Failed,
     Follow,
     JobInfo,
+    JobList,
     JobTokens,
+    ListJobs,
     Moved,
     Open,
     Release,
@@ -50,6 +53,7 @@ class Shared(Desk):
         addresses = self.journal.renew(self.address, self.now)
         if addresses != self.broker.state.brokers:
             self.take(self.broker.list_brokers(addresses, self.now))
+        self.broker.state.ledger.held_until = self.now + HELD_S
         jobs = self.journal.take(self.address, self.now)
         self.take(self.broker.gain(jobs, self.now))
         return jobs
@@ -185,6 +189,35 @@ def test_clients_are_sent_to_the_broker_of_their_job() -> None:
     assert second.ask(ANN, Cancel(job_id=9)) == []
 
 
+def test_a_broker_whose_lease_may_have_run_out_shows_no_running_job() -> None:
+    """One that was frozen has an old text, and its clients may have seen a newer one at the next holder."""
+    _, first, second = two_brokers()
+    for job_id in (1, 2):
+        first.ask(ANN, submit(job_id))
+    first.say(1, 7)
+    first.say(2, 7, finish="stop")
+    lapse(first, second)
+    second.say(1, 8)
+    assert first.ask(BEN, Follow(job_id=1)) == [Moved(job_id=1, address=SECOND)]
+    assert [type(message) for message in first.ask(BEN, Follow(job_id=2))] == [JobInfo, Tokens]
+    second.say(1, 9, finish="stop")
+    assert first.ask(BEN, Follow(job_id=1)) == []
+    first.renew()
+    first.take(first.broker.lose([1], first.now))  # what the journal's thread finds after a late renewal
+    assert token_ids(first.ask(BEN, Follow(job_id=1))) == [7, 8, 9]
+
+
+def test_a_broker_that_may_have_lost_its_lease_shows_its_jobs_after_the_renewal() -> None:
+    """Nobody has taken them. The client asks again meanwhile."""
+    _, first, _ = two_brokers()
+    first.ask(ANN, submit(1))
+    first.say(1, 7)
+    first.now += HELD_S
+    assert first.ask(BEN, Follow(job_id=1)) == []
+    first.renew()
+    assert token_ids(first.ask(BEN, Follow(job_id=1))) == [7]
+
+
 def test_nobody_is_sent_to_a_lost_broker() -> None:
     """The client asks again, and then the job is somewhere."""
     journal, first, second = two_brokers()
@@ -306,3 +339,21 @@ def test_a_verdict_of_a_former_session_changes_nothing_at_the_taker() -> None:
     lapse(first, second)
     second.back(Verdict(session_id=1, epoch=epoch, base_len=2, token_ids=np.array([7])))
     assert second.job(1).transcript.num_tokens == 0
+
+
+def test_a_list_of_jobs_has_those_of_all_brokers_once() -> None:
+    _, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    second.ask(ANN, submit(2))
+    second.front(ANN, ListJobs(limit=10))
+    (asked,) = [one for one in second.asked if isinstance(one, FindFinished)]
+    assert (asked.limit, asked.with_unfinished) == (10, True)
+    summary = JobSummary(1, "", "toy", "", 0, "", 3, 100.0, 0.0)
+    found = [summary, summary._replace(job_id=2), summary._replace(job_id=3, finish="stop")]
+    second.take(second.broker.listed(asked, found, second.now))
+    (listed,) = second.received(ANN, JobList)
+    lines = orjson.loads(listed.data.tobytes())
+    assert [(line["job_id"], line["state"]) for line in lines] == [(2, "running"), (1, "running"), (3, "finished")]
+    second.asked.clear()
+    second.front(ANN, ListJobs(limit=10, skip=10))
+    assert [one.with_unfinished for one in second.asked] == [False]

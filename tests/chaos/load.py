@@ -1,7 +1,7 @@
 """A steady load on a broker: so many toy jobs at a time, each checked when it ends, and what the user sees of each.
 
-What was lost (a job that failed), doubled (ended twice) or wrong (another text) is counted in the report, never
-raised.
+A job that is refused before it began is submitted again. What was lost (a job that failed), doubled (ended twice) or
+wrong (another text) is counted in the report, never raised.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, Self
 
 from specq import Client
 from specq.client.events import Event, JobDone, NewTokens, RequestFailed
-from specq.client.request import read_request
+from specq.client.request import Request, read_request
+from specq.protocol import JobError
 
 
 class Asked(NamedTuple):
@@ -28,14 +30,17 @@ class Asked(NamedTuple):
 
 
 Prompts = Iterable[Asked]
+REFUSALS = ("busy", "no_verifier")
+AGAIN_S = 0.3  # until a refused job is submitted again
 
 
 @dataclass
 class Running:
     """A job that runs; `advanced` is when its last tokens came, `tokens` how many there are."""
 
-    expected: list[int]
+    asked: Asked
     advanced: float
+    job_id: int
     tokens: int = 0
 
 
@@ -53,10 +58,10 @@ class Tally:
 
 
 class Load:
-    """Keeps `num_jobs` jobs under way until the block is left."""
+    """Keeps `num_jobs` jobs under way until the block is left, spread over the clients."""
 
-    def __init__(self, client: Client, prompts: Prompts, num_jobs: int) -> None:
-        self.client, self.tally, self.running = client, Tally(), dict[str, Running]()
+    def __init__(self, clients: Sequence[Client], prompts: Prompts, num_jobs: int) -> None:
+        self.clients, self.tally, self.running = clients, Tally(), dict[str, Running]()
         self._prompts, self._num_jobs = iter(prompts), num_jobs
         self._lock, self._ids, self._open = threading.Lock(), count(1), True
 
@@ -69,12 +74,28 @@ class Load:
         self._open = False
 
     def _submit(self) -> None:
-        asked, name = next(self._prompts), f"load {next(self._ids)}"
+        asked, number = next(self._prompts), next(self._ids)
+        name, client = f"load {number}", self.clients[number % len(self.clients)]
         arguments = {"token_ids": asked.prompt, "id": name, "max_tokens": len(asked.expected), **asked.params}
-        request = read_request(arguments, self.client.served)
+        request = read_request(arguments, client.served)
         with self._lock:
-            self.running[name] = Running(asked.expected, time.monotonic())
-        self.client._connection.submit(request, lambda event: self._hear(name, event))
+            self.running[name] = Running(asked, time.monotonic(), request.submits[0].job_id)
+        self._send(name, client, request)
+
+    def _send(self, name: str, client: Client, request: Request) -> None:
+        """Submit a job; one that is refused before it began, again and again."""
+
+        def hear(event: Event) -> None:
+            if isinstance(event, RequestFailed) and event.error.code in REFUSALS and not self.running[name].tokens:
+                self.tally.counts["refused"] += 1
+                again = threading.Timer(AGAIN_S, self._send, (name, client, request))
+                again.daemon = True
+                again.start()
+            else:
+                self._hear(name, event)
+
+        with suppress(JobError):  # the client was closed meanwhile
+            client._connection.submit(request, hear)
 
     def _hear(self, name: str, event: Event) -> None:
         """Take an event, in the client's thread."""
@@ -97,9 +118,14 @@ class Load:
             self.tally.counts["lost"] += 1
             self.tally.failures.append(str(event.error))
         elif isinstance(event, JobDone):
-            self.tally.counts["wrong"] += event.transcript.token_ids != job.expected
+            self.tally.counts["wrong"] += event.transcript.token_ids != job.asked.expected
         if self._open:
             self._submit()
+
+    def ids(self) -> dict[int, str]:
+        """Return the names of the jobs that run, by their ids."""
+        with self._lock:
+            return {job.job_id: name for name, job in self.running.items()}
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -108,10 +134,10 @@ class Load:
         with self._lock:
             return {name for name, job in self.running.items() if job.advanced < start}
 
-    def recovered(self, start: float, limit_s: float) -> float | None:
-        """Wait until every job that runs has advanced since then; return the seconds it took, None if it takes
-        longer."""
-        stuck = self.since(start)
+    def recovered(self, start: float, limit_s: float, of: Collection[str] | None = None) -> float | None:
+        """Wait until every job that runs, or each of these, has advanced since then; return the seconds it took, None
+        if it takes longer."""
+        stuck = self.since(start) if of is None else self.since(start) & set(of)
         while stuck:
             if time.monotonic() > start + limit_s:
                 return None

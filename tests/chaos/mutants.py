@@ -10,6 +10,7 @@ import pytest
 
 from specq.broker import Broker, Effect, core
 from specq.broker.jobs.intake import Delivery
+from specq.broker.jobs.lookup import JobLookup
 from specq.broker.jobs.verdicts import Added, VerdictHandler
 from specq.broker.state.job import BrokerJob
 from specq.broker.state.table import Jobs
@@ -17,6 +18,7 @@ from specq.broker.state.transcript import Commit
 from specq.broker.workers.assignment import DrafterAssignment, Expected, Reported
 from specq.broker.workers.presence import Presence
 from specq.client.core import ClientCore
+from specq.journal import JournalWriter, StoredJob
 from specq.protocol import Judgement, Message, Open, SessionStep, Verdict
 from specq.protocol.messages import Verdicts as StepVerdicts
 from specq.verifier.inbox import VerifierInbox
@@ -172,4 +174,57 @@ MUTANTS = (
     sent_before_it_is_journaled,
     dead_verifiers_keep_their_sessions,
     open_keeps_the_old_session,
+)
+
+
+# --- of brokers that share a journal in PostgreSQL: `tests.chaos.cluster` finds them by what clients see --------------
+
+
+def written_without_a_fence(patch: Patch) -> None:
+    """Let any broker write the records of any job: the database's function does not look at the holder."""
+    from specq.journal.postgres import functions, schema, store  # imports psycopg
+
+    unfenced = functions.WRITE.replace("AND a.broker = p_broker", "").replace("AND broker = p_broker", "")
+    assert unfenced.count("p_broker") < functions.WRITE.count("p_broker")
+    step = schema.TABLES + functions.FUNCTIONS.replace(functions.WRITE, unfenced)
+    patch.setattr(store, "prepare", lambda session: schema.prepare(session, (step,)))
+
+
+def epochs_of_the_brokers_own_counter(patch: Patch) -> None:
+    """Let a broker that takes a job count its epochs on from its own, not from the journal's."""
+    restored = core.restored
+
+    def on_its_own(stored: StoredJob) -> BrokerJob:
+        job = restored(stored)
+        job.session.base_epoch = 0
+        return job
+
+    patch.setattr(core, "restored", on_its_own)
+
+
+def lost_records_count_as_written(patch: Patch) -> None:
+    """Let a broker keep the jobs that the journal says it has lost."""
+    patch.setattr(Broker, "lose", lambda self, job_ids, now: [])
+
+
+def shows_jobs_without_a_lease(patch: Patch) -> None:
+    """Let a broker answer from memory, whenever it renewed its lease last."""
+    patch.setattr(JobLookup, "_may_be_lost", lambda self, job: False)
+    patch.setattr(JournalWriter, "_renew", _renew_only)
+
+
+def _renew_only(self: JournalWriter) -> None:
+    """Do not ask what was lost."""
+    self._journal.lost = frozenset  # type: ignore[method-assign]
+    renew_and_ask(self)
+
+
+renew_and_ask = JournalWriter._renew
+
+SHARED = (
+    sent_before_it_is_journaled,
+    written_without_a_fence,
+    epochs_of_the_brokers_own_counter,
+    lost_records_count_as_written,
+    shows_jobs_without_a_lease,
 )

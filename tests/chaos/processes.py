@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
@@ -44,6 +44,7 @@ QUESTIONS = (
 )
 
 Process = subprocess.Popen[bytes]
+Inject = Callable[[Load, str, str, random.Random], str]
 
 
 class Deployment:
@@ -62,14 +63,19 @@ class Deployment:
         max_sessions: int = 64,
     ) -> None:
         self.directory, self.real, self.proxied, self.max_sessions = directory, real, proxied, max_sessions
-        bind, self.journal = free_address(), directory / "broker.journal"
-        kept = () if "--journal" in options else ("--journal", str(self.journal))
-        self.commands = {"broker": (*OURS, "broker", "--bind", bind, *kept, *BEATS, *options)}
-        self.address = self._proxy("link-front", bind)
+        self.commands, self.journal = dict[str, tuple[str, ...]](), directory / "broker.journal"
+        self.address = self._brokers(options)
         self.commands |= {f"target-{i}": self._target(f"target-{i}") for i in range(targets)}
         self.commands |= {f"draft-{i}": self._drafter(f"draft-{i}") for i in range(drafters)}
         self.processes: dict[str, Process] = {}
         self._env = os.environ | {"SPECQ_STATE": str(directory)}
+
+    def _brokers(self, options: Sequence[str]) -> str:
+        """Add the broker; return its address."""
+        bind = free_address()
+        kept = () if "--journal" in options else ("--journal", str(self.journal))
+        self.commands["broker"] = (*OURS, "broker", "--bind", bind, *kept, *BEATS, *options)
+        return self._proxy("link-front", bind)
 
     def _target(self, name: str) -> tuple[str, ...]:
         if self.real:
@@ -107,8 +113,9 @@ class Deployment:
             process.send_signal(signal.SIGCONT)
             process.kill()
             process.wait()
-        said = (self.directory / "broker.log").read_text("utf-8", "replace")
-        assert "AssertionError" not in said, said[-4000:]
+        for name in self.names("broker"):
+            said = (self.directory / f"{name}.log").read_text("utf-8", "replace")
+            assert "Traceback" not in said, said[-4000:]
 
     def start(self, name: str) -> None:
         """Start a process; what it says goes to a file of its name."""
@@ -121,6 +128,11 @@ class Deployment:
         """Kill a process without a replacement."""
         self.processes[name].kill()
         self.processes[name].wait()
+
+    @property
+    def addresses(self) -> list[str]:
+        """The brokers as each client of a load has them."""
+        return [self.address]
 
     def names(self, role: str) -> list[str]:
         return [name for name in self.commands if name.startswith(role)]
@@ -197,19 +209,23 @@ def attack(
     seed: int = 0,
     recovery_s: float = RECOVERY_S,
     num_jobs: int = JOBS,
+    inject: Inject | None = None,
 ) -> Siege:
     """Inject the faults, (kind, role) each, one after the other has been overcome; return what came of it.
+
+    `inject` does it, lets it last, undoes it, and returns to whom; by default it kills or freezes.
 
     A job recovers when its next tokens come after the fault is over: the process runs again, or its next one was
     started.
     """
     rng, siege = random.Random(seed), Siege()
-    with _client(deployment) as client:
-        deployment.wait_ready(client)
-        with Load(client, prompts, num_jobs) as load:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(_client(deployment, address)) for address in deployment.addresses]
+        deployment.wait_ready(clients[0])
+        with Load(clients, prompts, num_jobs) as load:
             for kind, role in faults:
                 time.sleep(rng.uniform(0.0, 0.3))
-                name = _inject(deployment, kind, role, rng)
+                name = inject(load, kind, role, rng) if inject else _inject(deployment, kind, role, rng)
                 siege.faults[f"{kind} {role}"] += 1
                 start = time.monotonic()
                 took = load.recovered(start, recovery_s)
@@ -224,8 +240,8 @@ def attack(
     return siege
 
 
-def _client(deployment: Deployment) -> Client:
-    return Client(deployment.address, timeout_s=120.0, cache_dir=deployment.directory / "cache")
+def _client(deployment: Deployment, address: str = "") -> Client:
+    return Client(address or deployment.address, timeout_s=120.0, cache_dir=deployment.directory / "cache")
 
 
 def _inject(deployment: Deployment, kind: str, role: str, rng: random.Random) -> str:
@@ -286,7 +302,7 @@ def all_away(deployment: Deployment, role: str, seconds: float, recovery_s: floa
     siege = Siege()
     with _client(deployment) as client:
         deployment.wait_ready(client)
-        with Load(client, toy_prompts(400), JOBS) as load:
+        with Load([client], toy_prompts(400), JOBS) as load:
             wait_for(lambda: load.tally.arrivals, RECOVERY_S)
             with away(deployment, role, seconds):
                 siege.faults[f"all {role} away for {seconds:g} s"] += 1

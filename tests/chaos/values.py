@@ -196,7 +196,7 @@ def run(
                     field.broker, timeout_s=START_S, cache_dir=Path(directory) / "cache", model=_model(field)
                 ) as client,
                 recorded_ids(client) as ids,
-                Load(client, prompts, NUM_JOBS) as load,
+                Load([client], prompts, NUM_JOBS) as load,
             ):
                 for role in roles:
                     report[role] = play(field, role, client, load, ids, num)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from specq.journal import JobsGained, JobsLost, JournalWriter, Kept
+from specq.journal import JobsGained, JobsLost, JournalWriter, Kept, threads
 from specq.journal.threads import BrokersListed
+from specq.protocol import JournalBusyError
 from specq.testing import wait_until
 from specq.testing.fake_journal import FakeJournal, added, taken
 
@@ -19,16 +21,20 @@ class Shared:
     offset = 0.0
 
     def __init__(self) -> None:
-        self.lost, self.orphans, self.fake = frozenset[int](), FakeJournal(), FakeJournal()
-        self.written = list[Any]()
+        self.refused, self.orphans, self.fake = frozenset[int](), FakeJournal(), FakeJournal()
+        self.written, self.gone = list[Any](), frozenset[int]()
         self.addresses: tuple[str, ...] = ()
 
     def write(self, records: Any) -> frozenset[int]:
-        self.written += [record for record in records if record.job_id not in self.lost]
-        return self.lost
+        self.written += [record for record in records if record.job_id not in self.refused]
+        return self.refused
 
     def renew(self) -> tuple[str, ...]:
         return self.addresses
+
+    def lost(self) -> frozenset[int]:
+        gone, self.gone = self.gone, frozenset()
+        return gone
 
     def take(self) -> list[Any]:
         jobs, self.orphans = self.orphans.unfinished(), FakeJournal()
@@ -60,7 +66,7 @@ def writer(journal: Shared) -> Iterator[JournalWriter]:
 
 
 def test_a_lost_job_is_known_before_its_records_count(journal: Shared, writer: JournalWriter) -> None:
-    journal.lost = frozenset({2})
+    journal.refused = frozenset({2})
     writer.put(2, [added(1, 0, [5]), added(2, 0, [6])])
     wait_until(lambda: writer.durable == 2)
     assert list(writer.events) == [JobsLost(frozenset({2}))]
@@ -91,3 +97,44 @@ def test_a_new_list_of_brokers_is_told_once(journal: Shared, writer: JournalWrit
     journal.orphans.write([taken(3)])
     wait_until(lambda: len(writer.events) == 2)
     assert writer.events[0] == BrokersListed(("tcp://a:1", "tcp://b:1"))
+
+
+def test_jobs_lost_before_a_renewal_are_known_before_it_counts(
+    journal: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the broker is not sure of any job."""
+    monkeypatch.setattr(threads, "RENEW_S", 0.02)
+    known: list[tuple[float, list[Any]]] = []
+    opened: JournalWriter | None = None
+    opened = JournalWriter(journal, lambda: opened and known.append((opened.held_until, list(opened.events))))
+    journal.addresses = ("tcp://a:1",)
+    wait_until(lambda: known)
+    journal.gone = frozenset({3})
+    wait_until(lambda: JobsLost(frozenset({3})) in opened.events)
+    opened.close()
+    first = next(held_until for held_until, events in known if JobsLost(frozenset({3})) in events)
+    assert first == max(held_until for held_until, events in known if JobsLost(frozenset({3})) not in events)
+
+
+def test_after_the_journal_was_away_the_others_get_time_to_renew(
+    journal: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first broker that reaches it again would take the jobs of all."""
+    monkeypatch.setattr(threads, "RENEW_S", 0.02)
+    monkeypatch.setattr(threads, "LEASE_S", 0.2)
+    renewals, takings = list[float](), list[float]()
+
+    def renew() -> tuple[str, ...]:
+        if time.monotonic() < away_until:
+            raise JournalBusyError("it is away")
+        renewals.append(time.monotonic())
+        return ("tcp://a:1", "tcp://b:2")
+
+    away_until = time.monotonic() + 0.5
+    monkeypatch.setattr(journal, "renew", renew)
+    monkeypatch.setattr(journal, "take", lambda: takings.append(time.monotonic()) or [])
+    opened = JournalWriter(journal, lambda: None)
+    wait_until(lambda: takings)
+    opened.close()
+    assert away_until < renewals[0] < renewals[0] + 0.2 <= takings[0]
+    assert len(renewals) > 2

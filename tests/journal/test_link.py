@@ -7,15 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from specq.broker import Broker, Find, FindFinished, JournalLink, Write
+from specq.broker import Broker, Find, FindFinished, JournalLink, Write, links
 from specq.config.sections import BrokerConfig
 from specq.journal import Clocks, Kept, MachineClock, Opening, open_journal
 from specq.journal.sqlite.reader import SqliteReader
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
+from specq.processes.broker import BrokerLoop
 from specq.protocol.errors import JournalBusyError, JournalLostError
 from specq.testing import wait_until
 from specq.testing.fake_journal import added, ended, taken
@@ -150,6 +152,9 @@ class Failing:
     def renew(self) -> tuple[str, ...]:
         return ()
 
+    def lost(self) -> frozenset[int]:
+        return frozenset()
+
     def take(self) -> list[Any]:
         return []
 
@@ -244,3 +249,38 @@ def test_the_writer_has_the_time_of_the_journal(
     other_boot = open_journal(str(path), Opening(clocks=Clocks(0.0, 0.0, MachineClock("another boot", 0.0))))
     assert ended_at <= other_boot.offset <= journal.offset + time.monotonic()
     other_boot.close()
+
+
+class Shared(Failing):
+    """A journal of two brokers."""
+
+    address, epoch = "shared", 0
+
+    def renew(self) -> tuple[str, ...]:
+        return ("tcp://a:1", "tcp://b:2")
+
+    def reader(self) -> Any:
+        return SimpleNamespace(close=lambda: None)
+
+
+def test_a_broker_that_starts_knows_the_others_before_its_first_client(
+    monkeypatch: pytest.MonkeyPatch, free_address: str
+) -> None:
+    """Else it would tell a client that a job of another broker does not exist."""
+    monkeypatch.setattr(links, "open_journal", lambda *_: Shared())
+    loop = BrokerLoop(BrokerConfig(bind=free_address, journal="shared"))
+    assert loop.broker.state.brokers == ("tcp://a:1", "tcp://b:2")
+    loop.close()
+
+
+def test_a_broker_that_stood_still_knows_it(monkeypatch: pytest.MonkeyPatch, free_address: str) -> None:
+    """It says so before it handles anything that came meanwhile."""
+    loop = BrokerLoop(BrokerConfig(bind=free_address, journal="none"))
+    pauses = list[float]()
+    monkeypatch.setattr(loop.broker, "stood_still", lambda seconds, now: pauses.append(seconds))
+    loop.turn()
+    assert pauses == []
+    loop._turned -= 60.0
+    loop.turn()
+    loop.close()
+    assert pauses == [pytest.approx(60.0, abs=5.0)]

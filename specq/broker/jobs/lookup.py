@@ -2,6 +2,9 @@
 
 Rule: requests about one job wait for one answer of the journal. Their order stays.
 
+Rule: a broker whose lease may have run out shows no client a running job. Another broker may have continued it. The
+journal is asked for its holder.
+
 A journal for several brokers may know a job of another broker. The client then receives its address (`Moved`). If that
 broker is gone, the client receives no answer. It asks again, and by then a broker will have taken the job. A job that
 this broker lost is dropped here. What it did after the loss was never journaled, so no client has seen it.
@@ -38,7 +41,8 @@ class JobLookup:
         """Act on the job that a message names. If it is not in memory, ask the journal first."""
         job_id = message.job_id
         job = self.state.jobs.get(job_id)
-        if job is not None or not self.state.ledger.has_journal:
+        is_sure = job is not None and not (isinstance(message, Follow) and self._may_be_lost(job))
+        if is_sure or not self.state.ledger.has_journal:
             act(client, message, job)
         elif len(self._asked) >= self.state.settings.max_jobs:
             refuse(self.state, client, job_id, "busy", "too many clients wait for the journal")
@@ -60,16 +64,21 @@ class JobLookup:
             for _, client, _ in waiting:
                 refuse(self.state, client, job_id, "busy", str(stored))
             return
-        if stored is not None and self.state.jobs.get(job_id) is None:
-            if stored.finish:
-                job = restored(stored)
-                job.note(JobEvent.READ_ENDED)
-                self.state.jobs.keep(job)
-            elif self.state.brokers:
-                waiting = [one for one in waiting if not self._sent_away(one[1], stored)]
+        known = self.state.jobs.get(job_id)
+        if stored is not None and known is None and stored.finish:
+            job = restored(stored)
+            job.note(JobEvent.READ_ENDED)
+            self.state.jobs.keep(job)
+        elif stored is not None and self.state.brokers and (known is None or self._may_be_lost(known)):
+            waiting = [one for one in waiting if not self._sent_away(one[1], stored)]
         for act, client, message in waiting:
             if self.state.roles.is_client(client):
                 act(client, message, self.state.jobs.get(job_id))
+
+    def _may_be_lost(self, job: BrokerJob) -> bool:
+        """Return whether another broker may have taken a job that this one has in memory."""
+        is_late = bool(self.state.brokers) and self.state.clock.now >= self.state.ledger.held_until
+        return is_late and not job.durable.has_ended
 
     def _sent_away(self, client: bytes, stored: StoredJob) -> bool:
         """Tell a client that may know a job of another broker where it is. False: the client may not know it."""

@@ -78,7 +78,8 @@ class StatusReports:
         if self.state.ledger.has_journal:
             if client not in self._asked:  # else an answer is on its way
                 self._asked.add(client)
-                self.state.outbox.add(FindFinished(client, limit, skip, self.state.roles.owner(client)))
+                others = bool(self.state.brokers) and not skip
+                self.state.outbox.add(FindFinished(client, limit, skip, self.state.roles.owner(client), others))
             return
         finished = [job for job in reversed(self.state.jobs.finished.values()) if self._may_see(client, job)]
         self._answer(client, skip, [summary_of(job) for job in finished[skip : skip + limit]])
@@ -96,10 +97,12 @@ class StatusReports:
     def _may_see(self, client: bytes, job: BrokerJob) -> bool:
         return self.state.roles.owns(client, job.request.owner)
 
-    def _answer(self, client: bytes, skip: int, finished: Iterable[JobSummary]) -> None:
+    def _answer(self, client: bytes, skip: int, found: Iterable[JobSummary]) -> None:
+        """Answer with active jobs, and found ones: those of other brokers that have not ended, and ended ones."""
         active = [] if skip else [job for job in self.state.jobs.active.values() if self._may_see(client, job)]
         lines = [self._line(summary_of(job), "running" if job.session.verifier else "waiting") for job in active]
-        lines += [self._line(one, _ENDED.get(one.finish, one.finish)) for one in finished]
+        others = [one for one in found if one.finish or self.state.jobs.get(one.job_id) is None]
+        lines += [self._line(one, _ENDED.get(one.finish, "running")) for one in others]
         data = orjson.dumps([line._asdict() for line in lines])
         self.state.outbox.send_front(client, JobList(skip=skip, data=np.frombuffer(data, np.uint8)))
 

@@ -22,6 +22,7 @@ class Ledger:
 
     - `trouble`: why the journal cannot be written now, or "".
     - `full`: why the journal has no space for new jobs, or "".
+    - `held_until`: until when no other broker has taken a job that this one has, if it can be taken.
     - `num_groups`: groups of records written so far.
     - `write_s`: seconds spent writing them.
     """
@@ -30,6 +31,7 @@ class Ledger:
         self.has_journal = has_journal
         self.sequence = self.settled = 0
         self.trouble = self.full = ""
+        self.held_until = 0.0
         self.num_groups, self.write_s = 0, 0.0
         self._marks: deque[tuple[int, BrokerJob, int, bool]] = (
             deque()

@@ -64,13 +64,14 @@ class Find(NamedTuple):
 class FindFinished(NamedTuple):
     """Find the last `limit` ended jobs of an owner, after skipping the newest `skip`. None: of all owners.
 
-    `Broker.listed` takes the answer.
+    `with_unfinished`: find the unfinished ones of all brokers, too. `Broker.listed` takes the answer.
     """
 
     client: bytes
     limit: int
     skip: int
     owner: str | None = None
+    with_unfinished: bool = False
 
 
 Effect = Send | Connect | Disconnect | Write | Find | FindFinished

@@ -25,6 +25,11 @@ _FINISHED = (
     f"SELECT {rows.SUMMARY} FROM specq.results JOIN specq.jobs USING (job_id) "  # noqa: S608
     "WHERE %s::text IS NULL OR owner = %s ORDER BY ended DESC, job_id DESC LIMIT %s OFFSET %s"
 )
+_UNFINISHED = (
+    f"SELECT {rows.ACTIVE_SUMMARY}::float8 FROM specq.active JOIN specq.jobs USING (job_id) LEFT JOIN "  # noqa: S608
+    "(SELECT job_id, sum(octet_length(token_ids))::bigint / 4 AS num_tokens FROM specq.commits GROUP BY job_id) AS c "
+    "USING (job_id) WHERE %s::text IS NULL OR owner = %s ORDER BY submitted, job_id LIMIT %s"
+)
 
 
 class PostgresReader(JournalReader):
@@ -48,11 +53,17 @@ class PostgresReader(JournalReader):
 
     def finished(self, limit: int, skip: int = 0, owner: str | None = None) -> list[JobSummary]:
         """Return summaries of the ended jobs, newest first. None as `owner`: the jobs of all owners."""
+        return self._summaries(_FINISHED, owner, limit, skip)
+
+    def unfinished(self, limit: int, owner: str | None = None) -> list[JobSummary]:
+        """Return summaries of the oldest unfinished jobs of all brokers. None as `owner`: the jobs of all owners."""
+        return self._summaries(_UNFINISHED, owner, limit)
+
+    def _summaries(self, query: str, owner: str | None, *values: int) -> list[JobSummary]:
         stored = None if owner is None else to_text(owner)
-        found = self._session.query(_FINISHED, (stored, stored, limit, skip))
         return [
             JobSummary(job_id, from_text(label), from_text(model), from_text(owner), *rest)
-            for job_id, label, model, owner, *rest in found
+            for job_id, label, model, owner, *rest in self._session.query(query, (stored, stored, *values))
         ]
 
     def close(self) -> None:

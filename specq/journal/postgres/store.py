@@ -28,10 +28,10 @@ from typing import Any
 import structlog
 
 from specq.journal import rows
-from specq.journal.interface import LEASE_S, MOST_TAKEN, Journal, Kept, Noted, Opening
+from specq.journal.interface import HELD_S, LEASE_S, MOST_TAKEN, Journal, Kept, Noted, Opening
 from specq.journal.postgres.address import parse
 from specq.journal.postgres.arrays import ints
-from specq.journal.postgres.group import NUM_ARRAYS, RecordGroup
+from specq.journal.postgres.group import NUM_ARGUMENTS, RecordGroup
 from specq.journal.postgres.reader import JOB, PostgresReader, readable
 from specq.journal.postgres.schema import prepare
 from specq.journal.postgres.session import DatabaseSession
@@ -40,24 +40,27 @@ from specq.protocol import ConfigError, JournalBusyError
 
 log = structlog.get_logger(__name__)
 
+MOST_UNFOLDED = 32 << 20  # bytes of tokens in this broker's groups: with little text, 300,000 rows
+FOLDED = 1 << 19  # about the bytes that one step folds: 10 ms
 KEEP_S = 1.0  # between two looks at the size, if nothing was to be forgotten
 STEP_ROWS = 200  # maximum number of results that a step forgets
 STEP_BYTES = 8 << 20  # and about their bytes
 MOST_TOKENS = 8  # a late standby may know an earlier one only
 SLACK_S = 5.0  # stored times may be this much later than now: brokers measure their offsets separately
-_WRITE = f"SELECT specq.write_group({', '.join(['%s'] * (4 + NUM_ARRAYS))})"
+_WRITE = f"SELECT specq.write_group({', '.join(['%s'] * (4 + NUM_ARGUMENTS))})"
 _TAKE = "SELECT specq.take(%s, %s, %s, %s, %s)"
 _KEEP = "SELECT num_forgotten, is_full FROM specq.keep_to(%s, %s, %s, %s, %s, %s, %s)"
 _CLOSE = "UPDATE specq.brokers SET until = clock_timestamp() WHERE number = %s AND token = %s"
 _RELEASE = "UPDATE specq.active SET broker = NULL WHERE broker = %s AND job_id = ANY(%s)"
 _UNKNOWN = "SELECT job_id FROM specq.active WHERE broker = %s AND epoch IS NOT NULL AND job_id <> ALL(%s)"
+_OWN = "SELECT job_id FROM specq.active WHERE broker = %s AND job_id = ANY(%s)"
 _ACTIVE = (
     f"SELECT {JOB}, weights, placed, deaths, lone_deaths, death_length, coalesce(epoch, 0) "  # noqa: S608
     "FROM specq.active JOIN specq.jobs USING (job_id)"
 )
-_COMMITS = f"SELECT {rows.COMMIT}, number FROM specq.commits"  # noqa: S608
+_COMMITS = f"SELECT {rows.COMMIT}, number FROM specq."  # noqa: S608
 _CUT_OFF = (
-    "DELETE FROM specq.commits c USING specq.active a WHERE c.job_id = ANY(%s) AND c.number = ANY(%s) "
+    "DELETE FROM specq.folded c USING specq.active a WHERE c.job_id = ANY(%s) AND c.number = ANY(%s) "
     "AND a.job_id = c.job_id AND a.broker = %s"
 )
 
@@ -72,11 +75,14 @@ class PostgresJournal(Journal):
         self._next_token = 0  # the next connection's, if it may be claimed
         self._held: dict[int, int] = {}  # unfinished job -> about its bytes
         self._running = 0  # their sum
+        self._sure_until = 0.0  # no other broker has taken a job of this one before that
+        self._may_have_lost, self._given_up = False, set[int]()  # the jobs of former numbers
         self._last = RecordGroup(), frozenset[int]()  # the last group, and its refused jobs. None: it is not known
         self._unsure: RecordGroup | None = None  # written or not, with the number of the last group
         self._group_number = 0
         self._take_is_unsure = False
         self._unreadable: set[int] = set()
+        self._unfolded = 0  # bytes in groups
         self._kept, self._kept_until = (0, 0.0), 0.0
         self._session = DatabaseSession(parameters, opening.durability, self._unusable)
         self._session.begin = self._claim
@@ -108,7 +114,9 @@ class PostgresJournal(Journal):
         ((number,),) = self._session.query("SELECT specq.register(%s, %s, %s, %s, %s)", values)
         self._session.application = f"specq journal {number}"
         self._session.query("SELECT set_config('application_name', %s, false)", (self._session.application,))
+        self._given_up |= self._held.keys()
         self._number, self._tokens, self._held, self._running = int(number), [token], {}, 0
+        self._unfolded = 0
 
     def _claim(self) -> None:
         """Claim the broker's row for a new connection. What a former one still carries out has no effect then."""
@@ -157,6 +165,7 @@ class PostgresJournal(Journal):
         found = self._call(_WRITE, self._group_number, self._running, *group.arguments())
         self._unsure, self._last = None, (group, frozenset(found))
         self._count(group, self._last[1])
+        self._unfolded += group.size
         return self._last[1]
 
     def _count(self, group: RecordGroup, refused: Collection[int]) -> None:
@@ -175,7 +184,23 @@ class PostgresJournal(Journal):
 
     def renew(self) -> tuple[str, ...]:
         """Renew the lease. Return the addresses of all live brokers."""
-        return tuple(self._call("SELECT specq.renew(%s, %s, %s)", LEASE_S))
+        sent = time.monotonic()
+        addresses = tuple(self._call("SELECT specq.renew(%s, %s, %s)", LEASE_S))
+        self._may_have_lost |= time.monotonic() >= self._sure_until
+        self._sure_until = sent + HELD_S
+        return addresses
+
+    def lost(self) -> frozenset[int]:
+        """Return the jobs that this broker lost while its lease was not renewed in time."""
+        if not self._may_have_lost and not self._given_up:
+            return frozenset()
+        found = self._session.query(_OWN, (self._number, ints(list(self._held))))
+        lost = self._held.keys() - {job_id for (job_id,) in found}
+        for job_id in lost:
+            self._running -= self._held.pop(job_id)
+        lost |= self._given_up - self._held.keys()
+        self._may_have_lost, self._given_up = False, set()
+        return frozenset(lost)
 
     def take(self) -> list[StoredJob]:
         """Become the holder of jobs that no live broker holds, the oldest first. Unreadable ones are left alone."""
@@ -200,7 +225,7 @@ class PostgresJournal(Journal):
         if unreadable:
             self._unreadable |= unreadable.keys()
             self._session.query(_RELEASE, (self._number, ints(list(unreadable))))
-        found = self._session.query(f"{_COMMITS} WHERE job_id = ANY(%s) ORDER BY number", values)
+        found = self._session.query(f"{_COMMITS}folded WHERE job_id = ANY(%s) ORDER BY number", values)
         cut_off = _add_commits(jobs, found)
         if cut_off:
             self._session.query(_CUT_OFF, (*values, ints(cut_off), self._number))
@@ -214,6 +239,9 @@ class PostgresJournal(Journal):
         The size is the sum of what jobs and results hold, since a table does not shrink when rows are deleted. Only one
         broker at a time does a step.
         """
+        if self._unfolded > MOST_UNFOLDED:
+            folded = self._call("SELECT specq.fold(%s, %s, %s)", FOLDED)
+            self._unfolded = self._unfolded - folded if folded else 0
         now = time.monotonic()
         if before <= 0.0 and (most_bytes, now < self._kept_until) == (self._kept[0], True):
             return Kept(0, is_full=bool(self._kept[1]))
@@ -238,7 +266,7 @@ class PostgresJournal(Journal):
         jobs, unreadable = _jobs(self._session.query(f"{_ACTIVE} ORDER BY submitted, job_id"))
         for error in unreadable.values():
             raise ConfigError(f"cannot use the journal {self.address}: {error}")
-        _add_commits(jobs, self._session.query(f"{_COMMITS} ORDER BY number"))
+        _add_commits(jobs, self._session.query(f"{_COMMITS}commits ORDER BY number"))
         return list(jobs.values())
 
     def reader(self) -> PostgresReader:

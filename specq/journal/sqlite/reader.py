@@ -8,7 +8,7 @@ from typing import Any
 
 from specq.journal.interface import JournalReader
 from specq.journal.records import JobSummary, StoredJob
-from specq.journal.rows import JOB, RESULT, SUMMARY, add_result, stored_job
+from specq.journal.rows import ACTIVE_SUMMARY, JOB, RESULT, SUMMARY, add_result, stored_job
 from specq.journal.sqlite.connection import connect
 from specq.protocol import JournalBusyError
 
@@ -46,11 +46,22 @@ class SqliteReader(JournalReader):
             f"SELECT {SUMMARY} FROM results JOIN jobs USING (job_id) WHERE ? IS NULL OR owner = ? "  # noqa: S608
             "ORDER BY ended DESC LIMIT ? OFFSET ?"
         )
+        return self._summaries(query, owner, owner, limit, skip)
+
+    def unfinished(self, limit: int, owner: str | None = None) -> list[JobSummary]:
+        """Return summaries of the oldest unfinished jobs. None as `owner`: the jobs of all owners."""
+        query = (
+            f"SELECT {ACTIVE_SUMMARY} FROM active JOIN jobs USING (job_id) LEFT JOIN "  # noqa: S608
+            "(SELECT job_id, sum(length(token_ids)) / 4 AS num_tokens FROM commits GROUP BY job_id) USING (job_id) "
+            "WHERE ? IS NULL OR owner = ? ORDER BY submitted, job_id LIMIT ?"
+        )
+        return self._summaries(query, owner, owner, limit)
+
+    def _summaries(self, query: str, *values: object) -> list[JobSummary]:
         try:
-            found = self._connection.execute(query, (owner, owner, limit, skip)).fetchall()
+            return [JobSummary(*row) for row in self._connection.execute(query, values)]
         except sqlite3.Error as error:
             raise self._busy(error) from None
-        return [JobSummary(*row) for row in found]
 
     def close(self) -> None:
         self._connection.close()

@@ -101,6 +101,10 @@ class SqliteJournal(Journal):
         self._check()
         return ()
 
+    def lost(self) -> frozenset[int]:
+        """Return no job: they belong to the owner of the journal."""
+        return frozenset()
+
     def _check(self) -> None:
         with writing_errors(self._path):
             newest = is_newest(self._connection, self._ownership.fence)

@@ -86,6 +86,11 @@ class JournalConformance(_Opens):
         assert [one.num_tokens for one in summaries] == [fake.jobs[one.job_id].num_tokens for one in summaries]
         assert reader.finished(2, 1) == summaries[1:3] == reader.finished(2, 1, "owner")
         assert reader.finished(2, 1, "another") == []
+        running = [(job.submit.job_id, job.num_tokens, job.submitted) for job in fake.unfinished()]
+        assert [(one.job_id, one.num_tokens, one.submitted) for one in reader.unfinished(100)] == running
+        assert [one.job_id for one in reader.unfinished(1)] == [job_id for job_id, *_ in running[:1]]
+        assert {one.finish for one in reader.unfinished(100, "owner")} == {""}
+        assert reader.unfinished(100, "another") == []
         reader.close()
 
     def test_an_id_that_comes_again_begins_anew(self, open_it: Open) -> None:

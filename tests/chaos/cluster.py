@@ -1,0 +1,341 @@
+"""Several brokers on one PostgreSQL journal, whose every part is killed, frozen and cut off under load.
+
+    scripts/cluster.sh python -m tests.chaos.cluster --kills 200 --failovers 30 --partitions 40 --out cluster.json
+
+`Cluster` is the deployment, `siege` what is done to it, and what came of it. Clients write down what they see, and
+`tests.chaos.history` says what is wrong with that. The exit status is 0 iff nothing was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any, Self
+
+import click
+
+from specq.client.detached import JobDesk
+from specq.config.values import free_address
+from specq.runtime.machine import describe
+from tests.chaos.clients import Scribe, fetch
+from tests.chaos.history import Operation, check, jobs_of, read_history
+from tests.chaos.links import WAYS, Links
+from tests.chaos.load import Load
+from tests.chaos.processes import BEATS, OURS, SPECQ, Deployment, Siege, attack, toy_prompts
+from tests.journal.cluster import Cluster as Servers
+from tests.journal.cluster import Database, running
+
+STEP_MS = 40
+JOBS = 6
+RECOVERY_S = 10.0  # until every session advances, after the last fault
+MOVE_S = 5.0  # until the jobs of a dead broker do
+LOOK_S = 0.2  # for processes that ended by themselves
+IN_FLIGHT_S = 0.05  # what a broker sent before its death has arrived by then
+LONGEST_STOP_S = 5.0  # longer than a lease
+AUDIT_S = 120.0  # for all jobs to end, when all is well again
+KINDS = ("broker", "target", "draft", "client", "gateway")
+PAIRS = (
+    ("client", "broker"), ("gateway", "broker"), ("target", "broker"), ("draft", "broker"), ("broker", "target"),
+    ("broker", "primary"), ("load", "broker"),
+)  # fmt: skip
+
+
+class Cluster(Deployment):
+    """Three brokers, two verifiers, two drafters, two processes of clients, and a gateway.
+
+    Between all of them, and before the servers, are links that can be cut. `bug`: a planted one, in each broker.
+    """
+
+    def __init__(self, directory: Path, servers: Servers, links: Links, *, brokers: int = 3, bug: str = "") -> None:
+        self.links, self.servers, self._num_brokers, self._bug = links, servers, brokers, bug
+        self.database = servers.new_database()
+        self.histories = directory / "histories"
+        self.histories.mkdir()
+        self.processes, self.deaths = {}, Counter[str]()  # of those that ended by themselves
+        self._lock, self._ended, self._kept = threading.RLock(), threading.Event(), set[str]()
+        self._supervisor = threading.Thread(target=self._supervise)
+        super().__init__(directory)
+        self.gateway = free_address()
+        self.commands["gateway"] = (
+            *SPECQ,
+            "serve",
+            "--broker",
+            self.address,
+            "--bind",
+            self.gateway,
+            "--batches",
+            "none",
+        )
+        url = self.gateway.replace("tcp:", "http:")
+        for i in range(2):
+            ours = (sys.executable, "-m", "tests.chaos.clients")
+            self.commands[f"client-{i}"] = (*ours, self.address, str(self.histories), f"client-{i}", url)
+
+    def _brokers(self, options: Sequence[str]) -> str:
+        program = (*OURS, "planted", self._bug) if self._bug else (*OURS, "broker")
+        ports = ",".join(
+            str(self.links.open(one.name, one.port)) for one in (self.servers.primary, self.servers.standby)
+        )
+        journal = f"postgresql://postgres@/{self.database.name}?host=127.0.0.1,127.0.0.1&port={ports}"
+        fronts = []
+        for i in range(self._num_brokers):
+            bind = free_address()
+            fronts.append(self._proxy(f"broker-{i}", bind))
+            own = ("--bind", bind, "--advertise", fronts[-1], "--journal", journal)
+            self.commands[f"broker-{i}"] = (*program, *own, *BEATS, *options)
+        return ",".join(fronts)
+
+    def _target(self, name: str) -> tuple[str, ...]:
+        bind = free_address()
+        place = (self.address, str(STEP_MS), bind, self._proxy(name, bind))
+        return (*OURS, "target", *place, str(self.max_sessions))
+
+    def _proxy(self, name: str, upstream: str) -> str:
+        return f"tcp://127.0.0.1:{self.links.open(name, int(upstream.rpartition(':')[2]))}"
+
+    @property
+    def addresses(self) -> list[str]:
+        """The brokers, each once as the first."""
+        found = self.address.split(",")
+        return [",".join(found[i:] + found[:i]) for i in range(len(found))]
+
+    def pids(self) -> dict[str, int]:
+        """Return the processes that connect, by name; this one is the load's."""
+        return {name: process.pid for name, process in self.processes.items()} | {"load": os.getpid()}
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._supervisor.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._supervisor.join()
+        super().__exit__(kind, error, at)
+
+    def start(self, name: str) -> None:
+        """Start a process, which is kept running from now on."""
+        with self._lock:
+            super().start(name)
+            self._kept.add(name)
+
+    def kill(self, name: str) -> None:
+        """Kill a process, and keep it away until it is started."""
+        with self._lock:
+            self._kept.discard(name)
+            super().kill(name)
+
+    def _supervise(self) -> None:
+        """Start what ended by itself again. A broker ends if it cannot open the journal when it starts."""
+        while not self._ended.wait(LOOK_S):
+            with self._lock:
+                dead = [name for name in self._kept if self.processes[name].poll() is not None]
+                for name in dead:
+                    self.start(name)
+            self.deaths.update(dead)
+
+    def held(self) -> dict[str, set[int]]:
+        """Return the jobs that each broker holds, by its name."""
+        fronts = dict(zip(self.address.split(","), self.names("broker"), strict=True))
+        found: dict[str, set[int]] = {name: set() for name in fronts.values()}
+        statement = "SELECT address, job_id FROM specq.active JOIN specq.brokers ON number = broker"
+        for address, job_id in self.database.run(statement):
+            found[fronts[address]].add(job_id)
+        return found
+
+
+@dataclass
+class Times:
+    """Measured times, in seconds."""
+
+    moves: list[float] = field(default_factory=list)  # of all jobs of a broker that was killed
+    moved: int = 0  # such jobs
+    restarts: list[float] = field(default_factory=list)  # of the database, until all jobs advance
+    failovers: list[float] = field(default_factory=list)
+
+
+class Injector:
+    """Does to a cluster what the faults say, and notes how long its jobs stood still."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.times = cluster, Times()
+
+    def __call__(self, load: Load, kind: str, role: str, rng: random.Random) -> str:
+        """Do it, let it last, undo it; return to whom."""
+        cluster = self.cluster
+        if kind == "cut":
+            return self._cut(*role.split("/"), rng)
+        if role == "database":
+            return self._database(load, kind)
+        name = rng.choice(cluster.names(role))
+        if kind == "stop":
+            process = cluster.processes[name]
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(rng.uniform(0.05, LONGEST_STOP_S))
+            process.send_signal(signal.SIGCONT)
+        elif role == "broker":
+            self._kill_broker(load, name)
+        else:
+            cluster.kill(name)
+            time.sleep(rng.choice([0.0, 0.1, 1.5]))
+            cluster.start(name)
+        return name
+
+    def _kill_broker(self, load: Load, name: str) -> None:
+        """Kill it, and start it again when its jobs have moved."""
+        ids, held = load.ids(), self.cluster.held()[name]
+        self.cluster.kill(name)
+        killed = time.monotonic()
+        time.sleep(IN_FLIGHT_S)
+        took = load.recovered(killed + IN_FLIGHT_S, 2 * RECOVERY_S, [ids[one] for one in held & ids.keys()])
+        if held & ids.keys():
+            self.times.moves.append(2 * RECOVERY_S if took is None else took + IN_FLIGHT_S)
+            self.times.moved += len(held & ids.keys())
+        self.cluster.start(name)
+
+    def _cut(self, source: str, to: str, rng: random.Random) -> str:
+        """Cut one pair, or all of two roles."""
+        names = [source, to]
+        for i, role in enumerate(names):
+            if rng.random() < 0.5 and role in ("broker", "target", "draft", "client"):
+                names[i] = rng.choice(self.cluster.names(role))
+        ways = rng.choice([WAYS, WAYS, ("up",), ("down",)])
+        self.cluster.links.cut(*names, ways)
+        time.sleep(rng.uniform(0.5, LONGEST_STOP_S))
+        self.cluster.links.heal()
+        return f"{'/'.join(names)} {'+'.join(ways)}"
+
+    def _database(self, load: Load, kind: str) -> str:
+        servers = self.cluster.servers
+        start = time.monotonic()
+        if kind == "restart":
+            servers.primary.control("restart", "-m", "immediate", "--wait")
+        else:
+            servers.fail_over()
+            self.cluster.database = Database(servers.primary, self.cluster.database.name)
+        took = load.recovered(time.monotonic(), 6 * RECOVERY_S)
+        times = self.times.restarts if kind == "restart" else self.times.failovers
+        times.append(time.monotonic() - start if took is not None else 6 * RECOVERY_S)
+        return kind
+
+
+def faults_of(kills: int, restarts: int, failovers: int, partitions: int, seed: int) -> list[tuple[str, str]]:
+    """Return faults in random order: half of `kills` are freezes; a third of both are brokers'."""
+    roles = [role for role in KINDS for _ in range(4 if role == "broker" else 2)]
+    found = [("stop" if i % 2 else "kill", roles[i // 2 % len(roles)]) for i in range(kills)]
+    found += [("restart", "database")] * restarts + [("failover", "database")] * failovers
+    found += [("cut", "/".join(PAIRS[i % len(PAIRS)])) for i in range(partitions)]
+    random.Random(seed).shuffle(found)
+    return found
+
+
+def siege(
+    directory: Path,
+    faults: Sequence[tuple[str, str]],
+    *,
+    seed: int = 0,
+    bug: str = "",
+    recovery_s: float = RECOVERY_S,
+) -> dict[str, Any]:
+    """Run a cluster under load, inject the faults; return what came of it, with all that is wrong."""
+    cluster: Cluster
+    with Links(lambda: cluster.pids()) as links:  # noqa: PLW0108 - it is made later
+        cluster = Cluster(directory, running(), links, bug=bug)
+        with cluster:
+            injector = Injector(cluster)
+            found = attack(
+                cluster, toy_prompts(), faults, seed=seed, recovery_s=recovery_s, num_jobs=JOBS, inject=injector
+            )
+            for name in cluster.names("client"):
+                cluster.kill(name)
+            history = audit(cluster)
+    return {**report(found, injector.times, history), "died": dict(cluster.deaths)}
+
+
+def audit(cluster: Cluster) -> list[Operation]:
+    """Follow all accepted jobs to their ends, when all is well again; return the whole history."""
+    scribe = Scribe(cluster.histories, "audit")
+    history = read_history(cluster.histories.glob("*.jsonl"))
+    accepted = [job_id for job_id, job in jobs_of(history).items() if job.acked < float("inf")]
+    until = time.monotonic() + AUDIT_S
+    with JobDesk(cluster.address, timeout_s=AUDIT_S) as desk:
+        for job_id in accepted:
+            if time.monotonic() < until:
+                fetch(desk, job_id, scribe)
+    return read_history(cluster.histories.glob("*.jsonl"))
+
+
+def report(found: Siege, times: Times, history: Sequence[Operation]) -> dict[str, Any]:
+    """Return all figures."""
+    wrong = check(history)
+    kinds = Counter(one.kind for one in history)
+    return found.report() | {
+        "moved_jobs": times.moved,
+        "move_p50_s": _figure(median, times.moves),
+        "move_max_s": _figure(max, times.moves),
+        "restart_p50_s": _figure(median, times.restarts),
+        "restart_max_s": _figure(max, times.restarts),
+        "failover_p50_s": _figure(median, times.failovers),
+        "failover_max_s": _figure(max, times.failovers),
+        "refused": found.tally.counts["refused"],
+        "operations": dict(sorted(kinds.items())),
+        "history": {"wrong": len(wrong), "first": wrong[:10]},
+    }
+
+
+def _figure(of: Any, found: list[float]) -> float | None:
+    return round(of(found), 2) if found else None
+
+
+def is_good(one: dict[str, Any]) -> bool:
+    """Return whether nothing was lost, doubled or wrong, and nothing stood still."""
+    counts = sum(one[name] for name in ("lost", "doubled", "wrong"))
+    return not counts and not one["stuck"] and not one["history"]["wrong"] and (one["move_max_s"] or 0.0) <= MOVE_S
+
+
+@click.command()
+@click.option("--kills", default=200, show_default=True, help="Kills and freezes of processes.")
+@click.option("--restarts", default=10, show_default=True, help="Immediate restarts of the database.")
+@click.option("--failovers", default=30, show_default=True, help="Deaths of the primary.")
+@click.option("--partitions", default=40, show_default=True, help="Cuts between two roles.")
+@click.option("--seed", default=0, show_default=True, help="Of everything random.")
+@click.option("--bug", default="", help="A planted bug, by its name in `tests.chaos.mutants.SHARED`.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for the report, JSON.")
+def main(kills: int, restarts: int, failovers: int, partitions: int, seed: int, bug: str, out: Path | None) -> None:
+    """Run all, print the report, end with status 1 if anything went wrong."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends all processes
+    faults = faults_of(kills, restarts, failovers, partitions, seed)
+    if bug:  # what can find it
+        faults = [(kind, "broker") for kind, role in faults if kind in ("kill", "stop")]
+    started = time.monotonic()
+    directory = Path(tempfile.mkdtemp())
+    found = siege(directory, faults, seed=seed, bug=bug)
+    found["seconds"] = round(time.monotonic() - started, 1)
+    for name, value in found.items():
+        click.echo(f"{name:16} {json.dumps(value)}")
+    if out is not None:
+        command = shlex.join(["scripts/cluster.sh", "python", "-m", "tests.chaos.cluster", *sys.argv[1:]])
+        out.write_text(json.dumps(describe(command) | found) + "\n")
+    if is_good(found):
+        shutil.rmtree(directory)
+    else:
+        click.echo(f"logs and histories: {directory}")
+    sys.exit(0 if is_good(found) else 1)
+
+
+if __name__ == "__main__":
+    main()
