@@ -243,13 +243,13 @@ class TargetConfig(Section):
         if self.bind != NO_ADDRESS:
             _check_bind(self)
         elif self.advertise:
-            raise ConfigError("target.bind is none, so this verifier has no address; leave out target.advertise")
+            raise ConfigError("target.bind has the value none, and then a verifier has no address; leave out target.advertise")
         if self.advertise:
             check_connect("target.advertise", self.advertise)
         elif self.bind != NO_ADDRESS and read_address("target.bind", self.bind).is_wildcard:
             raise ConfigError(f"target.bind is {self.bind}, which is not one address; set target.advertise")
         if self.heads_tree and not self.heads:
-            raise ConfigError("target.heads_tree needs target.heads; set target.heads to those that draft this tree")
+            raise ConfigError("target.heads_tree needs target.heads; set target.heads to the heads of this tree")
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class BrokerLink:
                 self.send(message)
 
     def receive(self, skips: Callable[[Frames], bool] | None = None) -> Iterator[Message]:
-        """Yield the broker's messages, without refusals and those that `skips` selects. `Welcome` has been handled.
+        """Yield the broker's messages, without refusals and what `skips` selects. `Welcome` has been handled.
 
         Raises ConfigError if the broker refuses this worker for good.
         """
