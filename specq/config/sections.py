@@ -249,7 +249,7 @@ class TargetConfig(Section):
         elif self.bind != NO_ADDRESS and read_address("target.bind", self.bind).is_wildcard:
             raise ConfigError(f"target.bind is {self.bind}, which is not one address; set target.advertise")
         if self.heads_tree and not self.heads:
-            raise ConfigError("target.heads_tree needs target.heads; set target.heads to the heads for this tree")
+            raise ConfigError("target.heads_tree needs target.heads; set target.heads to the heads of this tree")
 
 
 @dataclass(frozen=True, slots=True)
