@@ -8,16 +8,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq
 
+from specq.broker import Front
+from specq.broker.links import AT_ONCE
 from specq.client import Client
 from specq.config import BrokerConfig, DraftConfig, TargetConfig, free_address
 from specq.drafting.worker import DraftWorker
 from specq.processes.broker import BrokerLoop
 from specq.processes.draft import DrafterLoop
 from specq.processes.target import VerifierLoop
-from specq.protocol import ConfigError, Heartbeat, Hello, Welcome, decode, encode
+from specq.protocol import ConfigError, GetStatus, Heartbeat, Hello, Verdict, Welcome, decode, encode
 from specq.testing.secured import make_all, model
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import toy_text
@@ -111,3 +114,23 @@ def test_a_broker_that_must_connect_to_verifiers_is_left() -> None:
         left = decode(frames)
         assert isinstance(left, Heartbeat)
         assert left.state == "leaving"
+
+
+def test_many_requests_of_a_client_do_not_delay_a_verdict() -> None:
+    """The broker's socket takes a message of each peer in turn, however many of one wait."""
+    with zmq.Context() as context:
+        front = Front(BrokerConfig(bind=free_address(), journal="none"))
+        front.bind(context, zmq.Poller())
+        front.router.bind("inproc://front")  # so that messages are there as soon as they are sent
+        busy, verifier = (context.socket(zmq.DEALER) for _ in range(2))
+        for socket, name in ((busy, b"busy"), (verifier, b"verifier")):
+            socket.setsockopt(zmq.IDENTITY, name)
+            socket.connect("inproc://front")
+        for _ in range(500):
+            busy.send_multipart(encode(GetStatus()))
+        verifier.send_multipart(encode(Verdict(session_id=1, epoch=1, base_len=2, token_ids=np.array([7], np.int32))))
+        order = [identity for identity, _, _ in front.messages({front.router: zmq.POLLIN})]
+        for socket in (busy, verifier, front.router):
+            socket.close(0)
+    assert len(order) == AT_ONCE
+    assert order.index(b"verifier") < 3
