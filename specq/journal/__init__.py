@@ -47,6 +47,9 @@ from specq.journal.records import (
     unpack,
 )
 from specq.journal.threads import (
+    LATE_S,
+    RENEW_S,
+    TAKE_S,
     BrokersListed,
     JobsGained,
     JobsLost,
@@ -60,9 +63,12 @@ from specq.journal.transfer import Copied, copy_journal
 
 __all__ = [
     "EPOCHS",
+    "LATE_S",
     "LEASE_S",
     "MOST_TAKEN",
     "NO_CRASHES",
+    "RENEW_S",
+    "TAKE_S",
     "BrokersListed",
     "Clocks",
     "Copied",

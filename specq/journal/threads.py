@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from specq.journal.interface import NOTE_S, Journal, JournalReader, Noted, read_machine
+from specq.journal.interface import LEASE_S, NOTE_S, Journal, JournalReader, Noted, read_machine
 from specq.journal.records import Record, StoredJob, num_bytes
 from specq.protocol import JournalBusyError, JournalLostError
 
@@ -33,6 +33,8 @@ RENEW_S = 1.0  # longest time between two renewals of the broker's lease
 EXPIRE_S = 10.0
 RETRY_S = 0.25
 GROUP_S = 0.002  # least time between the starts of two groups
+TAKE_S = RENEW_S / 8  # time between two takings of jobs, so that several brokers share those of a lost one
+LATE_S = LEASE_S - RENEW_S  # a database that stood still for as long may have kept others from renewing
 MOST_RECORDS = 8192  # in one group
 MOST_BYTES = 4 << 20  # in one group, unless a single record is larger
 
@@ -89,6 +91,7 @@ class JournalWriter:
         self._closing = threading.Event()
         self._next_group = self._next_renewal = self._next_expiry = self._next_note = 0.0
         self._addresses: tuple[str, ...] = ()
+        self._renewed = time.monotonic()
         self._num_events = 0
         self._gained: deque[tuple[int, frozenset[int]]] = deque()  # number of the event, ids: not handled by the broker
         self._thread = threading.Thread(target=self._run, name="specq-journal", daemon=True)
@@ -178,15 +181,23 @@ class JournalWriter:
             self._add(JobsLost(lost))
 
     def _renew(self) -> None:
-        """Renew the lease, and take jobs of lost brokers."""
-        addresses = self._journal.renew()
+        """Renew the lease, and take jobs of lost brokers.
+
+        A broker that was late takes none this time. If the database was the reason, others are late, too, and live.
+        """
+        addresses, former = self._journal.renew(), self._renewed
+        self._renewed = time.monotonic()
         if addresses != self._addresses:
             self._addresses = addresses
             self._add(BrokersListed(addresses))
-        while jobs := self._journal.take():
+        is_late = self._renewed - former >= LATE_S
+        while not is_late and (jobs := self._journal.take()):
             log.warning("jobs_taken", jobs=len(jobs))
             self._gained.append((self._num_events, frozenset(job.submit.job_id for job in jobs)))
             self._add(JobsGained(jobs))
+            if len(addresses) > 1:
+                self._next_renewal = self._renewed + TAKE_S
+                break
 
     def _add(self, event: JournalEvent) -> None:
         self._num_events += 1

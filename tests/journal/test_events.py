@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specq.journal import JobsGained, JobsLost, JournalWriter, Kept
+from specq.journal import JobsGained, JobsLost, JournalWriter, Kept, threads
 from specq.journal.threads import BrokersListed
 from specq.testing import wait_until
 from specq.testing.fake_journal import FakeJournal, added, taken
@@ -91,3 +91,50 @@ def test_a_new_list_of_brokers_is_told_once(journal: Shared, writer: JournalWrit
     journal.orphans.write([taken(3)])
     wait_until(lambda: len(writer.events) == 2)
     assert writer.events[0] == BrokersListed(("tcp://a:1", "tcp://b:1"))
+
+
+def watched(journal: Shared, monkeypatch: pytest.MonkeyPatch, **constants: float) -> list[str]:
+    """Note the calls on a journal with three jobs of a lost broker, which gives one at a time."""
+    calls, jobs = list[str](), [taken(1), taken(2), taken(3)]
+
+    def renew() -> tuple[str, ...]:
+        calls.append("renew")
+        return journal.addresses
+
+    def take() -> list[Any]:
+        calls.append("take")
+        orphans = FakeJournal()
+        orphans.write([jobs.pop()] if jobs else [])
+        return orphans.unfinished()
+
+    monkeypatch.setattr(journal, "renew", renew)
+    monkeypatch.setattr(journal, "take", take)
+    for name, value in constants.items():
+        monkeypatch.setattr(threads, name, value)
+    return calls
+
+
+def test_several_brokers_share_the_jobs_of_a_lost_one(journal: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two takings others have time for theirs. A broker that is alone takes all at once."""
+    for addresses, expected in (("a", "b"), "renew take " * 4), (("a",), "renew take take take take "):
+        journal.addresses = addresses
+        with monkeypatch.context() as patch:
+            calls = watched(journal, patch, TAKE_S=0.0, RENEW_S=0.05)
+            writer = JournalWriter(journal, lambda: None)  # type: ignore[arg-type]
+            wait_until(lambda writer=writer: sum(isinstance(event, JobsGained) for event in writer.events) == 3)
+            wait_until(lambda calls=calls, expected=expected: len(calls) >= len(expected.split()))
+            writer.close()
+        assert " ".join(calls).startswith(expected.strip())
+
+
+def test_a_broker_whose_lease_could_not_be_renewed_in_time_takes_no_jobs(
+    journal: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the database stood still, the other brokers' leases have run out, too, and they live."""
+    calls = watched(journal, monkeypatch, LATE_S=0.0, RENEW_S=0.01)
+    writer = JournalWriter(journal, lambda: None)  # type: ignore[arg-type]
+    wait_until(lambda: len(calls) >= 3)
+    assert {*calls} == {"renew"}
+    monkeypatch.setattr(threads, "LATE_S", 60.0)
+    wait_until(lambda: writer.events)
+    writer.close()
