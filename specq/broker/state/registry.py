@@ -8,7 +8,7 @@ drafts from the text alone, and fits all verifiers.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,6 +188,7 @@ class WorkerRegistry:
 
     def __init__(self) -> None:
         self._workers: dict[bytes, Worker] = {}
+        self._fitting: dict[str, dict[str, list[Worker]]] = {}  # drafters by a target's tokenizer and their fingerprint
         self.hung: set[int] = set()
 
     def all(self) -> list[Worker]:
@@ -198,8 +199,10 @@ class WorkerRegistry:
 
     def add(self, worker: Worker) -> None:
         self._workers[worker.identity] = worker
+        self._fitting.clear()
 
     def remove(self, identity: bytes) -> Worker | None:
+        self._fitting.clear()
         return self._workers.pop(identity, None)
 
     def verifiers(self, model: str = "") -> list[Worker]:
@@ -221,8 +224,14 @@ class WorkerRegistry:
     def drafters(self) -> list[Worker]:
         return [w for w in self._workers.values() if w.hello.role == "draft"]
 
-    def drafters_for(self, model: ModelInfo) -> list[Worker]:
-        return [w for w in self.drafters() if fits(w.model, model)]
+    def drafters_for(self, model: ModelInfo) -> Mapping[str, list[Worker]]:
+        """Return the drafters that fit a target, by the fingerprint of their model."""
+        if model.tokenizer_hash not in self._fitting:
+            found = self._fitting[model.tokenizer_hash] = dict[str, list[Worker]]()
+            for worker in self.drafters():
+                if fits(worker.model, model):
+                    found.setdefault(worker.model.fingerprint, []).append(worker)
+        return self._fitting[model.tokenizer_hash]
 
     def dead(self, now: float, seconds: float) -> list[Worker]:
         """Return the workers that were silent, or made no progress, for longer than this."""

@@ -220,7 +220,8 @@ class DrafterAssignment:
         if verifier.wants_silence and not speculation.waits:
             return
         drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
-        fitting = self.state.workers.drafters_for(verifier.model)
+        by_model = self.state.workers.drafters_for(verifier.model)
+        fitting = [worker for model, workers in by_model.items() if model not in drafting for worker in workers]
         if self.state.sharers(job.request):  # older drafters share their cached texts between all owners
             fitting = [worker for worker in fitting if worker.knows_owners]
         if job.request.params.grammar:  # older drafters refuse verdicts with tokens that the grammar forced
