@@ -241,7 +241,7 @@ class TargetConfig(Section):
         if self.bind != NO_ADDRESS:
             _check_bind(self)
         elif self.advertise:
-            raise ConfigError(f"target.bind is {NO_ADDRESS!r}: no address to advertise; leave out target.advertise")
+            raise ConfigError("target.advertise is set, but target.bind has the value none; set only one of them")
         if self.advertise:
             check_connect("target.advertise", self.advertise)
         elif self.bind != NO_ADDRESS and read_address("target.bind", self.bind).is_wildcard:
