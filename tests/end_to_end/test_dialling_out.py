@@ -20,7 +20,20 @@ from specq.drafting.worker import DraftWorker
 from specq.processes.broker import BrokerLoop
 from specq.processes.draft import DrafterLoop
 from specq.processes.target import VerifierLoop
-from specq.protocol import ConfigError, GetStatus, Heartbeat, Hello, Verdict, Welcome, decode, encode
+from specq.protocol import (
+    DIALS_OUT,
+    ConfigError,
+    Draft,
+    GetStatus,
+    Heartbeat,
+    Hello,
+    Open,
+    SamplingParams,
+    Verdict,
+    Welcome,
+    decode,
+    encode,
+)
 from specq.testing.secured import make_all, model
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import toy_text
@@ -120,6 +133,30 @@ def test_a_broker_that_must_connect_to_verifiers_is_left() -> None:
         while not isinstance(last := decode(hub.recv_multipart()[1:]), Heartbeat):  # it may have said hello twice
             assert isinstance(last, Hello)
         assert last.state == "leaving"
+
+
+@pytest.mark.parametrize("budget_s", [-1.0, 60.0])
+def test_drafts_have_a_time_budget_on_a_link_too(monkeypatch: pytest.MonkeyPatch, budget_s: float) -> None:
+    """When it is used up, drafts are dropped unread. Other messages are not."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as hub:
+        hub.setsockopt(zmq.LINGER, 0)
+        hub.bind("tcp://127.0.0.1:*")
+        target = a_verifier(replace(DIALS, broker=hub.getsockopt_string(zmq.LAST_ENDPOINT)))
+        monkeypatch.setattr(type(target.verifier.sources), "mail_s", budget_s)
+        wait_until(lambda: target.turn() or hub.poll(0))
+        identity = hub.recv_multipart()[0]
+        draft = Draft(
+            session_id=1, epoch=1, lane=0, base_len=2, first_id=0,
+            token_ids=np.array([7]), parent_ids=np.array([-1]), scores=np.array([0.0]),
+        )  # fmt: skip
+        opened = Open(
+            session_id=1, epoch=1, prompt_len=2, tokens_left=5, params=SamplingParams(), token_ids=np.array([5, 6])
+        )
+        for message in (Welcome(heartbeat_ms=50, capabilities=(DIALS_OUT,)), draft, opened):
+            hub.send_multipart([identity, *encode(message)])
+        wait_until(lambda: target.turn() or target.verifier.sessions)
+        assert target.num_dropped == (budget_s < 0)
+        target.close()
 
 
 def test_many_requests_of_a_client_do_not_delay_a_verdict() -> None:
