@@ -72,6 +72,10 @@ class Scribe:
         with self._lock:
             self._file.write(line)
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
     def jobs(self) -> list[int]:
         """Return all jobs that were submitted so far, by anybody."""
         with self._lock:
