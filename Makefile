@@ -42,8 +42,8 @@ test-system: $(DEV) ## Test what needs system packages, which it installs (Debia
 	@scripts/system.sh
 	@$(BIN)/pytest -m system tests/system $(ARGS)
 
-test-cluster: $(DEV) ## Test several brokers and the journal in PostgreSQL, which it installs (Debian, as root)
-	@scripts/cluster.sh $(BIN)/pytest -m cluster tests/journal tests/chaos $(ARGS)
+test-cluster: $(DEV) ## Test several brokers, journal and batches in PostgreSQL, which it installs (Debian, as root)
+	@scripts/cluster.sh $(BIN)/pytest -m cluster tests/journal tests/batches tests/chaos $(ARGS)
 
 test-vllm: $(VLLM)/.ready ## Test the vllm engine: real vLLM on the CPU, in an environment of its own (2 GB)
 	@$(VLLM_PYTEST) tests/engines/test_conformance.py $(wildcard tests/engines/test_vllm*.py) \

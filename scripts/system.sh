@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 axe=axe-core@4.11.0
-programs="chromium:chromium chromedriver:chromium-driver npm:npm prometheus:prometheus promtool:prometheus ip:iproute2 nsenter:util-linux" # command:package
+programs="chromium:chromium chromedriver:chromium-driver npm:npm prometheus:prometheus promtool:prometheus ip:iproute2 nsenter:util-linux nft:nftables" # command:package
 
 say() { echo "test-system: $*" >&2; }
 

@@ -119,6 +119,7 @@ DOORS = {
     "specq.models.inflate",
     "specq.models.inflate_heads",
     *("specq.observe.screen", "specq.runtime.machine", "specq.runtime.usage"),
+    *(f"specq.journal.postgres.{module}" for module in ("address", "arrays", "schema", "session")),  # need psycopg
     "specq.doctor.hardware",
 }
 # Who measures the parts of an engine or a drafter, or builds a head's layer of an engine's kernels, knows them.

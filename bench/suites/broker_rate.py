@@ -7,14 +7,16 @@ is verifier and clients runs on the other cores.
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
 
 import click
 
@@ -36,16 +38,18 @@ QUIET = ("--liveness-ms", "600000", "--heartbeat-ms", "60000", "--log-level", "w
 @repeatable("--sessions", COUNT, (256,), "Number of sessions.")
 @repeatable("--tokens", COUNT, (1,), "Tokens of each session in each step.")
 @repeatable("--clients", COUNT, (1,), "Number of clients that share the sessions.")
+@option("--database", str, "", "PostgreSQL address; measure journals there too, in databases that are dropped again.")
 @option("--drafters", click.IntRange(0), 0, "Number of drafters that receive each verdict.")
 @repeatable("--journal", click.Choice((NO_JOURNAL, *DURABILITIES)), (NO_JOURNAL, *DURABILITIES), "Durability.")
 @option("--repeats", COUNT, 3, "Number of turns of each kind.")
 @option("--seconds", Number(0.01), 2.0, "Seconds of each turn.")
 def command(
-    report: Report, *, sessions: tuple[int, ...], tokens: tuple[int, ...], clients: tuple[int, ...], drafters: int,
-    journal: tuple[str, ...], repeats: int, seconds: float,
+    report: Report, *, sessions: tuple[int, ...], tokens: tuple[int, ...], clients: tuple[int, ...], database: str,
+    drafters: int, journal: tuple[str, ...], repeats: int, seconds: float,
 ) -> None:  # fmt: skip
     """Send a broker on one core verdicts as fast as its clients receive the tokens, and count the tokens."""
-    kinds = [RateKind(s, t, c, drafters, j) for s, t, c, j in product(sessions, tokens, clients, journal)]
+    places = [(one, at) for one in journal for at in (("", database) if database and one != NO_JOURNAL else ("",))]
+    kinds = [RateKind(s, t, c, drafters, *j) for s, t, c, j in product(sessions, tokens, clients, places)]
     report.update(settings={"repeats": repeats, "seconds": seconds})
     found: defaultdict[RateKind, list[dict[str, float]]] = defaultdict(list)
     for kind, measured in broker_rate(kinds, repeats, seconds, tell):
@@ -57,7 +61,7 @@ def command(
     ]
     for kind, turns in found.items():
         rate, messages, busy, us = (median(one[name] for one in turns) for name in UNITS)
-        about = kind.sessions, kind.tokens, kind.clients, kind.drafters, kind.journal
+        about = kind.sessions, kind.tokens, kind.clients, kind.drafters, kind.place
         rows.append((*about, f"{rate:.0f}", f"{messages:.0f}", f"{busy:.2f}", f"{us:.1f}"))
     show(rows, ["medians; messages: those that clients received; cores: what the broker's process used"])
 
@@ -66,7 +70,7 @@ def command(
 class RateKind:
     """A kind of measurement: sessions with `tokens` a step each, shared among `clients`.
 
-    journal: its durability, or none.
+    journal: its durability, or none. database: the PostgreSQL address of the journal. "": a file.
     """
 
     sessions: int
@@ -74,10 +78,15 @@ class RateKind:
     clients: int
     drafters: int
     journal: str
+    database: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.journal}, PostgreSQL" if self.database else self.journal
 
     def __str__(self) -> str:
         drafters = f", {self.drafters} drafters" if self.drafters else ""
-        return f"{self.sessions} sessions x {self.tokens}, {self.clients} clients{drafters}, journal {self.journal}"
+        return f"{self.sessions} sessions x {self.tokens}, {self.clients} clients{drafters}, journal {self.place}"
 
 
 def broker_rate(
@@ -99,8 +108,11 @@ def _measure(kind: RateKind, seconds: float) -> dict[str, float]:
     with ExitStack() as stack:
         journal = [NO_JOURNAL]
         if kind.journal != NO_JOURNAL:
-            folder = Path(stack.enter_context(TemporaryDirectory()))
-            journal = [str(folder / "journal"), "--durability", kind.journal]
+            if kind.database:
+                place = stack.enter_context(new_database(kind.database))
+            else:
+                place = str(Path(stack.enter_context(TemporaryDirectory())) / "journal")
+            journal = [place, "--durability", kind.journal]
         options = ("--bind", broker, "--cores", str(cores[0]), *QUIET, "--journal", *journal)
         pid = stack.enter_context(process("specq", "broker", *options)).pid
         load = Load(
@@ -109,3 +121,18 @@ def _measure(kind: RateKind, seconds: float) -> dict[str, float]:
         asking = stack.enter_context(process("bench.broker_load", arguments(load)))
         (found,) = json.loads(output(asking, 2 * PATIENCE_S + 4 * seconds))
     return dict(found)
+
+
+@contextmanager
+def new_database(address: str) -> Iterator[str]:
+    """Create a database beside the one at an address, yield its address, and drop it."""
+    import psycopg  # of an extra
+
+    name = f"specq_bench_{os.getpid()}"
+    place = urlsplit(address)
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+        try:
+            yield f"postgresql://{place.netloc}/{name}{'?' * bool(place.query)}{place.query}"
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())

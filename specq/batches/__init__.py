@@ -7,6 +7,7 @@
     values     files and batches
     interface  the interface of the store, its limits and errors
     schema, sqlite_files, store   the store in a SQLite file
+    postgres   the same in a PostgreSQL database, for several gateways
     threads    its two threads
     runner     runs batches
 

@@ -1,4 +1,4 @@
-"""Files in the store: see `specq.batches.interface`."""
+"""Files in the store: see `specq.batches.interface`. The statements are those of both kinds of stores."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class SqliteFiles:
         return self._number("SELECT sum(num_bytes) FROM files")
 
     def _number(self, query: str, *values: Any) -> int:
-        return int(self._connection.execute(query, values).fetchone()[0] or 0)
+        row = self._connection.execute(query, values).fetchone()
+        return int(row[0] or 0) if row else 0
 
     def finish_file(self, file: int, name: str, keep_s: float) -> StoredFile:
         with transaction(self._connection):
@@ -85,14 +86,14 @@ class SqliteFiles:
         self._connection.execute(_SHOW, (wall, wall + int(keep_s), self._clock.now() + keep_s, file))
 
     def find_file(self, owner: str, file_id: str) -> StoredFile | None:
-        row = self._connection.execute(f"{_FILE} owner = ? AND id = ? AND is_shown", (owner, file_id)).fetchone()
+        row = self._connection.execute(f"{_FILE} owner = ? AND id = ? AND is_shown = 1", (owner, file_id)).fetchone()
         return StoredFile(*row) if row else None
 
     def list_files(
         self, owner: str, limit: int, after: int = 0, purpose: Purpose | None = None, *, newest_first: bool = True
     ) -> list[StoredFile]:
         sign, order = ("<", "DESC") if newest_first else (">", "ASC")
-        query, values = f"{_FILE} owner = ? AND is_shown", [owner]
+        query, values = f"{_FILE} owner = ? AND is_shown = 1", [owner]
         for condition, value in ((f"number {sign} ?", after or None), ("purpose = ?", purpose)):
             if value is not None:
                 query += f" AND {condition}"
@@ -113,12 +114,13 @@ class SqliteFiles:
 
     def drop_part(self, file: int) -> bool:
         with transaction(self._connection):
-            query = "SELECT rowid, length(data) FROM chunks WHERE file = ? ORDER BY place LIMIT ?"
+            query = "SELECT place, length(data) FROM chunks WHERE file = ? ORDER BY place LIMIT ?"
             rows = self._connection.execute(query, (file, PART)).fetchall()
             if not rows:
                 self._connection.execute("DELETE FROM files WHERE number = ?", (file,))
                 return False
-            self._connection.executemany("DELETE FROM chunks WHERE rowid = ?", [(row,) for row, _ in rows])
+            places = [(file, place) for place, _ in rows]
+            self._connection.executemany("DELETE FROM chunks WHERE file = ? AND place = ?", places)
             freed = sum(size for _, size in rows)
             self._connection.execute("UPDATE files SET num_bytes = num_bytes - ? WHERE number = ?", (freed, file))
         return True

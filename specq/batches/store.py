@@ -63,7 +63,7 @@ class SqliteBatches(SqliteFiles, BatchTables):
         digest = hashlib.blake2b(f"{new.owner} {key}".encode(), digest_size=12).hexdigest()
         batch_id = f"batch_{digest if key else secrets.token_hex(12)}"
         wall, deadline = int(time.time()), self.now() + new.window_s
-        times = orjson.dumps({"created_at": wall, "expires_at": wall + new.window_s})
+        times = _json({"created_at": wall, "expires_at": wall + new.window_s})
         with transaction(self._connection):
             if (known := self.find_batch(new.owner, batch_id)) is not None:
                 if known.asked != new:
@@ -73,7 +73,7 @@ class SqliteBatches(SqliteFiles, BatchTables):
                 raise BatchStoreError(f"{MOST_OPEN} batches of this key have not ended; wait for some", "full")
             if self._number("SELECT is_shown FROM files WHERE number = ?", input_file.number) != 1:
                 raise BatchStoreError("the input file was deleted", "full")
-            values = batch_id, new.owner, orjson.dumps(asdict(new)), input_file.number, deadline, times
+            values = batch_id, new.owner, _json(asdict(new)), input_file.number, deadline, times
             return self._batch(int(self._connection.execute(_NEW, values).lastrowid or 0))
 
     def _batch(self, number: int) -> StoredBatch:
@@ -97,7 +97,7 @@ class SqliteBatches(SqliteFiles, BatchTables):
     def _move(self, batch: StoredBatch, status: Status, **changes: Any) -> StoredBatch:
         """Give a batch another status, and other values of its columns."""
         times = dict(batch.times) | {f"{status}_at": int(time.time())}
-        values = {"status": status, "times": orjson.dumps(times), "has_ended": status in ENDED} | changes
+        values = {"status": status, "times": _json(times), "has_ended": int(status in ENDED)} | changes
         names = ", ".join(f"{name} = ?" for name in values)
         statement = f"UPDATE batches SET {names} WHERE number = ?"  # noqa: S608 - the names are ours
         self._connection.execute(statement, (*values.values(), batch.number))
@@ -134,7 +134,7 @@ class SqliteBatches(SqliteFiles, BatchTables):
             return self._move(held, "in_progress", total=total, output=output, errors=errors)
 
     def fail_batch(self, batch: int, holder: str, reasons: Sequence[LineReason]) -> StoredBatch:
-        listed = orjson.dumps([reason.to_dict() for reason in reasons])
+        listed = _json([reason.to_dict() for reason in reasons])
         with transaction(self._connection):
             return self._end(self._held(batch, holder), "failed", reasons=listed)
 
@@ -198,13 +198,17 @@ class SqliteBatches(SqliteFiles, BatchTables):
         old = "SELECT number FROM batches WHERE has_ended = 1 AND forget <= ? LIMIT 100"
         surplus = (
             "SELECT number FROM (SELECT number, row_number() OVER (PARTITION BY owner ORDER BY number DESC) AS place "
-            "FROM batches WHERE has_ended = 1) WHERE place > ? LIMIT 100"
+            "FROM batches WHERE has_ended = 1) AS ended WHERE place > ? LIMIT 100"
         )
         with transaction(self._connection):
             numbers = self._connection.execute(old, (self.now(),)).fetchall()
             numbers = numbers or self._connection.execute(surplus, (MOST_ENDED,)).fetchall()
             self._connection.executemany("DELETE FROM batches WHERE number = ?", numbers)
         return len(numbers)
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
 
 
 def _read(row: Sequence[Any]) -> StoredBatch:

@@ -21,11 +21,21 @@ T = TypeVar("T")
 Action = Callable[[BatchTables], T]
 
 
+def open_store(place: Path | str, limits: StoreLimits) -> SqliteBatches:
+    """Return the store in a file, or at an address. Raises ConfigError if it cannot be used."""
+    if isinstance(place, Path):
+        return SqliteBatches(place, limits)
+    from specq.batches.postgres import PostgresBatches  # imports psycopg
+
+    return PostgresBatches(place, limits)
+
+
 class BatchStore:
     """A store for asyncio. `write` and `read` raise what the action raises, and BatchStoreError."""
 
-    def __init__(self, path: Path, limits: StoreLimits) -> None:
-        self.path, self.limits = path, limits
+    def __init__(self, place: Path | str, limits: StoreLimits) -> None:
+        """Prepare a store in a file, or at the address of a PostgreSQL database."""
+        self.place, self.limits = place, limits
         self._writing, self._reading = (ThreadPoolExecutor(1, f"specq-batches-{name}") for name in ("write", "read"))
         self._tables: SqliteBatches | None = None
         self._reader: SqliteBatches | None = None
@@ -34,7 +44,7 @@ class BatchStore:
     def exists(self) -> bool:
         """Whether anything was ever stored."""
         try:
-            return self._tables is not None or self.path.exists()
+            return self._tables is not None or isinstance(self.place, str) or self.place.exists()
         except OSError:  # its directory cannot be read
             return False
 
@@ -52,7 +62,7 @@ class BatchStore:
         with store_errors():
             if self._tables is None:
                 try:
-                    self._tables = SqliteBatches(self.path, self.limits)
+                    self._tables = open_store(self.place, self.limits)
                 except ConfigError as error:
                     raise BatchStoreError(str(error), "busy") from None
                 self._reader = self._tables.reader()

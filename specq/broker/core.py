@@ -2,7 +2,8 @@
 
 - `from_front(identity, frames)` handles clients, draft workers and the control socket of verifiers. `who` is the name
   of the key that the socket has seen (`specq.broker.gate`).
-- `from_back(identity, frames)` handles the verifier of that identity. The broker has connected a DEALER to it.
+- `from_back(identity, frames)` handles the verifier of that identity. The broker has connected a DEALER to it. A
+  verifier that dials out sends the same messages to the front.
   `deliver()` sends clients the results of several of its messages.
 - `tick()` checks liveness and deadlines, and sends again to slow readers.
 - `journaled(sequence)` notes what the journal holds. `found` and `listed` take the journal's answers.
@@ -23,6 +24,7 @@ from specq.broker.jobs.reports import StatusReports
 from specq.broker.jobs.verdicts import VerdictHandler
 from specq.broker.state.ledger import Ledger, restored
 from specq.broker.state.memory import GRACE_S, BrokerClock, BrokerSettings, BrokerState, Effect, FindFinished, Send
+from specq.broker.state.registry import Worker
 from specq.broker.state.rights import Roles
 from specq.broker.validation import validate
 from specq.broker.workers.assignment import ActivationRelay
@@ -127,11 +129,17 @@ class Broker:
             SessionFailed: self.placement.session_failed,
             TokenizerChunk: self.tokenizers.chunk,
         }
+        self._of_verifiers = frozenset({Verdict, Verdicts, Activations, *self._back})
 
     def from_front(self, identity: bytes, frames: Sequence[bytes], now: float, who: str = "") -> list[Effect]:
         """Take a message from a client or worker."""
         self.state.clock.now, kind = now, type_of(frames)
+        if (worker := self.state.workers.get(identity)) is not None:
+            worker.sent_bytes += sum(map(len, frames))
         try:
+            if kind in self._of_verifiers:
+                verifier = self.gate.dialled_verifier(identity, kind, who)
+                return self._from_verifier(verifier, frames) if verifier is not None else []
             if kind is Draft:
                 self.gate.pass_draft(identity, frames, who)
             elif (message := self.gate.admit(identity, frames, who)) is not None:
@@ -145,10 +153,15 @@ class Broker:
         worker = self.state.workers.get(identity)
         if worker is None:  # its DEALER closes soon
             return []
-        if not self.state.roles.stands(worker.shown, "target"):  # this DEALER closes soon, too: see `gate.Revocation`
+        self.state.clock.now = now
+        worker.sent_bytes += sum(map(len, frames))
+        return self._from_verifier(worker, frames, more=more)
+
+    def _from_verifier(self, worker: Worker, frames: Sequence[bytes], *, more: bool = False) -> list[Effect]:
+        if not self.state.roles.stands(worker.shown, "target"):  # its link closes soon: see `gate.Revocation`
             self.state.counts["forbidden"] += 1
             return []
-        self.state.clock.now = worker.last_seen = now
+        identity, worker.last_seen, worker.num_unanswered = worker.identity, self.state.clock.now, 0
         try:
             if (kind := type_of(frames)) is Verdict:
                 self.verdicts.take(identity, frames)
@@ -310,6 +323,17 @@ class Broker:
         self.state.clock.now = now
         self.reports.listed(asked.client, asked.skip, found)
         return self.gate.charge(asked.client, ListJobs, self._effects())
+
+    def note_sent(self, effect: Send) -> None:
+        """Count the bytes of a message that a worker's socket has taken."""
+        worker = self.state.workers.get(effect.to)
+        if worker is not None:
+            worker.received_bytes += sum(map(len, effect.frames))
+
+    def reaches_by_front(self, verifier: bytes) -> bool:
+        """Return whether messages to this verifier go over the front, since it dials out."""
+        worker = self.state.workers.get(verifier)
+        return worker is not None and worker.dials_out
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

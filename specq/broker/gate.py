@@ -5,7 +5,8 @@ Rules:
 - A draft is forwarded unread. Only its sender and size are checked.
 - Draft distributions of untrusted drafters are removed. Their nodes are then judged as point masses, which is exact for
   any distribution.
-- Drafts are not sent to a silent verifier. Its queue then holds only the messages that it must receive.
+- Drafts are not sent to a silent verifier. Its queue then holds only the messages that it must receive. A verifier that
+  dials out has the queue of a client. So it is sent only `MOST_UNANSWERED` drafts between two of its own messages.
 
 All sessions of a verifier together may use half of its time for drafts. Each session gets an equal part, and so does
 each lane of a session. A draft costs the time to decode and graft it there (DRAFT_US, NODE_US, measured by `specq bench
@@ -58,6 +59,7 @@ DRAFTS_SHARE = 0.5  # of a verifier's time
 BURST_S = 0.25
 MAX_DRAFT_NODES = 512  # the capacity of a session's tree
 MAX_DRAFT_BYTES = 1 << 20
+MOST_UNANSWERED = 1000  # half of the front's queue of a peer
 MAX_SESSIONS = 4096  # in a heartbeat, beyond the worker's own: left over from before a restart
 _TOKENS = array_frame(Draft, "token_ids")
 MAX_WORKERS = 4096
@@ -130,6 +132,19 @@ class Gate:
             return f"this broker already has the maximum of {MAX_WORKERS} workers"
         return self.state.roles.refusal(identity, who, Hello, message.role)
 
+    def dialled_verifier(self, identity: bytes, kind: type[Message], who: str) -> Worker | None:
+        """Return the verifier that sends a verifier's message to the front, or None if its key may not.
+
+        Raises ProtocolError unless the sender is a verifier that dials out. Others use the broker's DEALER.
+        """
+        if self.state.roles.refusal(identity, who, kind):
+            self.state.counts["forbidden"] += 1
+            return None
+        worker = self.state.workers.get(identity)
+        if worker is None or not worker.dials_out:
+            raise ProtocolError(f"a {kind.TYPE} at the front, not from a verifier that dials out")
+        return worker
+
     def charge(self, identity: bytes, kind: type[Message] | None, effects: list[Effect]) -> list[Effect]:
         """Charge a peer for the answers to its message of this kind; return the effects."""
         if kind not in _OF_WORKERS or self.state.workers.get(identity) is None:
@@ -153,18 +168,24 @@ class Gate:
             worker.last_seen = self.state.clock.now
             worker.num_drafts += 1
         num_bytes = sum(map(len, frames))
-        if not self._is_taken(job, lane, frames, num_bytes):
+        verifier = self.state.workers.get(job.session.verifier)
+        if verifier is None or not self._is_taken(job, lane, verifier, frames, num_bytes):
             self.state.counts["limited_drafts"] += 1
             return
         if header.get("q_size") and not self.state.roles.trusts(worker.shown if worker is not None else NOBODY):
             frames = encode(stripped(cast("Draft", decode(frames))))
         job.stats.draft_bytes += num_bytes
+        verifier.num_unanswered += 1
         self.state.outbox.add(Send("back", job.session.verifier, list(frames)))
 
-    def _is_taken(self, job: BrokerJob, lane: DrafterLane, frames: Sequence[bytes], num_bytes: int) -> bool:
+    def _is_taken(
+        self, job: BrokerJob, lane: DrafterLane, verifier: Worker, frames: Sequence[bytes], num_bytes: int
+    ) -> bool:
         """Return whether the job's verifier can take a draft of this size on this lane."""
-        now, verifier = self.state.clock.now, self.state.workers.get(job.session.verifier)
-        if verifier is None or now - verifier.last_seen > self.state.settings.quiet_s:
+        now = self.state.clock.now
+        if now - verifier.last_seen > self.state.settings.quiet_s:
+            return False
+        if verifier.dials_out and verifier.num_unanswered >= MOST_UNANSWERED:
             return False
         return admit_draft(job.drafters, lane, verifier, frames, num_bytes, now)
 

@@ -20,6 +20,7 @@ DEFAULT_BROKER = "tcp://127.0.0.1:5750"
 DURABILITIES = ("full", "process")
 AUTO_DRAFTERS = -1
 NO_MODEL = "none"  # the name of no draft model, even if one could be found
+NO_ADDRESS = "none"  # where a verifier listens that only dials out
 VOCABULARIES = ("same", "shared", "text")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -163,7 +164,9 @@ class TargetConfig(Section):
     )
     name: str = _name()
     progress: bool = _progress()
-    bind: str = option("tcp://127.0.0.1:*", "Address to listen on for the broker. Port *: any free port.")
+    bind: str = option(
+        "tcp://127.0.0.1:*", "Address to listen on for the broker. Port *: any free port. `none`: only dial the broker."
+    )
     advertise: str = option("", "Address where the broker connects to this verifier. Default: the bound address.")
     device: str = _device()
     dtype: str = _dtype()
@@ -237,17 +240,16 @@ class TargetConfig(Section):
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
-        _check_bind(self)
+        if self.bind != NO_ADDRESS:
+            _check_bind(self)
+        elif self.advertise:
+            raise ConfigError("target.bind has the value none, and then a verifier has no address; leave out target.advertise")
         if self.advertise:
             check_connect("target.advertise", self.advertise)
-        elif read_address("target.bind", self.bind).is_wildcard:
-            raise ConfigError(
-                f"target.bind is {self.bind}, a wildcard that the broker cannot connect to; set target.advertise"
-            )
+        elif self.bind != NO_ADDRESS and read_address("target.bind", self.bind).is_wildcard:
+            raise ConfigError(f"target.bind is {self.bind}, which is not one address; set target.advertise")
         if self.heads_tree and not self.heads:
-            raise ConfigError(
-                "target.heads_tree needs target.heads; set target.heads to the heads that draft this tree"
-            )
+            raise ConfigError("target.heads_tree needs target.heads; set target.heads to the heads of this tree")
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +346,8 @@ class ServeConfig(Section):
     connections: int = option(4096, "Maximum number of open connections.", low=1, high=65_536)
     batches: str = option(
         "",
-        "File for uploads and batches. `none`: no batches. Default: one file per broker address, in SPECQ_STATE.",
+        "File for uploads and batches, or postgresql:// for several gateways. `none`: no batches. Default: one file "
+        "per broker address, in SPECQ_STATE.",
     )
     batch_store_mb: int = option(2048, "Maximum size of all files together, in MB.", low=1, high=2**40)
     batch_days: float = option(30.0, "How long to keep files and batches, in days.", low=0.001, high=36_500)

@@ -91,6 +91,8 @@ TABLE = (
     MetricLine(
         C, "specq_worker_messages_dropped", "Messages not taken.", WORKER, series.of_metrics("messages_dropped")
     ),
+    MetricLine(C, "specq_worker_sent_bytes", "Bytes that it sent.", WORKER, series.of_workers("sent_bytes")),
+    MetricLine(C, "specq_worker_received_bytes", "Bytes sent to it.", WORKER, series.of_workers("received_bytes")),
     # verifiers: steps
     MetricLine(
         H, "specq_step_seconds", "Times of a step's phases.", (*WORKER, "phase"), series.step_seconds(STEP_LIMITS_US)

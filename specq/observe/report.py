@@ -32,12 +32,16 @@ class Snapshot:
 
     @property
     def workers(self) -> list[Report]:
-        """Return the workers, each with its rates: `tokens_s`, `steps_s`, `drafts_s` (None: unknown yet)."""
+        """Return the workers, each with its rates: `tokens_s`, `steps_s`, `drafts_s` (None: unknown yet).
+
+        `sent_bytes_s` and `received_bytes_s` are since it registered, if there is no report before.
+        """
         known = {_identity(worker): worker for worker in self.before.get("workers", ())}
         found = []
         for worker in self.report.get("workers", ()):
             former = known.get(_identity(worker))
             rates = {f"{name}_s": self.rate(worker, former, name) for name in ("tokens", "steps", "drafts")}
+            rates |= {f"{name}_s": self._bytes_s(worker, former, name) for name in ("sent_bytes", "received_bytes")}
             found.append(worker | rates | {"metrics": self._new_metrics(worker, former or {})})
         return found
 
@@ -88,6 +92,12 @@ class Snapshot:
             return None
         grown = now[name] - before[name]
         return float(grown if grown >= 0 else now[name]) / self.seconds
+
+    def _bytes_s(self, worker: Report, former: Report | None, name: str) -> float | None:
+        rate, seconds = self.rate(worker, former, name), worker.get("registered_s_ago", 0.0)
+        if rate is None and not self.before and seconds:
+            return float(worker.get(name, 0) / seconds)
+        return rate
 
     def _new_metrics(self, worker: Report, former: Report) -> Labelled:
         """Return a worker's counts by label since the last report, or since its start."""

@@ -79,19 +79,22 @@ def headline(snapshot: Snapshot) -> str:
 
 def workers(snapshot: Snapshot, view: View) -> ViewSection:
     """Return a row for each worker."""
-    header = ("WORKER", "ROLE", "MODEL", "STATE", "JOBS", "TOK/S", "STEP/S", "DRAFT/S", "FREE KV", "SEEN")
+    per_second = ("TOK/S", "STEP/S", "DRAFT/S", "OUT B/S", "IN B/S")
+    header = ("WORKER", "ROLE", "MODEL", "STATE", "JOBS", *per_second, "FREE KV", "SEEN")
     rows = [
         (
             *(clean(worker["name"], 14), worker["role"], clean(worker["model"], 12), worker["state"], worker["jobs"]),
             number(worker["tokens_s"] if worker["role"] == "target" else None),
             number(worker["steps_s"]),
             number(worker["drafts_s"] if worker["role"] == "draft" else None),
+            *(number(worker["sent_bytes_s"]), number(worker["received_bytes_s"])),
             short(worker["free_slots"]),
             f"{worker['heard_s_ago']:.1f}s",
         )
         for worker in snapshot.workers
     ]
-    return ViewSection("workers", header, _filtered(rows, view), optional=("FREE KV", "MODEL", "SEEN"))
+    optional = ("IN B/S", "OUT B/S", "FREE KV", "MODEL", "SEEN")
+    return ViewSection("workers", header, _filtered(rows, view), optional=optional)
 
 
 def sessions(snapshot: Snapshot, view: View) -> ViewSection:

@@ -84,12 +84,14 @@ class BrokerLoop:
                 self.journal.take(effect)
 
     def _send(self, effect: Send) -> None:
-        if effect.link == "front":
+        socket = self.backs.get(effect.to)
+        if effect.link == "front" or (socket is None and self.broker.reaches_by_front(effect.to)):
             sent = try_send(self.router, [effect.to, *effect.frames])
         else:
-            socket = self.backs.get(effect.to)
             sent = socket is not None and try_send(socket, effect.frames)
-        if not sent:
+        if sent:
+            self.broker.note_sent(effect)
+        else:
             self.broker.undelivered(effect)
 
     def _connect(self, effect: Connect) -> None:

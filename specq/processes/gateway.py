@@ -105,7 +105,8 @@ def make_batching(config: ServeConfig, upstream: Upstream, metrics: Metrics) -> 
     num_bytes, keep_s = config.batch_store_mb << 20, int(config.batch_days * 86_400)
     owner_bytes = num_bytes // 2 if config.api_keys else num_bytes
     limits = StoreLimits(num_bytes, owner_bytes, config.upload_mb << 20, keep_s)
-    store = BatchStore(Path(address).expanduser(), limits)
+    place = address if address.startswith("postgresql://") else Path(address).expanduser()
+    store = BatchStore(place, limits)
     runner = BatchRunner(store, BatchLines(upstream, metrics), upstream.report, config.body_kb * 1024)
     return Batching(store, runner)
 

@@ -1,4 +1,7 @@
-"""A verifier's process: a ROUTER for brokers' DEALERs, links for registration and heartbeats, one `Verifier`."""
+"""A verifier's process: links to the brokers, a ROUTER for the brokers' DEALERs, and one `Verifier`.
+
+The links carry registration and heartbeats. A verifier that only dials out has no ROUTER, and the links carry all.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import ceil
 from socket import socketpair
 from typing import Any
@@ -13,7 +17,7 @@ from typing import Any
 import structlog
 import zmq
 
-from specq.config import TargetConfig, own_options
+from specq.config import NO_ADDRESS, TargetConfig, own_options
 from specq.drafting import SAME, bridge, make_sources
 from specq.engines import (
     ENGINES,
@@ -32,6 +36,7 @@ from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import (
     ConfigError,
     Draft,
+    Frames,
     Hello,
     Message,
     Open,
@@ -83,7 +88,10 @@ class VerifierLoop:
         self.context = zmq.Context()
         curve = curve_to_broker(config.keys, "target")
         self.zap = Zap(self.context, AllowList(directory_of(config.keys), "broker")) if curve else None
-        self.router, bound = bind_router(self.context, config.bind, curve.own if curve else None)
+        if config.bind == NO_ADDRESS:
+            self.router, bound = self.context.socket(zmq.ROUTER), ""  # no peer
+        else:
+            self.router, bound = bind_router(self.context, config.bind, curve.own if curve else None)
         hello = Hello(
             role="target",
             name=name,
@@ -93,7 +101,8 @@ class VerifierLoop:
             max_sessions=config.max_sessions,
             capabilities=verifier.capabilities,
         )
-        self._openers: dict[int, bytes] = {}  # session -> identity of its broker's DEALER, which receives its reports
+        # session -> who receives its reports: the identity of its broker's DEALER, or the name of the broker of a link
+        self._openers: dict[int, bytes | str] = {}
         self.poller = zmq.Poller()
         self.links = BrokerLinks(self.context, config.broker, hello, self.poller, curve, tell)
         self.poller.register(self.router, zmq.POLLIN)
@@ -150,24 +159,27 @@ class VerifierLoop:
     def _hear(self, ready: Mapping[Any, int]) -> None:
         """Handle the messages that have arrived.
 
-        Drafts have a time budget (`mail_s`). When it is used up, further drafts are dropped.
+        Drafts have a time budget (`mail_s`), over all sockets. When it is used up, further drafts are dropped.
         """
         if self.zap is not None and self.zap.socket in ready:
             self.zap.answer()
         if self._built.fileno() in ready:
             self._built.recv(MANY_BUILT)
+        started = time.monotonic()
+        is_late = partial(self._is_late, started + self.verifier.sources.mail_s)
         if self.router in ready:
-            started = time.monotonic()
-            last = started + self.verifier.sources.mail_s
             for identity, frames in self._arrived():
-                if type_of(frames) is Draft and time.monotonic() > last:
-                    self.num_dropped += 1
-                else:
-                    self._receive(identity, frames)
-            self.verifier.sources.account(time.monotonic() - started)
-        for broker, message in self.links.receive(ready):
-            for answer in self._handle(message, broker):
-                self.links.send(broker, answer)
+                if not is_late(frames):
+                    self._take(frames, identity)
+        for broker, message in self.links.receive(ready, is_late):
+            self._take(message, broker)
+        self.verifier.sources.account(time.monotonic() - started)
+
+    def _is_late(self, last: float, frames: Frames) -> bool:
+        """Return whether a message is a draft for which there is no time any more."""
+        is_late = type_of(frames) is Draft and time.monotonic() > last
+        self.num_dropped += is_late
+        return is_late
 
     def _arrived(self) -> Iterator[tuple[bytes, list[bytes]]]:
         """Yield the messages of brokers. Ignore a broker whose key was removed, and send it nothing more."""
@@ -180,42 +192,38 @@ class VerifierLoop:
             else:
                 self._openers = {known: who for known, who in self._openers.items() if who != identity}
 
-    def _receive(self, identity: bytes, frames: list[bytes]) -> None:
+    def _take(self, received: Message | Frames, sender: bytes | str) -> None:
+        """Handle a message of a broker. Reports of a session go to the sender of its `Open`."""
+        broker = sender if isinstance(sender, str) else self.links.name_of(broker_in(sender))
         try:
-            message = decode(frames)
+            message = received if isinstance(received, Message) else decode(received)
+            answers = self.verifier.handle(message, time.monotonic(), broker)
         except ProtocolError as error:
-            self._drop(error)
+            self.num_dropped += 1
+            log.debug("message_dropped", reason=str(error))
             return
-        broker = self.links.name_of(broker_in(identity))
-        answers = self._handle(message, broker)
         if isinstance(message, Open) and not answers:
-            self._note_opener(message, broker, identity)
+            self._note_opener(message, broker, sender)
         for answer in answers:
-            try_send(self.router, [identity, *encode(answer)])
+            self._send_to(sender, answer)
 
-    def _handle(self, message: Message, broker: str) -> list[Message]:
-        """Handle a message of a broker; return the replies. Reports of a session go to the broker that opened it."""
-        try:
-            return self.verifier.handle(message, time.monotonic(), broker)
-        except ProtocolError as error:
-            self._drop(error)
-            return []
-
-    def _note_opener(self, message: Open, broker: str, identity: bytes) -> None:
+    def _note_opener(self, message: Open, broker: str, sender: bytes | str) -> None:
         session = self.verifier.sessions.get(message.session_id)
         if session is not None and (session.epoch, session.broker) == (message.epoch, broker):
-            self._openers[message.session_id] = identity
+            self._openers[message.session_id] = sender
 
-    def _drop(self, error: ProtocolError) -> None:
-        self.num_dropped += 1
-        log.debug("message_dropped", reason=str(error))
+    def _send_to(self, receiver: bytes | str, message: Message) -> None:
+        if isinstance(receiver, str):
+            self.links.send(receiver, message)
+        else:
+            try_send(self.router, [receiver, *encode(message)])
 
     def _send(self, reports: Reports) -> None:
         """Send each broker the reports of the last step on the sessions that it opened."""
-        for identity, messages in reports.by_reader(self._openers.get):
-            if identity is not None:
+        for receiver, messages in reports.by_reader(self._openers.get):
+            if receiver is not None:
                 for message in messages:
-                    try_send(self.router, [identity, *encode(message)])
+                    self._send_to(receiver, message)
 
     def serve(self, stop: Stop) -> None:
         """Serve until `stop`, then drain for at most `drain_seconds`, then close."""

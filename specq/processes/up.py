@@ -27,6 +27,7 @@ import click
 
 from specq import Client
 from specq.config import (
+    NO_ADDRESS,
     BrokerConfig,
     Config,
     Section,
@@ -117,7 +118,8 @@ def _broker_address(config: Config) -> str:
     """Return the address where workers connect to the broker."""
     if parse_address(config.broker.bind).is_any_port:
         raise ConfigError(f"broker.bind is {config.broker.bind}; specq up needs a fixed port")
-    if config.up.targets > 1 and not parse_address(config.target.bind).is_any_port:
+    own = config.target.bind
+    if config.up.targets > 1 and own != NO_ADDRESS and not parse_address(own).is_any_port:
         raise ConfigError(f"target.bind is {config.target.bind}; several targets need port *")
     return connect_address(config.broker.bind)
 

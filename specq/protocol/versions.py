@@ -23,7 +23,8 @@ SEVERAL_BROKERS = "brokers"  # registers with all brokers of a journal
 CAPABILITIES = (OWNERS, GRAMMAR_TEXTS, ALLOWED_TOKENS, BACKGROUND, SEVERAL_BROKERS)  # of every worker
 PROMPT_LOGPROBS = "prompt_logprobs"  # of verifiers whose engine returns log-probabilities of prompts
 GRAMMAR_CAPABILITIES = tuple(map(grammar_capability, GRAMMAR_KINDS))  # of verifiers that build these grammars
-BROKER_CAPABILITIES = (*CAPABILITIES, PROMPT_LOGPROBS, *GRAMMAR_CAPABILITIES)  # a broker passes these on
+DIALS_OUT = "dials out"  # of brokers: serves verifiers without an address, over the workers' own connections
+BROKER_CAPABILITIES = (*CAPABILITIES, PROMPT_LOGPROBS, *GRAMMAR_CAPABILITIES, DIALS_OUT)  # passes on all but the last
 
 _SPOKEN = re.compile(r"protocol version .*; this side speaks (?:\d+ and )?(\d+)")
 

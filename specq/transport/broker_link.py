@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import NoReturn
 
 import structlog
 import zmq
 
 from specq.protocol import (
+    DIALS_OUT,
     OLDEST_VERSION,
     ConfigError,
+    Frames,
     Heartbeat,
     Hello,
     Message,
@@ -78,12 +81,14 @@ class BrokerLink:
             for message in messages:
                 self.send(message)
 
-    def receive(self) -> Iterator[Message]:
-        """Yield the broker's messages, without refusals. `Welcome` has been handled.
+    def receive(self, skips: Callable[[Frames], bool] | None = None) -> Iterator[Message]:
+        """Yield the broker's messages, without refusals and what `skips` selects. `Welcome` has been handled.
 
         Raises ConfigError if the broker refuses this worker for good.
         """
         for frames in drain(self.socket):
+            if skips is not None and skips(frames):
+                continue
             try:
                 message = decode(frames)
             except ProtocolError as error:
@@ -98,6 +103,9 @@ class BrokerLink:
             yield message
 
     def _welcome(self, message: Welcome) -> None:
+        if self.hello.role == "target" and not self.hello.endpoint and DIALS_OUT not in message.capabilities:
+            self.send(Heartbeat(incarnation=self.hello.incarnation, state="leaving"))
+            self._rest("is older and connects to verifiers, but this one has no address: update it, or set target.bind")
         if not self.registered:
             self.num_welcomes += 1
             self.is_named, self.listed = False, frozenset()
@@ -111,8 +119,12 @@ class BrokerLink:
             return
         self.registered = False
         if message.fatal:
-            self._rests_until = time.monotonic() + REST_S
-            raise ConfigError(f"the broker at {self.endpoint} refuses this worker: {message.reason}")
+            self._rest(f"refuses this worker: {message.reason}")
+
+    def _rest(self, reason: str) -> NoReturn:
+        """Leave this broker alone for a while. Raises ConfigError."""
+        self._rests_until = time.monotonic() + REST_S
+        raise ConfigError(f"the broker at {self.endpoint} {reason}")
 
     def beat(self, heartbeat: Heartbeat, num_dropped: int = 0) -> None:
         """Send a heartbeat to the broker that has registered this worker. `num_dropped`: messages of other sockets."""

@@ -26,6 +26,7 @@ import zmq
 from specq.protocol import (
     Brokers,
     ConfigError,
+    Frames,
     Heartbeat,
     Hello,
     Message,
@@ -108,18 +109,20 @@ class BrokerLinks:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    def receive(self, ready: Mapping[Any, int]) -> Iterator[tuple[str, Message]]:
-        """Yield the messages of the sockets that are ready, each with its broker's name.
+    def receive(
+        self, ready: Mapping[Any, int], skips: Callable[[Frames], bool] | None = None
+    ) -> Iterator[tuple[str, Message]]:
+        """Yield the messages of the sockets that are ready, each with its broker's name. Those of `skips` are dropped.
 
         What concerns the links is handled here. Raises ConfigError if all brokers that were reached refuse this worker.
         """
         for link in self:
             if link.socket in ready:
-                yield from self._receive(link)
+                yield from self._receive(link, skips)
 
-    def _receive(self, link: BrokerLink) -> Iterator[tuple[str, Message]]:
+    def _receive(self, link: BrokerLink, skips: Callable[[Frames], bool] | None) -> Iterator[tuple[str, Message]]:
         try:
-            for message in link.receive():
+            for message in link.receive(skips):
                 if isinstance(message, Welcome):
                     self.heartbeat = Beat(min(one.heartbeat_ms for one in self if one.registered))
                 elif not isinstance(message, Brokers):

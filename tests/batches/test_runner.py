@@ -19,9 +19,14 @@ def _quick(monkeypatch):
     monkeypatch.setattr("specq.batches.store.LEASE_S", 0.1)
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "b.batches"
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.cluster)])
+def path(tmp_path, request):
+    """Return where the store is: a file, or a database's address."""
+    if request.param == "sqlite":
+        return tmp_path / "b.batches"
+    from tests.journal.cluster import running  # imports psycopg
+
+    return running().new_database().address
 
 
 async def until(condition):

@@ -11,6 +11,7 @@ from specq.batches import BatchStoreError, LineResult, SqliteBatches
 from specq.batches import interface as limits_of
 from specq.batches.lines import LineReason
 from specq.batches.sqlite_files import PART
+from specq.batches.threads import open_store
 from specq.protocol import ConfigError
 from tests.batches.scene import LIMITS, new
 from tests.each import each
@@ -22,7 +23,33 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def store(path):
+def places(path):
+    """Where the stores of a test are, by kind."""
+
+    def place(kind):
+        if kind == "sqlite":
+            return path
+        from tests.journal.cluster import running  # imports psycopg
+
+        return running().new_database().address
+
+    return place
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.cluster)])
+def place(request, places):
+    return places(request.param)
+
+
+@pytest.fixture
+def store(place):
+    one = open_store(place, LIMITS)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def file_store(path):
     one = SqliteBatches(path, LIMITS)
     yield one
     one.close()
@@ -70,7 +97,7 @@ def result(number, outcome="completed"):
     return LineResult(number, outcome, f"{outcome} {number}\n".encode())
 
 
-def test_a_file_is_private_to_the_user(store, path):
+def test_a_file_is_private_to_the_user(file_store, path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
 
@@ -258,9 +285,9 @@ def test_cancelling(store, status, after):
     assert store.cancel_batch("alice", batch.id).status == "cancelled"
 
 
-def test_results_may_fill_the_store(path):
+def test_results_may_fill_the_store(place):
     """No result is lost to a limit. Where there is no room, no more lines begin."""
-    store = SqliteBatches(path, replace(LIMITS, num_bytes=1000))
+    store = open_store(place, replace(LIMITS, num_bytes=1000))
     batch = started(store)
     store.add_results(batch.number, "h", [LineResult(1, "completed", bytes(2000))])
     assert store.is_full()
@@ -280,7 +307,8 @@ def test_old_batches_are_forgotten(store, monkeypatch):
     assert [one.number for one in store.list_batches("alice", 9)] == [batches[3].number]
 
 
-def test_space_is_returned(store, path):
+def test_space_is_returned(file_store):
+    store = file_store
     file = upload(store, bytes(LIMITS.file_bytes))
     other = upload(store, bytes(LIMITS.file_bytes), "bob")
     for one in (file, other):
@@ -291,14 +319,14 @@ def test_space_is_returned(store, path):
     assert free <= 1024
 
 
-def test_opened_again(path):
+def test_opened_again(place):
     """Everything is there, and time has not gone back."""
-    store = SqliteBatches(path, LIMITS)
+    store = open_store(place, LIMITS)
     batch = started(store)
     store.add_results(batch.number, "h", [result(1)])
     before = store.now()
     store.close()
-    again = SqliteBatches(path, LIMITS)
+    again = open_store(place, LIMITS)
     assert again.find_batch("alice", batch.id).completed == 1
     assert again.done_lines(batch) == {1}
     assert -0.02 < again.now() - before < 60  # the machine's uptime counts hundredths
@@ -312,3 +340,36 @@ def test_other_files_are_refused(tmp_path, data):
     with pytest.raises(ConfigError, match=r"serve\.batches"):
         SqliteBatches(path, LIMITS)
     assert path.read_bytes() == data
+
+
+@pytest.mark.cluster
+def test_a_database_that_fails_is_busy(places):
+    """The next call connects again. A call that failed in the middle has no effect."""
+    place = places("postgresql")
+    store = open_store(place, LIMITS)
+    file = store.new_file("alice", "x", 60)
+    ((process,),) = store._connection.execute("SELECT pg_backend_pid()").fetchall()
+    store._connection.execute("BEGIN IMMEDIATE")
+    other = open_store(place, LIMITS)
+    refused("busy", other.new_file, "alice", "x", 60)
+    other._connection.execute("SELECT pg_terminate_backend(?)", (process,))
+    refused("busy", store.append, file, 0, b"abc")
+    store.append(file, 0, b"abc")
+    assert content(other, file) == b"abc"
+    for one in (store, other):
+        one.close()
+
+
+@pytest.mark.cluster
+@each(
+    ("place", "reason"),
+    [
+        ("postgresql://u:hidden@localhost/x", "has a password"),
+        ("postgresql://u@localhost:1/x", r"cannot use the store of batches postgresql://u@localhost:1/x"),
+    ],
+)
+def test_a_database_that_cannot_be_used(place, reason):
+    with pytest.raises(ConfigError, match=reason) as raised:
+        open_store(place, LIMITS)
+    assert "serve.batches" in str(raised.value)
+    assert "hidden" not in str(raised.value)

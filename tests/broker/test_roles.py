@@ -15,6 +15,7 @@ from specq.journal import StoredJob
 from specq.protocol.messages import (
     MESSAGES,
     PROTOCOL_VERSION,
+    Activations,
     Assign,
     Cancel,
     Draft,
@@ -42,7 +43,7 @@ from specq.testing.toy import toy_info
 from specq.transport.keys import Grant
 
 KEYS = {"gpu": "target", "laptop": "draft", "phone": "draft", "alice": "client", "bob": "client", "hub": "broker"}
-NOT_TO_THE_FRONT = {Verdict, Verdicts, SessionFailed, TokenizerChunk}  # verifiers send these over sockets of their own
+OF_VERIFIERS = {Verdict, Verdicts, SessionFailed, TokenizerChunk, Activations}  # at the front only if they dial out
 
 
 def grants() -> dict[str, Grant]:
@@ -97,9 +98,10 @@ def passed_on(effects: list[Effect]) -> list[Draft]:
 
 def test_every_message_to_the_front_has_its_roles():
     """A new message that the broker takes must say who may send it."""
-    taken = set(Broker(incarnation=1)._front) | {Draft}
-    assert taken == set(MAY)
-    assert not NOT_TO_THE_FRONT & set(MAY)
+    broker = Broker(incarnation=1)
+    taken = set(broker._front) | {Draft}
+    assert broker._of_verifiers == OF_VERIFIERS
+    assert taken | OF_VERIFIERS == set(MAY)
     assert set(MESSAGES.values()) > taken
 
 
@@ -110,7 +112,8 @@ def test_each_role_may_say_what_the_table_says(kind):
     by_hand = {
         "client": clients | {"get_status", "get_trace", "get_clock", "trace_events"},
         "draft": {"draft", "hello", "heartbeat", "get_status", "get_clock", "trace_events"},
-        "target": {"hello", "heartbeat", "get_status", "get_clock", "trace_events"},
+        "target": {"hello", "heartbeat", "get_status", "get_clock", "trace_events", "verdict", "verdicts"}
+        | {"session_failed", "activations", "tokenizer_chunk"},
         "broker": {"get_status", "get_trace"},
     }
     guard = Roles(grants())

@@ -2,7 +2,8 @@
 
 broker OPTIONS...        `specq broker` that checks after each message what must hold of its memory, and stops where
                          that does not
-drafter BROKER NAME      a drafter with the toy proposer, which knows the toy target: starts at once
+drafter BROKER NAME [KEYS]
+                         a drafter with the toy proposer, which knows the toy target: starts at once
 client BROKER            a client with one long toy job, to be killed: it says when its first tokens are there
 target ARGUMENTS...      `tests.journal.toy_target`, whose sessions each say a text of their own if the job has a seed
 planted BUG OPTIONS...   `broker` with one of the bugs of `tests.chaos.mutants.SHARED`
@@ -80,12 +81,12 @@ class SlowProposer(ToyProposer):
         return super().expand(requests)
 
 
-def draft(broker: str, name: str) -> None:
+def draft(broker: str, name: str, keys: str = "") -> None:
     """Draft until SIGTERM."""
     log.configure("info")
     stop, info = Stop(), info_with_tokenizer(name, fingerprint=name)
     drafter = DraftWorker(SlowProposer(info, wrong_every=4), incarnation=new_incarnation(), width=4, max_ahead=8)
-    loop = DrafterLoop(DraftConfig(broker=broker), drafter, name)
+    loop = DrafterLoop(DraftConfig(broker=broker, keys=keys), drafter, name)
     while not stop:
         loop.turn()
     loop.close()

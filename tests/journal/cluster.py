@@ -93,6 +93,11 @@ class Database:
         """Let a broker's lease run out."""
         self.run(f"UPDATE specq.brokers SET until = now() - interval '1 s' WHERE number = {journal._number}")
 
+    def fold(self) -> None:
+        """Have a row for each job and group, so that a test can change one."""
+        columns = "number, job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens, cached_tokens"
+        self.run(f"INSERT INTO specq.folded ({columns}) SELECT {columns} FROM specq.unfolded; DELETE FROM specq.groups")
+
     def holders(self) -> dict[int, int]:
         """Return the number of the holder of each unfinished job."""
         return dict(self.run("SELECT job_id, broker FROM specq.active"))

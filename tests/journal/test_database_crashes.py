@@ -18,7 +18,7 @@ from tests.journal.test_crashes import num_boundaries, play
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 Open = Callable[..., PostgresJournal]
-TABLES = "jobs, active, commits, results"
+TABLES = "jobs, active, groups, folded, results"
 
 
 class Lives:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import time
@@ -14,13 +15,14 @@ from typing import Any
 import pytest
 
 from specq.journal import Opening, open_journal
+from specq.journal.postgres import store
 from specq.journal.postgres.address import parse
 from specq.journal.postgres.arrays import from_text, to_text
 from specq.journal.postgres.schema import STEPS, prepare
 from specq.journal.postgres.session import DatabaseSession
 from specq.journal.postgres.store import PostgresJournal
 from specq.protocol import ConfigError, SpecqError
-from specq.testing.fake_journal import PARAMS, added, ended, taken
+from specq.testing.fake_journal import PARAMS, FakeJournal, added, ended, groups, history, taken
 from tests.each import each
 from tests.journal.cluster import Database, ids
 
@@ -223,3 +225,29 @@ def test_what_is_stored_is_counted(open_it: Open, database: Database) -> None:
     assert database.run("SELECT sum(running) FROM specq.brokers") == [(other._running,)]
     other.write([ended(1, [1]), ended(2, [1])])
     assert other._running == 0
+
+
+@pytest.mark.cluster
+def test_old_groups_are_folded(open_it: Open, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the tokens of unfinished jobs stay, and each job has its text; also after a takeover in the middle."""
+    monkeypatch.setattr(store, "MOST_UNFOLDED", 3000)
+    monkeypatch.setattr(store, "FOLDED", 3000)
+    rng, fake = random.Random(7), FakeJournal()
+    journal = open_it()
+    most = most_folded = 0
+    for group in groups(rng, history(rng, num_jobs=200, length=1500)):
+        fake.write(group)
+        assert journal.write(group) == frozenset()
+        journal.keep_to(1 << 40)
+        query = "SELECT (SELECT sum(size)::bigint FROM specq.groups), (SELECT count(*) FROM specq.folded)"
+        ((size, num_folded),) = database.run(query)
+        most, most_folded = max(most, size or 0), max(most_folded, num_folded)
+    assert most < 12_000
+    assert most_folded > 10
+    assert journal.unfinished() == fake.unfinished() != []
+    journal.close()
+    other = open_it()
+    assert [replace(job, epoch=0) for job in other.take()] == fake.unfinished()
+    assert database.run("SELECT count(*) FROM specq.groups") == [(0,)]
+    other.write([ended(job.submit.job_id, [1]) for job in fake.unfinished()])
+    assert database.run("SELECT count(*) FROM specq.folded") == [(0,)]

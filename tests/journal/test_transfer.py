@@ -131,10 +131,15 @@ def change_sqlite(address: str) -> Callable[[str], Any]:
 
 
 def change_postgres(address: str) -> Callable[[str], Any]:
-    from tests.journal.cluster import running
+    from tests.journal.cluster import Database, running
 
-    name = address.partition("@/")[2].partition("?")[0]
-    return lambda statement: running().primary.run(f"SET search_path = specq; {statement}", name)
+    database = Database(running().primary, address.partition("@/")[2].partition("?")[0])
+
+    def change(statement: str) -> None:
+        database.fold()
+        database.run(f"SET search_path = specq; {statement.replace('FROM commits', 'FROM folded')}")
+
+    return change
 
 
 CHANGES = {"sqlite": change_sqlite, "postgresql": change_postgres}

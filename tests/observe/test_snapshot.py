@@ -38,6 +38,21 @@ def test_rates_are_by_the_brokers_clock():
     assert (snapshot.tokens_s, snapshot.sessions[0]["tokens_s"], snapshot.sessions[0]["acceptance"]) == (100, 20, 0.75)
 
 
+def test_bytes_of_one_report_are_since_the_worker_registered():
+    """So `specq status` has them. Two reports have the rate between them, and an old broker reports none."""
+    first, then = ({"sent_bytes": n, "received_bytes": 3 * n, "registered_s_ago": s} for n, s in ((100, 4), (500, 6)))
+    before, now = report(10.0, (worker(**first),)), report(12.0, (worker(**then),))
+
+    rates = [
+        (one["sent_bytes_s"], one["received_bytes_s"])
+        for snapshot in (Snapshot(before), Snapshot(now, before), Snapshot(report(workers=(worker(),))))
+        for one in snapshot.workers
+    ]
+
+    assert rates == [(25, 75), (200, 600), (None, None)]
+    assert "25.0     75.0" in plain(Snapshot(before), View())
+
+
 def test_one_report_has_no_rates():
     """Nor has a worker or session that is new, nor a broker that was started again."""
     alone = Snapshot(report(10.0, (worker(tokens=5),), (session(),)))

@@ -213,10 +213,13 @@ def _worker(worker: Worker, now: float, has_metrics: bool) -> dict[str, Any]:
         "steps": worker.steps,
         "tokens": worker.num_tokens,
         "drafts": worker.num_drafts,
+        "sent_bytes": worker.sent_bytes,
+        "received_bytes": worker.received_bytes,
         "free_slots": worker.free_slots,
         "kv_slots": worker.model.kv_slots,
         "capabilities": list(worker.hello.capabilities),
         "heard_s_ago": round(now - worker.last_seen, 3),
+        "registered_s_ago": round(now - worker.joined_at, 3),
     } | ({"metrics": worker.metrics} if has_metrics else {})
 
 

@@ -28,7 +28,7 @@ GRACE_S = 3.0  # time for verifiers to come back; until then their absence is no
 
 
 class Send(NamedTuple):
-    """Frames for a peer: "front" uses the ROUTER, "back" the DEALER to a verifier."""
+    """Frames for a peer: "front" uses the ROUTER, "back" the DEALER to a verifier, or the ROUTER if it dials out."""
 
     link: str
     to: bytes

@@ -50,6 +50,9 @@ class Worker:
     is_unreachable: bool = False  # it never confirmed an `Open`, and has confirmed none since then
     num_tokens: int = 0  # tokens that it has committed
     num_drafts: int = 0  # drafts that it has sent
+    num_unanswered: int = 0  # of a verifier: drafts sent to it since its last message
+    sent_bytes: int = 0  # of its messages to this broker, as it encoded them
+    received_bytes: int = 0  # the same of messages to it
     wants_silence: bool = False  # of a verifier: its last verdict asked drafters to be silent
     free_slots: int = 0  # less what was placed there since its last heartbeat
     metrics: dict[str, Any] = field(default_factory=dict)  # its counters, from its last heartbeat
@@ -67,6 +70,11 @@ class Worker:
     @property
     def model(self) -> ModelInfo:
         return self.hello.model
+
+    @property
+    def dials_out(self) -> bool:
+        """Return whether it is a verifier without an address, which is reached over its own connection only."""
+        return self.hello.role == "target" and not self.hello.endpoint
 
     @property
     def knows_owners(self) -> bool:
@@ -121,7 +129,7 @@ class Worker:
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take over what a heartbeat reports about the worker as a whole."""
-        self.last_seen = now
+        self.last_seen, self.num_unanswered = now, 0
         self.idle_beats += 1
         if heartbeat.steps != self.steps or not heartbeat.pending:
             self.progressed, self.idle_beats = now, 0

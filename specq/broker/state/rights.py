@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from specq.protocol import (
+    Activations,
     Cancel,
     Draft,
     Failed,
@@ -32,15 +33,19 @@ from specq.protocol import (
     ListJobs,
     Message,
     Refused,
+    SessionFailed,
     Submit,
+    TokenizerChunk,
     Trace,
     TraceEvents,
+    Verdict,
+    Verdicts,
 )
 from specq.transport import Grant
 
 REVOKED = "this key is no longer allowed"
 MAX_SOCKETS = 65_536  # sockets whose keys are remembered
-_CLIENT, _WORKER = frozenset({"client"}), frozenset({"target", "draft"})
+_CLIENT, _WORKER, _TARGET = frozenset({"client"}), frozenset({"target", "draft"}), frozenset({"target"})
 MAY: dict[type[Message], frozenset[str]] = {
     Submit: _CLIENT,
     Follow: _CLIENT,
@@ -54,6 +59,11 @@ MAY: dict[type[Message], frozenset[str]] = {
     Hello: _WORKER,
     Heartbeat: _WORKER,
     Draft: frozenset({"draft"}),
+    Verdict: _TARGET,  # these at the front only from verifiers that dial out: `Gate.dialled_verifier`
+    Verdicts: _TARGET,
+    SessionFailed: _TARGET,
+    Activations: _TARGET,
+    TokenizerChunk: _TARGET,
 }
 MAX_PEERS = 4096  # peers with counted requests; beyond it, the longest silent peer starts anew
 REQUESTS_S, REQUESTS_BURST = 2000.0, 8000.0

@@ -98,7 +98,8 @@ class Presence:
         self.state.counts["workers_registered"] += 1
         log.info("worker_registered", name=worker.name, role=worker.hello.role, model=worker.model.name)
         if worker.hello.role == "target":
-            self.state.outbox.add(Connect(worker.identity, worker.hello.endpoint))
+            if not worker.dials_out:
+                self.state.outbox.add(Connect(worker.identity, worker.hello.endpoint))
             self.placement.bindings.welcome_back(worker.hello.incarnation)
             self._refuse_misfits()
             self.placement.place_waiting()
@@ -240,7 +241,7 @@ def give_up_on(session: JobSession, worker: Worker) -> str:
     opens, session.unconfirmed = session.unconfirmed.num_opens, Unconfirmed()
     return (
         f"the verifier {worker.name} was sent the session {opens} times and never confirmed it, though it beats: the "
-        f"message is too large for it, or messages to {worker.hello.endpoint} do not arrive"
+        f"message is too large for it, or messages to {worker.hello.endpoint or 'it'} do not arrive"
     )
 
 

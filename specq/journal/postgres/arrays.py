@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ class TextArray(bytes):
 _INT8, _FLOAT8, _BYTEA, _TEXT = 20, 701, 17, 25  # PostgreSQL's numbers of types
 _HEAD = struct.Struct(">5i")  # dimensions, has NULLs, type, length, first index
 _LENGTH = struct.Struct(">i")
+_SHORT = [_LENGTH.pack(length) for length in range(4096)]  # most values are short
 _NUMBERS = {code: np.dtype([("length", ">i4"), ("value", code)]) for code in (">i8", ">f8")}
 
 
@@ -85,10 +87,10 @@ def _numbers(kind: int, code: str, values: Sequence[float]) -> bytes:
 def _pieces(kind: int, values: Sequence[bytes]) -> bytes:
     if not values:
         return _HEAD.pack(0, 0, kind, 0, 0)[:12]
-    pieces = [_HEAD.pack(1, 0, kind, len(values), 1)]
-    for value in values:
-        pieces += (_LENGTH.pack(len(value)), value)
-    return b"".join(pieces)
+    sizes = [*map(len, values)]
+    lengths = [_SHORT[size] for size in sizes] if max(sizes) < len(_SHORT) else map(_LENGTH.pack, sizes)
+    pieces = chain.from_iterable(zip(lengths, values, strict=True))
+    return b"".join((_HEAD.pack(1, 0, kind, len(values), 1), *pieces))
 
 
 class _Packed(Dumper):

@@ -73,86 +73,90 @@ CREATE FUNCTION specq.write_group(
     p_bound bigint[], p_weights text[], p_placed bigint[],
     p_crashed bigint[], p_deaths bigint[], p_lone_deaths bigint[], p_death_length bigint[],
     p_job bigint[], p_base_len bigint[], p_token_ids bytea[], p_origins bytea[], p_logprobs bytea[], p_rounds bigint[],
-    p_draft_tokens bigint[], p_cached_tokens bigint[],
+    p_draft_tokens bigint[], p_cached_tokens bigint[], p_size bigint,
     p_finish text[], p_ended float8[], p_code text[], p_reason text[], p_stats text[], p_num_bytes bigint[],
     p_all_token_ids bytea[], p_all_origins bytea[], p_all_logprobs bytea[], p_done bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    v_last bigint;
     v_gone bigint[];
-    v_refused bigint[];
+    v_refused bigint[] := '{}';
+    v_number bigint;
     v_bytes bigint := 0;
 BEGIN
-    SELECT last_group, refused INTO v_last, v_refused FROM specq.brokers
-        WHERE number = p_broker AND token = p_token FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        RETURN NULL;
+    UPDATE specq.brokers SET last_group = p_group, refused = '{}', running = p_running
+        WHERE number = p_broker AND token = p_token AND last_group < p_group;
+    IF NOT FOUND THEN  -- the group was written before; an update all the same, for the standby
+        UPDATE specq.brokers SET running = p_running WHERE number = p_broker AND token = p_token
+            RETURNING refused INTO v_refused;
+        RETURN v_refused;  -- NULL if there is no such broker
     END IF;
-    IF v_last < p_group THEN
-        v_refused := '{}';
-        IF cardinality(p_dropped) > 0 THEN
-            WITH gone AS (DELETE FROM specq.active WHERE job_id = ANY(p_dropped)
-                AND broker = p_broker RETURNING job_id)
-                SELECT array_agg(job_id) INTO v_gone FROM gone;
-            DELETE FROM specq.jobs WHERE job_id = ANY(v_gone);
-            DELETE FROM specq.commits WHERE job_id = ANY(v_gone);
-            v_refused := ARRAY(SELECT unnest(p_dropped) EXCEPT SELECT unnest(v_gone) EXCEPT SELECT unnest(p_touched));
-        END IF;
-        IF cardinality(p_new) > 0 THEN
-            WITH added AS (
-                INSERT INTO specq.jobs (job_id, owner, tenant, cache_salt, label, model, params, speculation, priority,
-                        submitted, deadline, prompt_ids)
-                    SELECT * FROM unnest(p_new, p_owner, p_tenant, p_cache_salt, p_label, p_model, p_params,
-                        p_speculation, p_priority, p_submitted, p_deadline, p_prompt_ids)
-                    ON CONFLICT (job_id) DO NOTHING RETURNING job_id
-            )
-            INSERT INTO specq.active (job_id, broker) SELECT job_id, p_broker FROM added;
-        END IF;
-        v_refused := v_refused || ARRAY(
-            SELECT t.job_id FROM unnest(p_touched) AS t(job_id)
-            WHERE NOT EXISTS (SELECT FROM specq.active a WHERE a.job_id = t.job_id
-                AND a.broker = p_broker)
-        );
-        IF cardinality(p_bound) > 0 THEN
-            UPDATE specq.active a SET weights = b.weights, placed = b.placed
-                FROM unnest(p_bound, p_weights, p_placed) AS b(job_id, weights, placed)
-                WHERE a.job_id = b.job_id AND a.broker = p_broker;
-        END IF;
-        IF cardinality(p_crashed) > 0 THEN
-            UPDATE specq.active a
-                SET deaths = c.deaths, lone_deaths = c.lone_deaths, death_length = c.death_length
-                FROM unnest(p_crashed, p_deaths, p_lone_deaths, p_death_length)
-                    AS c(job_id, deaths, lone_deaths, death_length)
-                WHERE a.job_id = c.job_id AND a.broker = p_broker;
-        END IF;
-        IF cardinality(p_job) > 0 THEN
-            INSERT INTO specq.commits (job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens,
-                    cached_tokens)
-                SELECT * FROM unnest(p_job, p_base_len, p_token_ids, p_origins, p_logprobs, p_rounds, p_draft_tokens,
-                    p_cached_tokens) AS c(job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens, cached)
-                WHERE cardinality(v_refused) = 0 OR job_id <> ALL(v_refused);
-        END IF;
-        IF cardinality(p_done) > 0 THEN
-            WITH stored AS (
-                INSERT INTO specq.results (weights, finish, ended, code, reason, stats, num_bytes, token_ids, origins,
-                        logprobs, job_id)
-                    SELECT a.weights, e.finish, e.ended, e.code, e.reason, e.stats,
-                        e.num_bytes + octet_length(j.prompt_ids) + octet_length(j.params), e.token_ids, e.origins,
-                        e.logprobs, e.job_id
-                    FROM unnest(p_finish, p_ended, p_code, p_reason, p_stats, p_num_bytes, p_all_token_ids,
-                        p_all_origins, p_all_logprobs, p_done) AS e(finish, ended, code, reason, stats, num_bytes,
-                        token_ids, origins, logprobs, job_id)
-                    JOIN specq.active a ON a.job_id = e.job_id AND a.broker = p_broker
-                    JOIN specq.jobs j ON j.job_id = e.job_id
-                    RETURNING job_id, num_bytes
-            )
-            SELECT array_agg(job_id), coalesce(sum(num_bytes), 0) INTO v_gone, v_bytes FROM stored;
-            DELETE FROM specq.active WHERE job_id = ANY(v_gone);
-            DELETE FROM specq.commits WHERE job_id = ANY(v_gone);
-        END IF;
+    v_number := nextval('specq.commit_numbers');
+    IF cardinality(p_dropped) > 0 THEN
+        WITH gone AS (DELETE FROM specq.active WHERE job_id = ANY(p_dropped)
+            AND broker = p_broker RETURNING job_id)
+            SELECT array_agg(job_id) INTO v_gone FROM gone;
+        DELETE FROM specq.jobs WHERE job_id = ANY(v_gone);
+        DELETE FROM specq.folded WHERE job_id = ANY(v_gone);
+        v_refused := ARRAY(SELECT unnest(p_dropped) EXCEPT SELECT unnest(v_gone) EXCEPT SELECT unnest(p_touched));
     END IF;
-    UPDATE specq.brokers SET last_group = p_group, refused = v_refused, running = p_running, stored = stored + v_bytes
-        WHERE number = p_broker;
+    IF cardinality(p_new) > 0 THEN
+        WITH added AS (
+            INSERT INTO specq.jobs (job_id, owner, tenant, cache_salt, label, model, params, speculation, priority,
+                    submitted, deadline, prompt_ids)
+                SELECT * FROM unnest(p_new, p_owner, p_tenant, p_cache_salt, p_label, p_model, p_params,
+                    p_speculation, p_priority, p_submitted, p_deadline, p_prompt_ids)
+                ON CONFLICT (job_id) DO NOTHING RETURNING job_id
+        )
+        INSERT INTO specq.active (job_id, broker, since) SELECT job_id, p_broker, v_number FROM added;
+    END IF;
+    IF cardinality(p_bound) > 0 THEN
+        UPDATE specq.active a SET weights = b.weights, placed = b.placed
+            FROM unnest(p_bound, p_weights, p_placed) AS b(job_id, weights, placed)
+            WHERE a.job_id = b.job_id AND a.broker = p_broker;
+    END IF;
+    IF cardinality(p_crashed) > 0 THEN
+        UPDATE specq.active a
+            SET deaths = c.deaths, lone_deaths = c.lone_deaths, death_length = c.death_length
+            FROM unnest(p_crashed, p_deaths, p_lone_deaths, p_death_length)
+                AS c(job_id, deaths, lone_deaths, death_length)
+            WHERE a.job_id = c.job_id AND a.broker = p_broker;
+    END IF;
+    v_refused := v_refused || ARRAY(
+        SELECT t.job_id FROM unnest(p_touched) AS t(job_id)
+        WHERE NOT EXISTS (SELECT FROM specq.active a WHERE a.job_id = t.job_id AND a.broker = p_broker)
+    );
+    IF cardinality(p_job) > 0 AND cardinality(v_refused) = 0 THEN
+        INSERT INTO specq.groups VALUES (v_number, p_broker, p_size, p_job, p_base_len, p_token_ids,
+            p_origins, p_logprobs, p_rounds, p_draft_tokens, p_cached_tokens);
+    ELSIF cardinality(p_job) > 0 THEN
+        INSERT INTO specq.groups SELECT v_number, p_broker, p_size, array_agg(job_id), array_agg(base_len),
+                array_agg(token_ids), array_agg(origins), array_agg(logprobs), array_agg(rounds),
+                array_agg(draft_tokens), array_agg(cached)
+            FROM unnest(p_job, p_base_len, p_token_ids, p_origins, p_logprobs, p_rounds, p_draft_tokens,
+                p_cached_tokens) AS c(job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens, cached)
+            WHERE job_id <> ALL(v_refused) HAVING count(*) > 0;
+    END IF;
+    IF cardinality(p_done) > 0 THEN
+        WITH stored AS (
+            INSERT INTO specq.results (weights, finish, ended, code, reason, stats, num_bytes, token_ids, origins,
+                    logprobs, job_id)
+                SELECT a.weights, e.finish, e.ended, e.code, e.reason, e.stats,
+                    e.num_bytes + octet_length(j.prompt_ids) + octet_length(j.params), e.token_ids, e.origins,
+                    e.logprobs, e.job_id
+                FROM unnest(p_finish, p_ended, p_code, p_reason, p_stats, p_num_bytes, p_all_token_ids,
+                    p_all_origins, p_all_logprobs, p_done) AS e(finish, ended, code, reason, stats, num_bytes,
+                    token_ids, origins, logprobs, job_id)
+                JOIN specq.active a ON a.job_id = e.job_id AND a.broker = p_broker
+                JOIN specq.jobs j ON j.job_id = e.job_id
+                RETURNING job_id, num_bytes
+        )
+        SELECT array_agg(job_id), coalesce(sum(num_bytes), 0) INTO v_gone, v_bytes FROM stored;
+        DELETE FROM specq.active WHERE job_id = ANY(v_gone);
+        DELETE FROM specq.folded WHERE job_id = ANY(v_gone);
+    END IF;
+    IF v_bytes > 0 OR cardinality(v_refused) > 0 THEN
+        UPDATE specq.brokers SET refused = v_refused, stored = stored + v_bytes WHERE number = p_broker;
+    END IF;
     RETURN v_refused;
 END $$;
 """
@@ -182,6 +186,11 @@ BEGIN
         EXCEPTION WHEN insufficient_privilege THEN NULL;
         END;
     END IF;
+    INSERT INTO specq.folded (number, job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens,
+            cached_tokens)
+        SELECT number, job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens, cached_tokens
+        FROM specq.unfolded WHERE broker = ANY(v_dead);
+    DELETE FROM specq.groups WHERE broker = ANY(v_dead);
     WITH chosen AS (
         SELECT a.job_id FROM specq.active a JOIN specq.jobs j ON j.job_id = a.job_id
         WHERE (a.broker IS NULL OR a.broker = ANY(v_dead)) AND a.job_id <> ALL(p_unreadable)
@@ -201,6 +210,31 @@ BEGIN
     UPDATE specq.meta SET value = value + (SELECT sum(stored) FROM gone)
         WHERE name = 'stored' AND EXISTS (SELECT FROM gone);
     RETURN v_taken;
+END $$;
+"""
+
+# It moves what is there already, so nobody waits for the disk.
+FOLD = """
+CREATE FUNCTION specq.fold(p_broker bigint, p_token bigint, p_size bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_last bigint;
+    v_size bigint;
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM FROM specq.brokers WHERE number = p_broker AND token = p_token FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    SELECT max(number), coalesce(sum(size), 0) INTO v_last, v_size FROM (
+        SELECT number, size, sum(size) OVER (ORDER BY number) AS total
+        FROM (SELECT number, size FROM specq.groups WHERE broker = p_broker ORDER BY number LIMIT 10000) AS oldest
+    ) AS summed WHERE total - size < p_size;
+    INSERT INTO specq.folded (number, job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens,
+            cached_tokens)
+        SELECT number, job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens, cached_tokens
+        FROM specq.unfolded WHERE broker = p_broker AND number <= v_last;
+    DELETE FROM specq.groups WHERE broker = p_broker AND number <= v_last;
+    RETURN v_size;
 END $$;
 """
 
@@ -257,4 +291,4 @@ BEGIN
 END $$;
 """
 
-FUNCTIONS = REGISTER + CLAIM + RENEW + WRITE + TAKE + KEEP + BRING_BACK
+FUNCTIONS = REGISTER + CLAIM + RENEW + WRITE + TAKE + FOLD + KEEP + BRING_BACK

@@ -15,12 +15,13 @@ from specq.journal.records import JobBound, JobCrashed, JobDropped, JobEnded, Jo
 
 Values = list[tuple[Any, ...]]
 
+ROW_BYTES = 100  # about the size of a row of tokens without its arrays
 _TAKEN = (ints, *(texts,) * 7, ints, floats, floats, blobs)
 _BOUND = (ints, texts, ints)
 _CRASHED = (ints, ints, ints, ints)
 _ADDED = (ints, ints, blobs, blobs, blobs, ints, ints, ints)
 _ENDED = (texts, floats, texts, texts, texts, ints, blobs, blobs, blobs, ints)
-NUM_ARRAYS = 2 + sum(map(len, (_TAKEN, _BOUND, _CRASHED, _ADDED, _ENDED)))
+NUM_ARGUMENTS = 3 + sum(map(len, (_TAKEN, _BOUND, _CRASHED, _ADDED, _ENDED)))
 
 
 @dataclass(slots=True)
@@ -70,6 +71,13 @@ class RecordGroup:
         """The jobs that the broker must hold, with the jobs that it takes."""
         return self.lives.keys() | self.added.keys()
 
+    @property
+    def size(self) -> int:
+        """About the bytes of all tokens."""
+        return sum(
+            [len(row[2]) + len(row[3]) + len(row[4]) for row in self.added.values()], len(self.added) * ROW_BYTES
+        )
+
     def num_bytes(self) -> Iterator[tuple[int, int]]:
         """Yield jobs that have not ended, and about how many bytes they grow."""
         for job_id, life in self.lives.items():
@@ -79,7 +87,7 @@ class RecordGroup:
             yield job_id, len(row[2]) + len(row[3]) + len(row[4])
 
     def arguments(self) -> list[Any]:
-        """Return the arrays that the function takes, in its order."""
+        """Return the rest of the function's arguments, in its order."""
         lives = sorted(self.lives.items())  # two brokers that take the same jobs do so in the same order
         taken = [life.taken for _, life in lives if life.taken]
         bound = [(job_id, *life.bound) for job_id, life in lives if life.bound]
@@ -92,6 +100,7 @@ class RecordGroup:
             *_arrays(bound, _BOUND),
             *_arrays(crashed, _CRASHED),
             *_arrays(self.added.values(), _ADDED),
+            self.size,
             *_arrays(ended, _ENDED),
         ]
 

@@ -32,11 +32,13 @@ DURABILITIES = {  # "full": as the database says, but at least `on`
     "full": "CASE WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END",
     "process": "'off'",
 }
-# Statements with arrays of groups find a few rows by their keys. The planner cannot know how few.
+# Statements with arrays of groups find a few rows by their keys. The planner cannot know how few, and to plan each call
+# anew takes longer than the call.
 _SETTINGS = {
     "statement_timeout": STATEMENT_S * 1000,
     "lock_timeout": LOCK_S * 1000,
     "idle_in_transaction_session_timeout": IDLE_S * 1000,
+    "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",

@@ -31,7 +31,7 @@ from specq.journal import rows
 from specq.journal.interface import HELD_S, LEASE_S, MOST_TAKEN, Journal, Kept, Noted, Opening
 from specq.journal.postgres.address import parse
 from specq.journal.postgres.arrays import ints
-from specq.journal.postgres.group import NUM_ARRAYS, RecordGroup
+from specq.journal.postgres.group import NUM_ARGUMENTS, RecordGroup
 from specq.journal.postgres.reader import JOB, PostgresReader, readable
 from specq.journal.postgres.schema import prepare
 from specq.journal.postgres.session import DatabaseSession
@@ -40,12 +40,14 @@ from specq.protocol import ConfigError, JournalBusyError
 
 log = structlog.get_logger(__name__)
 
+MOST_UNFOLDED = 32 << 20  # bytes of tokens in this broker's groups: with little text, 300,000 rows
+FOLDED = 1 << 19  # about the bytes that one step folds: 10 ms
 KEEP_S = 1.0  # between two looks at the size, if nothing was to be forgotten
 STEP_ROWS = 200  # maximum number of results that a step forgets
 STEP_BYTES = 8 << 20  # and about their bytes
 MOST_TOKENS = 8  # a late standby may know an earlier one only
 SLACK_S = 5.0  # stored times may be this much later than now: brokers measure their offsets separately
-_WRITE = f"SELECT specq.write_group({', '.join(['%s'] * (4 + NUM_ARRAYS))})"
+_WRITE = f"SELECT specq.write_group({', '.join(['%s'] * (4 + NUM_ARGUMENTS))})"
 _TAKE = "SELECT specq.take(%s, %s, %s, %s, %s)"
 _KEEP = "SELECT num_forgotten, is_full FROM specq.keep_to(%s, %s, %s, %s, %s, %s, %s)"
 _CLOSE = "UPDATE specq.brokers SET until = clock_timestamp() WHERE number = %s AND token = %s"
@@ -56,9 +58,9 @@ _ACTIVE = (
     f"SELECT {JOB}, weights, placed, deaths, lone_deaths, death_length, coalesce(epoch, 0) "  # noqa: S608
     "FROM specq.active JOIN specq.jobs USING (job_id)"
 )
-_COMMITS = f"SELECT {rows.COMMIT}, number FROM specq.commits"  # noqa: S608
+_COMMITS = f"SELECT {rows.COMMIT}, number FROM specq."  # noqa: S608
 _CUT_OFF = (
-    "DELETE FROM specq.commits c USING specq.active a WHERE c.job_id = ANY(%s) AND c.number = ANY(%s) "
+    "DELETE FROM specq.folded c USING specq.active a WHERE c.job_id = ANY(%s) AND c.number = ANY(%s) "
     "AND a.job_id = c.job_id AND a.broker = %s"
 )
 
@@ -80,6 +82,7 @@ class PostgresJournal(Journal):
         self._group_number = 0
         self._take_is_unsure = False
         self._unreadable: set[int] = set()
+        self._unfolded = 0  # bytes in groups
         self._kept, self._kept_until = (0, 0.0), 0.0
         self._session = DatabaseSession(parameters, opening.durability, self._unusable)
         self._session.begin = self._claim
@@ -113,6 +116,7 @@ class PostgresJournal(Journal):
         self._session.query("SELECT set_config('application_name', %s, false)", (self._session.application,))
         self._given_up |= self._held.keys()
         self._number, self._tokens, self._held, self._running = int(number), [token], {}, 0
+        self._unfolded = 0
 
     def _claim(self) -> None:
         """Claim the broker's row for a new connection. What a former one still carries out has no effect then."""
@@ -161,6 +165,7 @@ class PostgresJournal(Journal):
         found = self._call(_WRITE, self._group_number, self._running, *group.arguments())
         self._unsure, self._last = None, (group, frozenset(found))
         self._count(group, self._last[1])
+        self._unfolded += group.size
         return self._last[1]
 
     def _count(self, group: RecordGroup, refused: Collection[int]) -> None:
@@ -220,7 +225,7 @@ class PostgresJournal(Journal):
         if unreadable:
             self._unreadable |= unreadable.keys()
             self._session.query(_RELEASE, (self._number, ints(list(unreadable))))
-        found = self._session.query(f"{_COMMITS} WHERE job_id = ANY(%s) ORDER BY number", values)
+        found = self._session.query(f"{_COMMITS}folded WHERE job_id = ANY(%s) ORDER BY number", values)
         cut_off = _add_commits(jobs, found)
         if cut_off:
             self._session.query(_CUT_OFF, (*values, ints(cut_off), self._number))
@@ -234,6 +239,9 @@ class PostgresJournal(Journal):
         The size is the sum of what jobs and results hold, since a table does not shrink when rows are deleted. Only one
         broker at a time does a step.
         """
+        if self._unfolded > MOST_UNFOLDED:
+            folded = self._call("SELECT specq.fold(%s, %s, %s)", FOLDED)
+            self._unfolded = self._unfolded - folded if folded else 0
         now = time.monotonic()
         if before <= 0.0 and (most_bytes, now < self._kept_until) == (self._kept[0], True):
             return Kept(0, is_full=bool(self._kept[1]))
@@ -258,7 +266,7 @@ class PostgresJournal(Journal):
         jobs, unreadable = _jobs(self._session.query(f"{_ACTIVE} ORDER BY submitted, job_id"))
         for error in unreadable.values():
             raise ConfigError(f"cannot use the journal {self.address}: {error}")
-        _add_commits(jobs, self._session.query(f"{_COMMITS} ORDER BY number"))
+        _add_commits(jobs, self._session.query(f"{_COMMITS}commits ORDER BY number"))
         return list(jobs.values())
 
     def reader(self) -> PostgresReader:

@@ -43,7 +43,8 @@ class Hello(Message):
 
     - role: "target" or "draft".
     - incarnation: random for each start of a process.
-    - endpoint: of a verifier, the address for the broker's DEALER.
+    - endpoint: of a verifier, the address for the broker's DEALER. "": it only dials out, so all its messages pass over
+      the connection that this one came over. The broker must name the capability `DIALS_OUT`.
     - max_sessions: of a verifier, its maximum number of sessions at a time.
     - tap_layers, tap_form, tap_window: of a drafter that reads the target's hidden states, see `GetActivations`.
     - capabilities: what the worker can do beyond the oldest version, by name, see `specq.protocol.versions`.
