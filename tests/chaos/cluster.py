@@ -212,7 +212,7 @@ class Injector:
 
     def _cut(self, source: str, to: str, rng: random.Random) -> str:
         """Cut one pair, or all of two roles."""
-        names = [source, to]
+        names = [source, self.cluster.servers.primary.name if to == "primary" else to]
         for i, role in enumerate(names):
             if rng.random() < 0.5 and role in ("broker", "target", "draft", "client"):
                 names[i] = rng.choice(self.cluster.names(role))
