@@ -243,7 +243,7 @@ class TargetConfig(Section):
         if self.bind != NO_ADDRESS:
             _check_bind(self)
         elif self.advertise:
-            raise ConfigError("target.bind has the value none, and then a verifier has no address; leave out target.advertise")
+            raise ConfigError("target.advertise is set, but target.bind has the value none; set only one of them")
         if self.advertise:
             check_connect("target.advertise", self.advertise)
         elif self.bind != NO_ADDRESS and read_address("target.bind", self.bind).is_wildcard:

@@ -11,8 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from specq.journal import EPOCHS, Crashes, JobBound, JobCrashed, JobDropped
+from specq.journal import EPOCHS, Crashes, JobBound, JobCrashed, JobDropped, Opening
 from specq.journal.postgres import functions, schema, store
+from specq.journal.postgres.store import PostgresJournal
+from specq.protocol import ConfigError
 from specq.testing import wait_until
 from specq.testing.fake_journal import added, ended, taken
 from tests.journal.cluster import Database, ids, texts
@@ -322,3 +324,19 @@ def test_two_brokers_keep_to_the_limit(open_it: Open, database: Database) -> Non
     left = [job_id for (job_id,) in database.run("SELECT job_id FROM specq.results ORDER BY 1")]
     assert left == list(range(21, 41))
     assert database.run("SELECT count(*) FROM specq.jobs") == [(20,)]
+
+
+def test_a_written_group_renews_the_lease(database: Database) -> None:
+    """A server may be so slow that renewals come late."""
+    journal = PostgresJournal(database.address, Opening(address="tcp://a:1"))
+    journal.write([taken(1)])
+    database.run("UPDATE specq.brokers SET until = clock_timestamp() + interval '10 ms'")
+    journal.write([added(1, 0, [5])])
+    ((left_s,),) = database.run("SELECT extract(epoch FROM until - clock_timestamp())::float8 FROM specq.brokers")
+    assert left_s > 2.0
+    journal.close()
+
+
+def test_a_broker_without_a_fixed_port_is_refused(database: Database) -> None:
+    with pytest.raises(ConfigError, match=r"broker\.bind has no fixed port"):
+        PostgresJournal(database.address, Opening(address="tcp://127.0.0.1:*"))

@@ -83,7 +83,8 @@ DECLARE
     v_number bigint;
     v_bytes bigint := 0;
 BEGIN
-    UPDATE specq.brokers SET last_group = p_group, refused = '{}', running = p_running
+    UPDATE specq.brokers SET last_group = p_group, refused = '{}', running = p_running,
+            until = greatest(until, clock_timestamp() + interval '3 s')  -- groups of a slow server renew the lease, too
         WHERE number = p_broker AND token = p_token AND last_group < p_group;
     IF NOT FOUND THEN  -- the group was written before; an update all the same, for the standby
         UPDATE specq.brokers SET running = p_running WHERE number = p_broker AND token = p_token

@@ -70,6 +70,10 @@ class PostgresJournal(Journal):
 
     def __init__(self, address: str, opening: Opening) -> None:
         parameters, self.address = parse(address)
+        if opening.address.endswith(":*"):
+            raise ConfigError(
+                "broker.bind has no fixed port, which other brokers must know; set it, or broker.advertise"
+            )
         self._opening, self._parameters = opening, parameters
         self._number, self._tokens = -1, [0]  # the last token is this connection's
         self._next_token = 0  # the next connection's, if it may be claimed
