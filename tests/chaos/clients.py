@@ -46,10 +46,10 @@ from tests.chaos.history import Operation
 
 NUM_WRITERS, NUM_READERS = 3, 2
 TIMEOUT_S = 60.0
-LOOK_S = 1.0  # for one look at a job
+LOOK_S = 2.0  # for one look at a job
 TOKENS_S = 0.1  # for the tokens behind a job's description: both are sent at once
 HOPS = 4
-RECENT = 40  # jobs; most looks are at these
+RECENT = 12  # jobs; most looks are at these
 REST_S = 0.1
 HTTP_S = 60.0
 UNSURE = ("busy", "no_verifier", "no_broker")  # refusals that say nothing of the job
@@ -72,6 +72,10 @@ class Scribe:
         with self._lock:
             self._file.write(line)
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
     def jobs(self) -> list[int]:
         """Return all jobs that were submitted so far, by anybody."""
         with self._lock:
@@ -90,7 +94,7 @@ def submit_for_ever(brokers: str, scribe: Scribe, rng: random.Random) -> None:
     with Client(brokers, timeout_s=TIMEOUT_S) as client:
         served = client.served
         for number in count():
-            prompt, num = [rng.randrange(5, 45) for _ in range(3)], rng.randrange(20, 200)
+            prompt, num = [rng.randrange(5, 45) for _ in range(3)], rng.randrange(20, 500)
             seed, most = rng.randrange(1, 1000), rng.choice([inf, inf, inf, rng.randrange(num)])
             name = f"{scribe.path.name} {threading.get_ident()} {number}"
             arguments = {"token_ids": prompt, "id": name, "max_tokens": num, "seed": seed, "ignore_eos": True}
@@ -127,7 +131,7 @@ def _receive(
 
 
 def look_for_ever(brokers: str, scribe: Scribe, rng: random.Random) -> None:
-    """Look at jobs, mostly new ones, through any broker; now and then wait for the end of one."""
+    """Look at jobs, mostly new ones, through each broker; now and then wait for the end of one."""
     addresses, context = split_addresses(brokers), zmq.Context()
     with JobDesk(brokers, timeout_s=TIMEOUT_S) as desk:
         while True:
@@ -139,7 +143,8 @@ def look_for_ever(brokers: str, scribe: Scribe, rng: random.Random) -> None:
             if rng.random() < 0.03:
                 fetch(desk, job_id, scribe)
             else:
-                look(context, rng.choice(addresses), job_id, scribe)
+                for address in rng.sample(addresses, len(addresses)):
+                    look(context, address, job_id, scribe)
 
 
 def fetch(desk: JobDesk, job_id: int, scribe: Scribe) -> None:

@@ -19,8 +19,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -35,10 +37,11 @@ from tests.chaos.clients import Scribe, fetch
 from tests.chaos.history import Operation, check, jobs_of, read_history
 from tests.chaos.links import WAYS, Links
 from tests.chaos.load import Load
-from tests.chaos.processes import BEATS, OURS, SPECQ, Deployment, Siege, attack, toy_prompts
+from tests.chaos.processes import OURS, SPECQ, Deployment, Siege, attack, toy_prompts
 from tests.journal.cluster import Cluster as Servers
 from tests.journal.cluster import Database, running
 
+BEATS = ("--heartbeat-ms", "250", "--liveness-ms", "3000")
 STEP_MS = 40
 JOBS = 6
 RECOVERY_S = 10.0  # until every session advances, after the last fault
@@ -209,7 +212,7 @@ class Injector:
 
     def _cut(self, source: str, to: str, rng: random.Random) -> str:
         """Cut one pair, or all of two roles."""
-        names = [source, to]
+        names = [source, self.cluster.servers.primary.name if to == "primary" else to]
         for i, role in enumerate(names):
             if rng.random() < 0.5 and role in ("broker", "target", "draft", "client"):
                 names[i] = rng.choice(self.cluster.names(role))
@@ -245,7 +248,7 @@ def faults_of(kills: int, restarts: int, failovers: int, partitions: int, seed: 
 
 def siege(
     directory: Path,
-    faults: Sequence[tuple[str, str]],
+    faults: Iterable[tuple[str, str]],
     *,
     seed: int = 0,
     bug: str = "",
@@ -272,7 +275,7 @@ def audit(cluster: Cluster) -> list[Operation]:
     history = read_history(cluster.histories.glob("*.jsonl"))
     accepted = [job_id for job_id, job in jobs_of(history).items() if job.acked < float("inf")]
     until = time.monotonic() + AUDIT_S
-    with JobDesk(cluster.address, timeout_s=AUDIT_S) as desk:
+    with closing(scribe), JobDesk(cluster.address, timeout_s=AUDIT_S) as desk:
         for job_id in accepted:
             if time.monotonic() < until:
                 fetch(desk, job_id, scribe)
@@ -312,18 +315,22 @@ def is_good(one: dict[str, Any]) -> bool:
 @click.option("--restarts", default=10, show_default=True, help="Immediate restarts of the database.")
 @click.option("--failovers", default=30, show_default=True, help="Deaths of the primary.")
 @click.option("--partitions", default=40, show_default=True, help="Cuts between two roles.")
+@click.option("--minutes", default=60.0, show_default=True, help="Then the rest of the faults is left out.")
 @click.option("--seed", default=0, show_default=True, help="Of everything random.")
 @click.option("--bug", default="", help="A planted bug, by its name in `tests.chaos.mutants.SHARED`.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for the report, JSON.")
-def main(kills: int, restarts: int, failovers: int, partitions: int, seed: int, bug: str, out: Path | None) -> None:
+def main(
+    kills: int, restarts: int, failovers: int, partitions: int, minutes: float, seed: int, bug: str, out: Path | None
+) -> None:
     """Run all, print the report, end with status 1 if anything went wrong."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends all processes
     faults = faults_of(kills, restarts, failovers, partitions, seed)
     if bug:  # what can find it
         faults = [(kind, "broker") for kind, role in faults if kind in ("kill", "stop")]
     started = time.monotonic()
+    in_time = takewhile(lambda _: time.monotonic() < started + 60 * minutes, faults)
     directory = Path(tempfile.mkdtemp())
-    found = siege(directory, faults, seed=seed, bug=bug)
+    found = siege(directory, in_time, seed=seed, bug=bug)
     found["seconds"] = round(time.monotonic() - started, 1)
     for name, value in found.items():
         click.echo(f"{name:16} {json.dumps(value)}")

@@ -27,6 +27,7 @@ class Links:
 
     def __init__(self, pids: Pids) -> None:
         self._pids, self._cut = pids, frozenset[tuple[str, str, str]]()
+        self._servers = list[asyncio.Server]()
         self._relays = set[asyncio.Task[None]]()  # the loop itself may forget tasks
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -42,6 +43,8 @@ class Links:
         self._loop.close()
 
     async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -55,8 +58,10 @@ class Links:
             self._relays.add(relay)
             relay.add_done_callback(self._relays.discard)
 
-        server = asyncio.start_server(accept, "127.0.0.1", 0)
-        found: int = asyncio.run_coroutine_threadsafe(server, self._loop).result(10).sockets[0].getsockname()[1]
+        listening = asyncio.start_server(accept, "127.0.0.1", 0)
+        server = asyncio.run_coroutine_threadsafe(listening, self._loop).result(10)
+        self._servers.append(server)
+        found: int = server.sockets[0].getsockname()[1]
         return found
 
     def cut(self, source: str, to: str, ways: Collection[str] = WAYS) -> None:

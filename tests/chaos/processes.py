@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
@@ -204,7 +204,7 @@ class Siege:
 def attack(
     deployment: Deployment,
     prompts: Prompts,
-    faults: Sequence[tuple[str, str]],
+    faults: Iterable[tuple[str, str]],
     *,
     seed: int = 0,
     recovery_s: float = RECOVERY_S,
