@@ -209,6 +209,7 @@ class WorkerRegistry:
 
     def __init__(self) -> None:
         self._workers: dict[bytes, Worker] = {}
+        self._verifiers: dict[bytes, Worker] = {}  # the verifiers among them
         self._fitting: dict[str, dict[str, list[Worker]]] = {}  # drafters by a target's tokenizer and their fingerprint
         self.hung: set[int] = set()
 
@@ -220,16 +221,18 @@ class WorkerRegistry:
 
     def add(self, worker: Worker) -> None:
         self._workers[worker.identity] = worker
+        if worker.hello.role == "target":
+            self._verifiers[worker.identity] = worker
         self._fitting.clear()
 
     def remove(self, identity: bytes) -> Worker | None:
         self._fitting.clear()
+        self._verifiers.pop(identity, None)
         return self._workers.pop(identity, None)
 
     def verifiers(self, model: str = "") -> list[Worker]:
         """Return the verifiers of a model. "": of any model."""
-        targets = [w for w in self._workers.values() if w.hello.role == "target"]
-        return [w for w in targets if model in ("", w.model.name)]
+        return [w for w in self._verifiers.values() if model in ("", w.model.name)]
 
     def served_models(self) -> list[str]:
         """Return the sorted names of the models of all verifiers, each once."""
