@@ -145,13 +145,12 @@ class FleetUsers:
         job = self.jobs.get(tokens.job_id)
         if job is None:
             raise EngineError(f"job {tokens.job_id} has ended, and got more tokens")
-        now, new = self.fleet.queue.now, len(tokens.token_ids)
-        position = self.scenario.traffic.prompt_tokens + job.num_tokens
-        right = token_at(job.job_id, np.arange(position, position + new))
-        if tokens.base_len < job.num_tokens:
-            return  # a former broker's, which the client has already
-        if tokens.base_len > job.num_tokens or (tokens.token_ids != right).any():
+        now, known = self.fleet.queue.now, job.num_tokens - tokens.base_len
+        start = self.scenario.traffic.prompt_tokens + tokens.base_len
+        right = token_at(job.job_id, np.arange(start, start + len(tokens.token_ids)))
+        if known < 0 or (tokens.token_ids != right).any():
             raise EngineError(f"job {job.job_id} got tokens that are not its next ones")
+        new = max(len(tokens.token_ids) - known, 0)  # it has asked twice, so some may come twice
         job.broker = broker
         if new:
             job.gap = max(job.gap, now - (job.heard or job.submitted))
