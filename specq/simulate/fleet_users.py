@@ -144,13 +144,15 @@ class FleetUsers:
     def _take(self, client: bytes, broker: str, tokens: Tokens) -> None:
         job = self.jobs.get(tokens.job_id)
         if job is None:
-            raise EngineError(f"job {tokens.job_id} has ended, and got more tokens")
+            if tokens.base_len + len(tokens.token_ids) > self.scenario.traffic.output_tokens:
+                raise EngineError(f"job {tokens.job_id} has ended, and got more tokens")
+            return  # the client has asked twice, and has all of them
         now, known = self.fleet.queue.now, job.num_tokens - tokens.base_len
         start = self.scenario.traffic.prompt_tokens + tokens.base_len
         right = token_at(job.job_id, np.arange(start, start + len(tokens.token_ids)))
         if known < 0 or (tokens.token_ids != right).any():
             raise EngineError(f"job {job.job_id} got tokens that are not its next ones")
-        new = max(len(tokens.token_ids) - known, 0)  # it has asked twice, so some may come twice
+        new = max(len(tokens.token_ids) - known, 0)  # likewise
         job.broker = broker
         if new:
             job.gap = max(job.gap, now - (job.heard or job.submitted))
