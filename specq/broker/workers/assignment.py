@@ -219,8 +219,10 @@ class DrafterAssignment:
             return
         if verifier.wants_silence and not speculation.waits:
             return
-        drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
         by_model = self.state.workers.drafters_for(verifier.model)
+        if len(job.drafters) >= len(by_model):  # one of each
+            return
+        drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
         fitting = [worker for model, workers in by_model.items() if model not in drafting for worker in workers]
         if self.state.sharers(job.request):  # older drafters share their cached texts between all owners
             fitting = [worker for worker in fitting if worker.knows_owners]
