@@ -59,6 +59,7 @@ class Load:
     seconds   length of each of `repeats` measurements.
     pid       the broker's process.
     cores     the cores of the load itself.
+    first_job the id of the first job.
     """
 
     broker: str
@@ -70,6 +71,7 @@ class Load:
     seconds: float
     repeats: int
     cores: tuple[int, ...]
+    first_job: int = FIRST_JOB
 
 
 class Steps:
@@ -106,8 +108,8 @@ class Steps:
 class Received:
     """What the clients have of each job; raises EngineError for a token at the wrong position."""
 
-    def __init__(self, num_jobs: int) -> None:
-        self.lengths = np.zeros(num_jobs, np.int64)
+    def __init__(self, num_jobs: int, first_job: int = FIRST_JOB) -> None:
+        self.lengths, self._first_job = np.zeros(num_jobs, np.int64), first_job
         self.num_tokens = self.num_messages = 0
 
     def take(self, frames: Frames) -> None:
@@ -115,9 +117,9 @@ class Received:
         self.num_messages += 1
         match decode(frames):
             case JobTokens() as found:
-                self._add(found.job_ids - FIRST_JOB, found.base_lens, found.num_tokens, found.token_ids)
+                self._add(found.job_ids - self._first_job, found.base_lens, found.num_tokens, found.token_ids)
             case Tokens() as found:
-                ids, sizes = np.array([found.job_id - FIRST_JOB]), np.array([len(found.token_ids)])
+                ids, sizes = np.array([found.job_id - self._first_job]), np.array([len(found.token_ids)])
                 self._add(ids, np.array([found.base_len]), sizes, found.token_ids)
             case found:
                 raise EngineError(f"a client received {found.TYPE}")
@@ -133,7 +135,7 @@ class Peers:
     """The sockets of a verifier, of clients and of drafters, with all sessions opened."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], load: Load) -> None:
-        self._context, self.received = context, Received(load.sessions)
+        self._context, self.received = context, Received(load.sessions, load.first_job)
         self.router, endpoint = bind_router(context, "tcp://127.0.0.1:*")
         self._control = self._connect(load.broker)
         self._control.send_multipart(encode(hello("target", endpoint)))
@@ -160,7 +162,7 @@ class Peers:
     def _submit_all(self, load: Load) -> None:
         for i in range(load.sessions):
             params = SamplingParams(max_tokens=MAX_TOKENS)
-            job = encode(Submit(job_id=FIRST_JOB + i, params=params, prompt_ids=np.ones(1, np.int32)))
+            job = encode(Submit(job_id=load.first_job + i, params=params, prompt_ids=np.ones(1, np.int32)))
             client = self.clients[i % len(self.clients)]
             client.send_multipart(job)
             while not isinstance(answer := decode(client.recv_multipart()), Accepted):

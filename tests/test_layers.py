@@ -37,7 +37,7 @@ PACKAGES = {
     "gateway": ("protocol", "runtime", "text", "client", "batches"),
     "observe": ("protocol", "runtime", "config"),
     "training": ("protocol", "checkpoints", "text", "engines", "drafting"),
-    "simulate": ("protocol", "runtime", "drafting", "verifier", "broker"),
+    "simulate": ("protocol", "runtime", "journal", "drafting", "verifier", "broker"),
     "processes": (
         *("protocol", "config", "runtime", "models", "transport", "text", "grammar", "engines", "drafting"),
         *("verifier", "broker", "client", "batches", "gateway"),

@@ -7,7 +7,7 @@ is verifier and clients runs on the other cores.
 from __future__ import annotations
 
 import json
-import os
+import secrets
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,6 +30,7 @@ from specq.runtime import Number, Tell, available_cores
 
 UNITS = {"tokens": "tokens/s", "messages": "messages/s", "busy": "cores", "us": "us"}
 NO_JOURNAL = "none"
+JOBS_APART = 100_000  # between the ids of two brokers
 # Heartbeats would disturb the measurement, and they are not needed.
 QUIET = ("--liveness-ms", "600000", "--heartbeat-ms", "60000", "--log-level", "warning")
 
@@ -38,18 +39,21 @@ QUIET = ("--liveness-ms", "600000", "--heartbeat-ms", "60000", "--log-level", "w
 @repeatable("--sessions", COUNT, (256,), "Number of sessions.")
 @repeatable("--tokens", COUNT, (1,), "Tokens of each session in each step.")
 @repeatable("--clients", COUNT, (1,), "Number of clients that share the sessions.")
-@option("--database", str, "", "PostgreSQL address; measure journals there too, in databases that are dropped again.")
 @option("--drafters", click.IntRange(0), 0, "Number of drafters that receive each verdict.")
+@repeatable("--brokers", COUNT, (1,), "Number of brokers, each with its own sessions, clients and drafters.")
+@option("--database", str, "", "Address of a PostgreSQL server: the journal is a new database there, for all brokers.")
 @repeatable("--journal", click.Choice((NO_JOURNAL, *DURABILITIES)), (NO_JOURNAL, *DURABILITIES), "Durability.")
 @option("--repeats", COUNT, 3, "Number of turns of each kind.")
 @option("--seconds", Number(0.01), 2.0, "Seconds of each turn.")
 def command(
-    report: Report, *, sessions: tuple[int, ...], tokens: tuple[int, ...], clients: tuple[int, ...], database: str,
-    drafters: int, journal: tuple[str, ...], repeats: int, seconds: float,
+    report: Report, *, sessions: tuple[int, ...], tokens: tuple[int, ...], clients: tuple[int, ...], drafters: int,
+    brokers: tuple[int, ...], database: str, journal: tuple[str, ...], repeats: int, seconds: float,
 ) -> None:  # fmt: skip
     """Send a broker on one core verdicts as fast as its clients receive the tokens, and count the tokens."""
-    places = [(one, at) for one in journal for at in (("", database) if database and one != NO_JOURNAL else ("",))]
-    kinds = [RateKind(s, t, c, drafters, *j) for s, t, c, j in product(sessions, tokens, clients, places)]
+    combined = product(sessions, tokens, clients, journal, brokers)
+    kinds = [RateKind(s, t, c, drafters, j, b, database * (j != NO_JOURNAL)) for s, t, c, j, b in combined]
+    if max(brokers) > 1 and not all(kind.database for kind in kinds):
+        raise click.UsageError("several brokers need --database, and --journal full or process")
     report.update(settings={"repeats": repeats, "seconds": seconds})
     found: defaultdict[RateKind, list[dict[str, float]]] = defaultdict(list)
     for kind, measured in broker_rate(kinds, repeats, seconds, tell):
@@ -57,11 +61,22 @@ def command(
         figures = {f"{kind}: {name}": figure(unit, [one[name] for one in found[kind]]) for name, unit in UNITS.items()}
         report.update(figures=figures)
     rows: list[tuple[object, ...]] = [
-        ("SESSIONS", "TOKENS", "CLIENTS", "DRAFTERS", "JOURNAL", "TOKENS/S", "MESSAGES/S", "CORES", "US/TOKEN")
+        (
+            "SESSIONS",
+            "TOKENS",
+            "CLIENTS",
+            "DRAFTERS",
+            "JOURNAL",
+            "BROKERS",
+            "TOKENS/S",
+            "MESSAGES/S",
+            "CORES",
+            "US/TOKEN",
+        )
     ]
     for kind, turns in found.items():
         rate, messages, busy, us = (median(one[name] for one in turns) for name in UNITS)
-        about = kind.sessions, kind.tokens, kind.clients, kind.drafters, kind.place
+        about = kind.sessions, kind.tokens, kind.clients, kind.drafters, kind.journal, kind.brokers
         rows.append((*about, f"{rate:.0f}", f"{messages:.0f}", f"{busy:.2f}", f"{us:.1f}"))
     show(rows, ["medians; messages: those that clients received; cores: what the broker's process used"])
 
@@ -70,7 +85,9 @@ def command(
 class RateKind:
     """A kind of measurement: sessions with `tokens` a step each, shared among `clients`.
 
-    journal: its durability, or none. database: the PostgreSQL address of the journal. "": a file.
+    journal: its durability, or none.
+    brokers: each has its own sessions, drafters and clients.
+    database: the server of the journal. "": a file.
     """
 
     sessions: int
@@ -78,15 +95,14 @@ class RateKind:
     clients: int
     drafters: int
     journal: str
+    brokers: int = 1
     database: str = ""
-
-    @property
-    def place(self) -> str:
-        return f"{self.journal}, PostgreSQL" if self.database else self.journal
 
     def __str__(self) -> str:
         drafters = f", {self.drafters} drafters" if self.drafters else ""
-        return f"{self.sessions} sessions x {self.tokens}, {self.clients} clients{drafters}, journal {self.place}"
+        shared = f", {self.brokers} brokers on PostgreSQL" if self.database else ""
+        of_each = f"{self.sessions} sessions x {self.tokens}, {self.clients} clients{drafters}"
+        return f"{of_each}, journal {self.journal}{shared}"
 
 
 def broker_rate(
@@ -104,35 +120,42 @@ def broker_rate(
 
 
 def _measure(kind: RateKind, seconds: float) -> dict[str, float]:
-    cores, broker = available_cores(), free_address()
+    """Return the sums over all brokers, and the mean microseconds for a token."""
+    cores = available_cores()
     with ExitStack() as stack:
-        journal = [NO_JOURNAL]
-        if kind.journal != NO_JOURNAL:
-            if kind.database:
-                place = stack.enter_context(new_database(kind.database))
-            else:
-                place = str(Path(stack.enter_context(TemporaryDirectory())) / "journal")
-            journal = [place, "--durability", kind.journal]
-        options = ("--bind", broker, "--cores", str(cores[0]), *QUIET, "--journal", *journal)
-        pid = stack.enter_context(process("specq", "broker", *options)).pid
-        load = Load(
-            broker, pid, kind.sessions, kind.tokens, kind.clients, kind.drafters, seconds, 1, cores[1:] or cores
-        )
-        asking = stack.enter_context(process("bench.broker_load", arguments(load)))
-        (found,) = json.loads(output(asking, 2 * PATIENCE_S + 4 * seconds))
-    return dict(found)
+        journal = _journal(kind, stack)
+        asking = []
+        for number in range(kind.brokers):
+            broker, core = free_address(), cores[number % len(cores)]
+            options = ("--bind", broker, "--cores", str(core), *QUIET, "--journal", *journal)
+            pid = stack.enter_context(process("specq", "broker", *options)).pid
+            of_load = (kind.sessions, kind.tokens, kind.clients, kind.drafters)
+            others = cores if kind.brokers > 1 else cores[1:] or cores
+            load = Load(broker, pid, *of_load, seconds, 1, others, JOBS_APART * (number + 1))
+            asking.append(stack.enter_context(process("bench.broker_load", arguments(load))))
+        found = [json.loads(output(one, 2 * PATIENCE_S + 4 * seconds))[0] for one in asking]
+    total = {name: sum(one[name] for one in found) for name in ("tokens", "messages", "busy")}
+    return total | {"us": 1e6 * total["busy"] / total["tokens"]}
+
+
+def _journal(kind: RateKind, stack: ExitStack) -> list[str]:
+    """Return the options of a new journal: none, a file, or a database that is dropped in the end."""
+    if kind.journal == NO_JOURNAL:
+        return [NO_JOURNAL]
+    if not kind.database:
+        return [str(Path(stack.enter_context(TemporaryDirectory())) / "journal"), "--durability", kind.journal]
+    return [stack.enter_context(new_database(kind.database)), "--durability", kind.journal]
 
 
 @contextmanager
-def new_database(address: str) -> Iterator[str]:
+def new_database(server: str) -> Iterator[str]:
     """Create a database beside the one at an address, yield its address, and drop it."""
     import psycopg  # of an extra
 
-    name = f"specq_bench_{os.getpid()}"
-    place = urlsplit(address)
-    with psycopg.connect(address, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
+    name = f"specq_bench_{secrets.token_hex(4)}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
         try:
-            yield f"postgresql://{place.netloc}/{name}{'?' * bool(place.query)}{place.query}"
+            yield urlsplit(server)._replace(path=f"/{name}").geturl()
         finally:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())

@@ -212,7 +212,7 @@ def admit_draft(
     num_nodes = len(frames[_TOKENS]) // 4 if len(frames) > _TOKENS else 0
     if num_nodes > MAX_DRAFT_NODES or num_bytes > MAX_DRAFT_BYTES:
         return False
-    rate = 1e6 * DRAFTS_SHARE / ((len(verifier.job_ids) or 1) * len(drafters.lanes))
+    rate = 1e6 * DRAFTS_SHARE / ((verifier.num_sessions or 1) * len(drafters.lanes))
     burst = BURST_S * rate
     bucket = lane.budget
     if bucket is None:

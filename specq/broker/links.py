@@ -31,7 +31,7 @@ from specq.journal import (
 from specq.protocol import JournalLostError
 from specq.transport import AllowList, Curve, Grant, Zap, bind_router, directory_of, drain, drain_named, own_keys
 
-AT_ONCE = 64  # messages taken before verdicts get their turn
+AT_ONCE = 64  # messages taken before verdicts get their turn; of each peer one in turn
 MOST_QUEUED = 2000  # messages queued for a peer or from it
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import orjson
 
 from specq.runtime import OutFolder, columns, how_to_install, log, writing
 from specq.runtime.machine import describe
+from specq.simulate.fleet_figures import fleet_rows, simulate_fleet
 from specq.simulate.report import Outcome, run_points, table, to_json
-from specq.simulate.scenarios import apply_settings, points, read_measured, read_tables, to_toml
+from specq.simulate.scenarios import Point, apply_settings, points, read_measured, read_tables, to_toml
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -45,20 +47,37 @@ def simulate(
     if calibrate:
         tables = read_measured(calibrate).applied_to(tables)
     tables = apply_settings(tables, settings)
-    outcomes = run_points(points(tables), lambda text: click.echo(text, err=True), processes)
+    found = points(tables)
+    if any(point.scenario.fleet.brokers for point in found):
+        _simulate_fleets(tables, found, out)
+        return
+    outcomes = run_points(found, lambda text: click.echo(text, err=True), processes)
     click.echo(columns(table(outcomes)))
     if out is not None:
         with writing(out):
-            _write(tables, outcomes, out)
+            _write(tables, to_json(outcomes), out)
+            _draw(outcomes, out)
 
 
-def _write(tables: dict[str, Any], outcomes: list[Outcome], out: Path) -> None:
+def _simulate_fleets(tables: dict[str, Any], found: list[Point], out: Path | None) -> None:
+    """Simulate scenarios with several brokers, one after the other. There are no plots."""
+    results = list[dict[str, Any]]()
+    for point in found:
+        figures = simulate_fleet(point.scenario)
+        results.append({"labels": point.labels, "figures": figures.to_dict(), "scenario": asdict(point.scenario)})
+        click.echo(", ".join(f"{name} {value}" for name, value in point.labels.items()) or "fleet")
+        click.echo(columns(fleet_rows(figures)))
+    if out is not None:
+        with writing(out):
+            _write(tables, {"points": results}, out)
+
+
+def _write(tables: dict[str, Any], results: dict[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "scenario.toml").write_text(to_toml(tables), "utf-8")
     about = describe(shlex.join(["specq", *sys.argv[1:]]))
-    found = orjson.dumps(about | to_json(outcomes), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    found = orjson.dumps(about | results, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     (out / "simulate.json").write_bytes(found)
-    _draw(outcomes, out)
 
 
 def _draw(outcomes: list[Outcome], out: Path) -> None:

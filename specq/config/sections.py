@@ -164,9 +164,7 @@ class TargetConfig(Section):
     )
     name: str = _name()
     progress: bool = _progress()
-    bind: str = option(
-        "tcp://127.0.0.1:*", "Address to listen on for the broker. Port *: any free port. `none`: only dial the broker."
-    )
+    bind: str = option("tcp://127.0.0.1:*", "Address to listen on. Port *: any free one. `none`: only dial the broker.")
     advertise: str = option("", "Address where the broker connects to this verifier. Default: the bound address.")
     device: str = _device()
     dtype: str = _dtype()

@@ -48,6 +48,8 @@ from specq.journal.records import (
     unpack,
 )
 from specq.journal.threads import (
+    RENEW_S,
+    TAKE_S,
     BrokersListed,
     JobsGained,
     JobsLost,
@@ -65,6 +67,8 @@ __all__ = [
     "LEASE_S",
     "MOST_TAKEN",
     "NO_CRASHES",
+    "RENEW_S",
+    "TAKE_S",
     "BrokersListed",
     "Clocks",
     "Copied",

@@ -34,6 +34,7 @@ RENEW_S = 0.5  # longest time between two renewals of the broker's lease
 EXPIRE_S = 10.0
 RETRY_S = 0.25
 GROUP_S = 0.002  # least time between the starts of two groups
+TAKE_S = RENEW_S / 8  # time between two takings of jobs, so that several brokers share those of a lost one
 MOST_RECORDS = 8192  # in one group
 MOST_BYTES = 4 << 20  # in one group, unless a single record is larger
 
@@ -93,6 +94,7 @@ class JournalWriter:
         self._closing = threading.Event()
         self._next_group = self._next_renewal = self._next_expiry = self._next_note = 0.0
         self._addresses: tuple[str, ...] = ()
+        self._renewed = time.monotonic()
         self._num_events = 0
         self._gained: deque[tuple[int, frozenset[int]]] = deque()  # number of the event, ids: not handled by the broker
         self._thread = threading.Thread(target=self._run, name="specq-journal", daemon=True)
@@ -158,7 +160,8 @@ class JournalWriter:
     def _take(self) -> tuple[int, list[Record]]:
         """Wait for records. When it is time for a group, return all waiting records."""
         try:
-            sequence, first, num_handled = self._queue.get(timeout=RENEW_S)
+            wait_s = min(max(self._next_renewal - time.monotonic(), 0.0), RENEW_S)
+            sequence, first, num_handled = self._queue.get(timeout=wait_s)
         except Empty:
             return 0, []
         time.sleep(max(0.0, self._next_group - time.monotonic()))
@@ -199,6 +202,9 @@ class JournalWriter:
             log.warning("jobs_taken", jobs=len(jobs))
             self._gained.append((self._num_events, frozenset(job.submit.job_id for job in jobs)))
             self._add(JobsGained(jobs))
+            if len(addresses) > 1:
+                self._next_renewal = time.monotonic() + TAKE_S
+                break
         if addresses:
             self._wake()
 

@@ -199,18 +199,18 @@ class VerifierLoop:
             message = received if isinstance(received, Message) else decode(received)
             answers = self.verifier.handle(message, time.monotonic(), broker)
         except ProtocolError as error:
-            self.num_dropped += 1
-            log.debug("message_dropped", reason=str(error))
+            self._drop(error)
             return
         if isinstance(message, Open) and not answers:
-            self._note_opener(message, broker, sender)
+            session = self.verifier.sessions.get(message.session_id)
+            if session is not None and (session.epoch, session.broker) == (message.epoch, broker):
+                self._openers[message.session_id] = sender
         for answer in answers:
             self._send_to(sender, answer)
 
-    def _note_opener(self, message: Open, broker: str, sender: bytes | str) -> None:
-        session = self.verifier.sessions.get(message.session_id)
-        if session is not None and (session.epoch, session.broker) == (message.epoch, broker):
-            self._openers[message.session_id] = sender
+    def _drop(self, error: ProtocolError) -> None:
+        self.num_dropped += 1
+        log.debug("message_dropped", reason=str(error))
 
     def _send_to(self, receiver: bytes | str, message: Message) -> None:
         if isinstance(receiver, str):

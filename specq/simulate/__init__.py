@@ -8,6 +8,8 @@
     settings      a scenario: hardware, network, traffic
     run           from a scenario to its figures
     scenarios     from a TOML file to many scenarios, and from measured figures to one
+    fleet         several brokers on one journal (`journal`). Light stand-ins: `fleet_workers`, `fleet_verifiers`,
+                  `fleet_users`. Results: `fleet_figures`
     figures       jobs, a number at a time or a rate; their rates, times and counts
     report        these as a table, JSON and PNG
 

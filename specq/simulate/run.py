@@ -189,7 +189,7 @@ def simulate_timed(
     scenario: Scenario, *, drain: bool = False, clock: Callable[[], float] = time.process_time
 ) -> tuple[Figures, SimulatedSpeed]:
     """Run a scenario; return its figures, and the simulator's speed."""
-    with _calm_collector():
+    with calm_collector():
         started = clock()
         simulation = Simulation(scenario)
         found = simulation.run(drain=drain)
@@ -197,7 +197,7 @@ def simulate_timed(
 
 
 @contextmanager
-def _calm_collector() -> Iterator[None]:
+def calm_collector() -> Iterator[None]:
     """Let Python's cycle collector run rarely, as the processes do, because there are few cycles."""
     before = gc.get_threshold()
     gc.set_threshold(50_000, 20, 100)

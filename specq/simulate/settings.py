@@ -193,6 +193,31 @@ class TrafficSettings(ScenarioSection):
 
 
 @dataclass(frozen=True, slots=True)
+class FleetSettings(ScenarioSection):
+    """Several brokers on one journal, with light stand-ins for workers and clients (`specq.simulate.fleet`).
+
+    Sections and keys that a fleet does not use have no effect. `draft.max_ahead` is the length of each draft.
+
+    brokers          the number of brokers. 0: one without a journal, and the real verifiers and drafters.
+    clients          of each broker. They share its sessions: the first has half of them.
+    prefixes         the number of different beginnings of prompts.
+    prefix_tokens    the tokens of such a beginning. 0: prompts have no tokens in common.
+    lost_brokers, lost_verifiers, lost_drafters   the numbers that die at once, in the middle of the measured time.
+    journal_stands_s the seconds for which the journal does nothing, from then on.
+    """
+
+    NAME = "fleet"
+    brokers: int = _option(0, high=64)
+    clients: int = _option(8, low=1, high=1024)
+    prefixes: int = _option(100, low=1)
+    prefix_tokens: int = _option(0)
+    lost_brokers: int = _option(0)
+    lost_verifiers: int = _option(0)
+    lost_drafters: int = _option(0)
+    journal_stands_s: float = _option(0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One value of every setting."""
 
@@ -202,6 +227,7 @@ class Scenario:
     host: HostSettings = field(default_factory=HostSettings)
     machine: MachineSettings = field(default_factory=MachineSettings)
     traffic: TrafficSettings = field(default_factory=TrafficSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
     speculation: Speculation = field(default_factory=Speculation)
 
     @classmethod
@@ -221,7 +247,10 @@ class Scenario:
 
 SECTIONS: dict[str, type[ScenarioSection]] = {
     kind.NAME: kind
-    for kind in (EngineSettings, DrafterSettings, NetworkSettings, HostSettings, MachineSettings, TrafficSettings)
+    for kind in (
+        *(EngineSettings, DrafterSettings, NetworkSettings, HostSettings, MachineSettings, TrafficSettings),
+        FleetSettings,
+    )
 }
 
 

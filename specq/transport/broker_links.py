@@ -112,7 +112,7 @@ class BrokerLinks:
     def receive(
         self, ready: Mapping[Any, int], skips: Callable[[Frames], bool] | None = None
     ) -> Iterator[tuple[str, Message]]:
-        """Yield the messages of the sockets that are ready, each with its broker's name. Those of `skips` are dropped.
+        """Yield the messages of ready sockets, each with its broker's name, without what `skips` selects.
 
         What concerns the links is handled here. Raises ConfigError if all brokers that were reached refuse this worker.
         """

@@ -71,6 +71,13 @@ def test_processor_time_of_a_process():
     assert cpu_seconds(2**22 + 1) is None
 
 
+def test_several_brokers_need_a_database():
+    """A file is a journal for one."""
+    outcome = CliRunner().invoke(main, ["bench", "broker-rate", "--brokers", "2", "--journal", "full"])
+    assert outcome.exit_code == 2
+    assert "several brokers need --database" in outcome.output
+
+
 @pytest.mark.slow
 def test_the_suite(tmp_path):
     """With a journal and without, several clients, a drafter; all tokens arrive."""

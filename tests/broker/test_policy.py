@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specq.broker.state.job import BrokerJob, JobRequest
-from specq.broker.state.registry import Worker
+from specq.broker.state.registry import Worker, least_loaded
 from specq.broker.workers.assignment import (
     AFFINITY_SLACK,
     FRESH_S,
@@ -95,6 +95,42 @@ def test_a_verifier_is_kept_free_for_a_job_in_quarantine() -> None:
         free = open_to(able, isolated, alone=False, wanted={worker.identity for worker in able})
         assert "".join(one.name for one in free) == expected
     assert open_to(able, set(), alone=True, wanted={worker.identity for worker in able}) == []
+
+
+def test_sessions_of_other_brokers_count_where_a_job_goes() -> None:
+    """A broker's own jobs count whole, so that all brokers together do not overshoot."""
+    first, second = worker("first"), worker("second")
+    first.beat(Heartbeat(incarnation=1, state="ready", load=6), NOW, num_brokers=4)
+    second.beat(Heartbeat(incarnation=1, state="ready", load=5), NOW, num_brokers=4)
+    assert least_loaded([first, second]) is choose([first, second], 0, []) is second
+    second.job_ids.add(1)
+    assert least_loaded([first, second]) is choose([first, second], 0, []) is first
+    second.beat(Heartbeat(incarnation=1, state="ready", load=50), NOW)
+    assert second.num_sessions == 1, "a broker that is alone counts its own jobs"
+
+
+def test_equal_workers_have_another_order_at_each_broker() -> None:
+    """Else all brokers would begin with the same one. The identities of a worker differ from broker to broker."""
+    names = "abcdefgh"
+    chosen = set()
+    for broker in names:
+        able = [worker(broker * (place + 1)) for place in range(4)]
+        for one in able:
+            one.beat(Heartbeat(incarnation=1, state="ready", free_slots=1), NOW, num_brokers=2)
+        assert least_loaded(able) is choose(able, 0, [])
+        chosen.add(len(choose(able, 0, []).name))
+    assert len(chosen) > 1
+
+
+def test_each_broker_may_fill_its_part_of_a_verifier() -> None:
+    """Else a broker that fills each place at once would leave none to the others."""
+    one = worker("a", 15)  # of at most 64
+    one.beat(Heartbeat(incarnation=1, state="ready", load=64), NOW, num_brokers=4)
+    assert one.has_room
+    one.job_ids.add(1)
+    assert not one.has_room
+    one.beat(Heartbeat(incarnation=1, state="ready", load=40), NOW, num_brokers=4)
+    assert one.has_room
 
 
 # --- moving -----------------------------------------------------------------------------------------------------------

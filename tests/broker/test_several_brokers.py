@@ -288,6 +288,19 @@ def test_a_job_whose_verifier_is_here_continues_at_once() -> None:
     assert third.job(1).crashes.total == 0
 
 
+def test_a_taken_job_continues_at_the_verifier_that_has_its_text() -> None:
+    """Although that one has more jobs."""
+    _, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    first.say(1, 7)
+    second.hello(b"other")
+    other = second.broker.state.workers.get(b"other")
+    other.hello = replace(other.hello, incarnation=2)
+    second.broker.state.workers.get(VERIFIER).num_others = 20
+    lapse(first, second)
+    assert second.job(1).session.verifier == VERIFIER
+
+
 def test_a_lost_job_that_waits_for_its_verifier_stays_lost() -> None:
     journal = SharedJournal()
     first, second = Shared(journal, FIRST), Shared(journal, SECOND)

@@ -128,6 +128,13 @@ def test_a_wildcard_needs_an_address_to_advertise():
     assert TargetConfig(bind="tcp://0.0.0.0:5751", insecure=True, advertise="tcp://gpu.lan:5751").insecure
 
 
+def test_a_verifier_without_an_address_advertises_none():
+    """And listening beyond this machine is not what it asks for, so it needs no keys."""
+    assert TargetConfig(bind="none").bind == "none"
+    with pytest.raises(ConfigError, match="set only one of them"):
+        TargetConfig(bind="none", advertise="tcp://gpu.lan:5751")
+
+
 def test_connect_address_of_a_wildcard_is_loopback():
     assert connect_address("tcp://*:5750") == connect_address("tcp://0.0.0.0:5750") == "tcp://127.0.0.1:5750"
     assert connect_address("tcp://[::]:5750") == "tcp://[::1]:5750"

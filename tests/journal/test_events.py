@@ -138,3 +138,37 @@ def test_after_the_journal_was_away_the_others_get_time_to_renew(
     opened.close()
     assert away_until < renewals[0] < renewals[0] + 0.2 <= takings[0]
     assert len(renewals) > 2
+
+
+def watched(journal: Shared, monkeypatch: pytest.MonkeyPatch, **constants: float) -> list[str]:
+    """Note the calls on a journal with three jobs of a lost broker, which gives one at a time."""
+    calls, jobs = list[str](), [taken(1), taken(2), taken(3)]
+
+    def renew() -> tuple[str, ...]:
+        calls.append("renew")
+        return journal.addresses
+
+    def take() -> list[Any]:
+        calls.append("take")
+        orphans = FakeJournal()
+        orphans.write([jobs.pop()] if jobs else [])
+        return orphans.unfinished()
+
+    monkeypatch.setattr(journal, "renew", renew)
+    monkeypatch.setattr(journal, "take", take)
+    for name, value in constants.items():
+        monkeypatch.setattr(threads, name, value)
+    return calls
+
+
+def test_several_brokers_share_the_jobs_of_a_lost_one(journal: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two takings others have time for theirs. A broker that is alone takes all at once."""
+    for addresses, expected in (("a", "b"), "renew take " * 4), (("a",), "renew take take take take "):
+        journal.addresses = addresses
+        with monkeypatch.context() as patch:
+            calls = watched(journal, patch, TAKE_S=0.0, RENEW_S=0.05)
+            writer = JournalWriter(journal, lambda: None)  # type: ignore[arg-type]
+            wait_until(lambda writer=writer: sum(isinstance(event, JobsGained) for event in writer.events) == 3)
+            wait_until(lambda calls=calls, expected=expected: len(calls) >= len(expected.split()))
+            writer.close()
+        assert " ".join(calls).startswith(expected.strip())

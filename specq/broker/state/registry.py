@@ -7,8 +7,9 @@ drafts from the text alone, and fits all verifiers.
 
 from __future__ import annotations
 
+import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,9 @@ class Worker:
     received_bytes: int = 0  # the same of messages to it
     wants_silence: bool = False  # of a verifier: its last verdict asked drafters to be silent
     free_slots: int = 0  # less what was placed there since its last heartbeat
+    num_others: int = 0  # sessions of other brokers there, by its last heartbeat
+    num_brokers: int = 1  # that the journal listed then
+    order: int = 0  # its place among equal workers. With several brokers each has another order, from its identity here
     metrics: dict[str, Any] = field(default_factory=dict)  # its counters, from its last heartbeat
     job_ids: set[int] = field(default_factory=set)
     prefixes: OrderedDict[int, None] = field(default_factory=OrderedDict)  # keys of prompts that were placed there
@@ -123,13 +127,30 @@ class Worker:
         return requirements.capabilities <= self.capabilities and self.binding(requirements.weights) is not None
 
     @property
-    def has_room(self) -> bool:
-        full = 0 < self.hello.max_sessions <= len(self.job_ids)
-        return self.state == "ready" and not full
+    def num_sessions(self) -> int:
+        """Return how many sessions it has, those of other brokers included."""
+        return len(self.job_ids) + self.num_others
 
-    def beat(self, heartbeat: Heartbeat, now: float) -> None:
+    @property
+    def load(self) -> float:
+        """Return its number of jobs, and the mean of the jobs of each other broker there.
+
+        Each broker corrects its part of an unequal load. If each corrected all of it, they would overshoot together.
+        """
+        return len(self.job_ids) + self.num_others / self.num_brokers
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether it can take a job. Each broker may fill its part of a verifier, also if others filled it."""
+        most = self.hello.max_sessions
+        is_full = 0 < most <= self.num_sessions and most <= len(self.job_ids) * self.num_brokers
+        return self.state == "ready" and not is_full
+
+    def beat(self, heartbeat: Heartbeat, now: float, num_brokers: int = 1) -> None:
         """Take over what a heartbeat reports about the worker as a whole."""
         self.last_seen, self.num_unanswered = now, 0
+        self.num_others = max(heartbeat.load - len(heartbeat.session_ids), 0) if num_brokers > 1 else 0
+        self.num_brokers, self.order = max(num_brokers, 1), zlib.crc32(self.identity) if num_brokers > 1 else 0
         self.idle_beats += 1
         if heartbeat.steps != self.steps or not heartbeat.pending:
             self.progressed, self.idle_beats = now, 0
@@ -196,6 +217,8 @@ class WorkerRegistry:
 
     def __init__(self) -> None:
         self._workers: dict[bytes, Worker] = {}
+        self._verifiers: dict[bytes, Worker] = {}  # the verifiers among them
+        self._fitting: dict[str, dict[str, list[Worker]]] = {}  # drafters by a target's tokenizer and their fingerprint
         self.hung: set[int] = set()
 
     def all(self) -> list[Worker]:
@@ -206,14 +229,18 @@ class WorkerRegistry:
 
     def add(self, worker: Worker) -> None:
         self._workers[worker.identity] = worker
+        if worker.hello.role == "target":
+            self._verifiers[worker.identity] = worker
+        self._fitting.clear()
 
     def remove(self, identity: bytes) -> Worker | None:
+        self._fitting.clear()
+        self._verifiers.pop(identity, None)
         return self._workers.pop(identity, None)
 
     def verifiers(self, model: str = "") -> list[Worker]:
         """Return the verifiers of a model. "": of any model."""
-        targets = [w for w in self._workers.values() if w.hello.role == "target"]
-        return [w for w in targets if model in ("", w.model.name)]
+        return [w for w in self._verifiers.values() if model in ("", w.model.name)]
 
     def served_models(self) -> list[str]:
         """Return the sorted names of the models of all verifiers, each once."""
@@ -229,8 +256,14 @@ class WorkerRegistry:
     def drafters(self) -> list[Worker]:
         return [w for w in self._workers.values() if w.hello.role == "draft"]
 
-    def drafters_for(self, model: ModelInfo) -> list[Worker]:
-        return [w for w in self.drafters() if fits(w.model, model)]
+    def drafters_for(self, model: ModelInfo) -> Mapping[str, list[Worker]]:
+        """Return the drafters that fit a target, by the fingerprint of their model."""
+        if model.tokenizer_hash not in self._fitting:
+            found = self._fitting[model.tokenizer_hash] = dict[str, list[Worker]]()
+            for worker in self.drafters():
+                if fits(worker.model, model):
+                    found.setdefault(worker.model.fingerprint, []).append(worker)
+        return self._fitting[model.tokenizer_hash]
 
     def dead(self, now: float, seconds: float) -> list[Worker]:
         """Return the workers that were silent, or made no progress, for longer than this."""
@@ -238,6 +271,12 @@ class WorkerRegistry:
 
 
 def least_loaded(workers: Iterable[Worker]) -> Worker | None:
-    """Return the worker with space that has the fewest jobs, or None."""
-    able = [w for w in workers if w.has_room]
-    return min(able, key=lambda w: len(w.job_ids), default=None)
+    """Return the worker with space that has the fewest jobs, or None. There may be a thousand workers."""
+    best, least = None, 0.0
+    for worker in workers:
+        load = len(worker.job_ids) + worker.num_others / worker.num_brokers  # `worker.load`, in half the time
+        if best is not None and (load > least or (load == least and worker.order >= best.order)):
+            continue
+        if worker.has_room:
+            best, least = worker, load
+    return best

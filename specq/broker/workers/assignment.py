@@ -78,9 +78,9 @@ def choose(able: Sequence[Worker], num_tokens: int, keys: Sequence[int]) -> Work
     `able` must not be empty.
     """
     roomy = [worker for worker in able if worker.free_slots >= num_tokens] or able
-    least = min(len(worker.job_ids) for worker in roomy)
-    near = [worker for worker in roomy if len(worker.job_ids) <= least + AFFINITY_SLACK]
-    return min(near, key=lambda worker: (-worker.num_known(keys), len(worker.job_ids), -worker.free_slots))
+    least = min(worker.load for worker in roomy)
+    near = [worker for worker in roomy if worker.load <= least + AFFINITY_SLACK]
+    return min(near, key=lambda worker: (-worker.num_known(keys), worker.load, -worker.free_slots, worker.order))
 
 
 def moves(alike: Sequence[Worker], jobs: Iterable[BrokerJob], now: float) -> list[Move]:
@@ -92,7 +92,7 @@ def moves(alike: Sequence[Worker], jobs: Iterable[BrokerJob], now: float) -> lis
     loads = {worker.identity: len(worker.job_ids) for worker in alike}
     found: list[Move] = []
     for to in sorted((w for w in alike if w.has_room), key=lambda w: loads[w.identity]):
-        room = to.hello.max_sessions - loads[to.identity] if to.hello.max_sessions else MOVES_AT_ONCE
+        room = to.hello.max_sessions - to.num_sessions if to.hello.max_sessions else MOVES_AT_ONCE
         gap = 2 if now < to.joined_at + FRESH_S else GROSS
         while room > 0 and len(found) < MOVES_AT_ONCE:
             giver = max((i for i in loads if movable.get(i)), key=lambda i: loads[i], default=to.identity)
@@ -219,8 +219,11 @@ class DrafterAssignment:
             return
         if verifier.wants_silence and not speculation.waits:
             return
+        by_model = self.state.workers.drafters_for(verifier.model)
+        if len(job.drafters) >= len(by_model):  # one of each
+            return
         drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
-        fitting = self.state.workers.drafters_for(verifier.model)
+        fitting = [worker for model, workers in by_model.items() if model not in drafting for worker in workers]
         if self.state.sharers(job.request):  # older drafters share their cached texts between all owners
             fitting = [worker for worker in fitting if worker.knows_owners]
         if job.request.params.grammar:  # older drafters refuse verdicts with tokens that the grammar forced

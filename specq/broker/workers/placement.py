@@ -126,6 +126,10 @@ class Placement:
         return False
 
     def _best_of(self, job: BrokerJob, able: list[Worker]) -> Worker:
+        """Return the verifier that a lost broker's job has been at, because it has the KV, or the best one."""
+        for worker in able:
+            if job.session.incarnation == worker.hello.incarnation:
+                return worker
         return choose(able, job.request.max_length, job.request.prefix_keys(self.state.sharers(job.request)))
 
     def hand_over(self, worker: Worker) -> None:

@@ -133,7 +133,7 @@ class Presence:
         if worker is None:
             self.state.outbox.send_front(identity, Refused(reason="not registered", fatal=False))
             return
-        worker.beat(message, self.state.clock.now)
+        worker.beat(message, self.state.clock.now, len(self.state.brokers))
         if message.state in ("leaving", "failed"):
             log.info("worker_left", name=worker.name, role=worker.hello.role, state=message.state)
             if message.state == "failed":
