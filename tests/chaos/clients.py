@@ -163,13 +163,22 @@ def fetch(desk: JobDesk, job_id: int, scribe: Scribe) -> None:
     scribe.write("read", start, time.monotonic(), job=job_id, tokens=text.token_ids, finish=text.finish)
 
 
-def look(context: zmq.Context[zmq.Socket[bytes]], broker: str, job_id: int, scribe: Scribe) -> None:
-    """Ask one broker for all tokens of a job, and follow the job if it has moved. Write down the first answer."""
+def look(
+    context: zmq.Context[zmq.Socket[bytes]],
+    broker: str,
+    job_id: int,
+    scribe: Scribe,
+    socket: zmq.Socket[bytes] | None = None,
+) -> None:
+    """Ask one broker for all tokens of a job, and follow the job if it has moved. Write down the first answer.
+
+    `socket`: connected to the broker already.
+    """
     start = time.monotonic()
     for _ in range(HOPS):
         answer = Operation("read", start, inf)
         found: dict[str, Any] = {}
-        for message in _answers(context, broker, Follow(job_id=job_id, have=0)):
+        for message in _answers(context, broker, Follow(job_id=job_id, have=0), socket):
             if isinstance(message, Moved):
                 found = {"moved": message.address}
             elif isinstance(message, Failed) and message.code not in UNSURE:
@@ -182,13 +191,17 @@ def look(context: zmq.Context[zmq.Socket[bytes]], broker: str, job_id: int, scri
             if found:
                 scribe.write("read", answer.start, time.monotonic(), job=job_id, broker=broker, **found)
             return
-        broker = found["moved"]
+        broker, socket = found["moved"], None
 
 
-def _answers(context: zmq.Context[zmq.Socket[bytes]], broker: str, asked: Message) -> Iterator[Message]:
+def _answers(
+    context: zmq.Context[zmq.Socket[bytes]], broker: str, asked: Message, connected: zmq.Socket[bytes] | None
+) -> Iterator[Message]:
     """Yield what a broker answers within LOOK_S."""
-    socket, until = connect_dealer(context, broker, queue=True), time.monotonic() + LOOK_S
+    socket, until = connected or connect_dealer(context, broker, queue=True), time.monotonic() + LOOK_S
     try:
+        while socket.poll(0):  # answers to an earlier question
+            socket.recv_multipart()
         socket.send_multipart(encode(asked))
         while socket.poll(max(0.0, until - time.monotonic()) * 1e3):
             with suppress(ProtocolError):
@@ -197,7 +210,8 @@ def _answers(context: zmq.Context[zmq.Socket[bytes]], broker: str, asked: Messag
                     until = min(until, time.monotonic() + TOKENS_S)
                 yield message
     finally:
-        socket.close(0)
+        if connected is None:
+            socket.close(0)
 
 
 def repeat_for_ever(gateway: str, scribe: Scribe, rng: random.Random) -> None:

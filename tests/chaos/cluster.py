@@ -29,11 +29,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import click
+import zmq
 
 from specq.client.detached import JobDesk
 from specq.config.values import free_address
 from specq.runtime.machine import describe
-from tests.chaos.clients import Scribe, fetch
+from specq.transport import connect_dealer
+from tests.chaos.clients import Scribe, fetch, look
 from tests.chaos.history import Operation, check, jobs_of, read_history
 from tests.chaos.links import WAYS, Links
 from tests.chaos.load import Load
@@ -47,6 +49,7 @@ JOBS = 6
 RECOVERY_S = 10.0  # until every session advances, after the last fault
 MOVE_S = 5.0  # until the jobs of a dead broker do
 LOOK_S = 0.2  # for processes that ended by themselves
+MOST_ASKED = 4  # jobs of a broker that wakes
 IN_FLIGHT_S = 0.05  # what a broker sent before its death has arrived by then
 LONGEST_STOP_S = 5.0  # longer than a lease
 AUDIT_S = 120.0  # for all jobs to end, when all is well again
@@ -185,7 +188,9 @@ class Injector:
         if role == "database":
             return self._database(load, kind)
         name = rng.choice(cluster.names(role))
-        if kind == "stop":
+        if kind == "stop" and role == "broker" and rng.random() < 0.5:
+            self._freeze_past_its_lease(name)
+        elif kind == "stop":
             process = cluster.processes[name]
             process.send_signal(signal.SIGSTOP)
             time.sleep(rng.uniform(0.05, LONGEST_STOP_S))
@@ -209,6 +214,32 @@ class Injector:
             self.times.moves.append(2 * RECOVERY_S if took is None else took + IN_FLIGHT_S)
             self.times.moved += len(held & ids.keys())
         self.cluster.start(name)
+
+    def _freeze_past_its_lease(self, name: str) -> None:
+        """Freeze a broker until others have its jobs. Ask it for these just before it wakes, and the others before."""
+        process, fronts = self.cluster.processes[name], self.cluster.address.split(",")
+        front = fronts[self.cluster.names("broker").index(name)]
+        jobs = sorted(self.cluster.held()[name])[:MOST_ASKED]
+        context, scribe = zmq.Context(), Scribe(self.cluster.histories, "harness")
+        sockets = {job_id: connect_dealer(context, front, queue=True) for job_id in jobs}
+        for job_id, socket in sockets.items():
+            look(context, front, job_id, scribe, socket)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(LONGEST_STOP_S)
+        for job_id in jobs:
+            look(context, next(one for one in fronts if one != front), job_id, scribe)
+        asking = [
+            threading.Thread(target=look, args=(context, front, job_id, scribe, socket))
+            for job_id, socket in sockets.items()
+        ]
+        for one in asking:
+            one.start()
+        time.sleep(IN_FLIGHT_S)
+        process.send_signal(signal.SIGCONT)
+        for one in asking:
+            one.join()
+        context.destroy(0)
+        scribe.close()
 
     def _cut(self, source: str, to: str, rng: random.Random) -> str:
         """Cut one pair, or all of two roles."""
