@@ -65,6 +65,12 @@ def check_journal(address: str) -> JournalReport:
     return JournalReport(*counts, found.faults)
 
 
+def require_journal(address: str) -> None:
+    """Raise ConfigError if there is no journal at an address."""
+    with _opened(address):
+        pass
+
+
 @contextmanager
 def _opened(address: str) -> Iterator[Query]:
     """Yield how to read a journal's tables."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from specq.journal.check import require_journal
 from specq.journal.interface import EPOCHS, Journal, JournalReader, Opening, open_journal
 from specq.journal.records import (
     NO_CRASHES,
@@ -41,8 +42,10 @@ class Copied(NamedTuple):
 def copy_journal(source_address: str, target_address: str) -> Copied:
     """Copy all jobs to an empty journal.
 
-    Raises ConfigError if a broker uses one of them, if the target is not empty, or if a job is unreadable.
+    Raises ConfigError if the source does not exist, if a broker uses one of them, if the target is not empty, or if a
+    job is unreadable.
     """
+    require_journal(source_address)
     source = open_journal(source_address, Opening(owner="specq journal copy"))
     try:
         unfinished = _take_all(source)

@@ -98,12 +98,22 @@ def test_a_journal_in_use_is_not_copied(make_address: Callable[[str], str], kind
     address = make_address(kind)
     journal = open_journal(address, Opening(address="tcp://a:1", owner="the broker"))
     other = make_address("sqlite")
+    assert run("migrate", other).exit_code == 0
     for arguments in ((other, address), (address, other)):
         said = run("copy", *arguments)
         assert (said.exit_code, "in use" in said.stderr) == (2, True)
         journal.write([taken(1)])
     assert journal.write([added(1, 0, [1])]) == frozenset()
     journal.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_journal_that_is_not_there_is_not_copied(make_address: Callable[[str], str], kind: str) -> None:
+    """A mistyped source is refused, and not created."""
+    source, target = make_address(kind), make_address("sqlite")
+    for _ in range(2):
+        assert run("copy", source, target).exit_code == 2
+    assert (run("check", source).exit_code, Path(target).exists()) == (2, False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
