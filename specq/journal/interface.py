@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from specq.journal.records import JobSummary, Record, StoredJob
+from specq.protocol import ConfigError
 from specq.runtime import resolve
 
 NOTE_S = 60.0  # seconds between two notes of the time
@@ -232,5 +233,9 @@ class Journal(Protocol):
 def open_journal(address: str, opening: Opening) -> Journal:
     """Return the journal at an address, as its owner. KIND://... is of that kind, a path is a SQLite file."""
     scheme, separator, _ = address.partition("://")
+    if not separator and (kind := address.partition(":")[0]) in JOURNALS:
+        raise ConfigError(
+            f"the journal's address is {address}; write {kind}://, or ./{address} for a file"
+        )
     journal: Journal = resolve("kind of journal", JOURNALS, scheme if separator else "sqlite")(address, opening)
     return journal

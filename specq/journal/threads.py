@@ -144,9 +144,8 @@ class JournalWriter:
             self._reach(sequence)
         now = time.monotonic()
         if now >= self._next_renewal:
-            self._next_renewal = now + RENEW_S
             self._try(self._renew)
-        if now >= self._next_note:
+        if now >= self._next_note and not self.trouble:
             self._next_note = now + NOTE_S
             self._try(self._note_time)
         if not records:
@@ -188,6 +187,7 @@ class JournalWriter:
     def _renew(self) -> None:
         """Renew the lease, and take jobs of lost brokers."""
         sent = time.monotonic()
+        self._next_renewal = sent + RENEW_S
         addresses = self._journal.renew()
         if lost := self._journal.lost():
             self._add(JobsLost(lost))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,13 @@ def test_every_kind_is_tested() -> None:
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match=f"unknown kind of journal 'papyrus'; known: {', '.join(sorted(JOURNALS))}"):
         open_journal("papyrus://nile/delta", Opening())
+
+
+def test_an_address_that_is_almost_one_of_a_kind_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"postgresql:/x; write postgresql://"):
+        open_journal("postgresql:/x", Opening())
+    assert list(tmp_path.iterdir()) == []
 
 
 class TestConformance(JournalConformance):

@@ -27,6 +27,7 @@ from specq.protocol import Cancel, Failed, Follow, JournalBusyError, Moved, Subm
 log = structlog.get_logger(__name__)
 
 MAX_ASKING = 64  # messages about one job that wait for the journal's answer
+MAX_LOOKUPS = 10_000  # jobs that the journal is asked for at a time
 Ask = Callable[[bytes, Any, BrokerJob | None], None]
 
 
@@ -44,7 +45,7 @@ class JobLookup:
         is_sure = job is not None and not (isinstance(message, Follow) and self._may_be_lost(job))
         if is_sure or not self.state.ledger.has_journal:
             act(client, message, job)
-        elif len(self._asked) >= self.state.settings.max_jobs:
+        elif len(self._asked) >= MAX_LOOKUPS:
             refuse(self.state, client, job_id, "busy", "too many clients wait for the journal")
         else:
             if job_id not in self._asked:
