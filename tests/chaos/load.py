@@ -74,7 +74,8 @@ class Load:
         self._open = False
 
     def _submit(self) -> None:
-        asked, number = next(self._prompts), next(self._ids)
+        with self._lock:  # the threads of several clients
+            asked, number = next(self._prompts), next(self._ids)
         name, client = f"load {number}", self.clients[number % len(self.clients)]
         arguments = {"token_ids": asked.prompt, "id": name, "max_tokens": len(asked.expected), **asked.params}
         request = read_request(arguments, client.served)
