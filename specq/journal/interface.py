@@ -234,8 +234,6 @@ def open_journal(address: str, opening: Opening) -> Journal:
     """Return the journal at an address, as its owner. KIND://... is of that kind, a path is a SQLite file."""
     scheme, separator, _ = address.partition("://")
     if not separator and (kind := address.partition(":")[0]) in JOURNALS:
-        raise ConfigError(
-            f"the journal's address is {address}; write {kind}://, or ./{address} for a file"
-        )
+        raise ConfigError(f"the journal's address is {address}; write {kind}://, or ./{address} for a file")
     journal: Journal = resolve("kind of journal", JOURNALS, scheme if separator else "sqlite")(address, opening)
     return journal
