@@ -152,8 +152,9 @@ def test_a_draft_worker_that_changes_networks_resumes_its_lanes(
             laptop.run("ip addr add 10.9.0.7/24 dev w0")
             wait_until(lambda: workers(hub)["draft"]["drafts"] > before + 20, 15)
             trace = json.loads(hub.run(f"{sys.executable} -m specq trace --json --broker {BROKER}"))
-    assigned = [one for one in trace["events"] if one["event"] == "assigned"]
-    assert len(assigned) == 1
+    assigned = [one["process"] for one in trace["events"] if one["event"] == "assigned"]
+    assert assigned.count("broker") == 1
+    assert assigned.count("toy-draft") <= 1  # its own note of it may not have arrived
     assert "worker_lost" not in (tmp_path / "hub").read_text()
 
 
