@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 
-from specq.journal import JobsGained, JobsLost, JournalWriter, Kept, threads
+from specq.journal import JobsGained, JobsLost, JournalWriter, threads
 from specq.journal.threads import BrokersListed
 from specq.protocol import JournalBusyError
 from specq.testing import wait_until
 from specq.testing.fake_journal import FakeJournal, added, taken
+from tests.journal.stubs import IdleJournal
 
 
-class Shared:
+class Shared(IdleJournal):
     """A journal that loses and takes the jobs it is told to."""
 
-    offset = 0.0
-
     def __init__(self) -> None:
-        self.refused, self.orphans, self.fake = frozenset[int](), FakeJournal(), FakeJournal()
+        self.refused, self.orphans = frozenset[int](), FakeJournal()
         self.written, self.gone = list[Any](), frozenset[int]()
         self.addresses: tuple[str, ...] = ()
 
@@ -39,18 +38,6 @@ class Shared:
     def take(self) -> list[Any]:
         jobs, self.orphans = self.orphans.unfinished(), FakeJournal()
         return jobs
-
-    def keep_to(self, most_bytes: int, before: float) -> Kept:
-        return Kept(0, is_full=False)
-
-    def note_time(self, noted: Any) -> None:
-        """Have no time."""
-
-    def give_back(self, most_bytes: int, *, idle: bool) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Be gone."""
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from specq.broker import Broker, Find, FindFinished, JournalLink, Write, links
 from specq.config.sections import BrokerConfig
-from specq.journal import Clocks, Kept, MachineClock, Opening, open_journal
+from specq.journal import Clocks, MachineClock, Opening, open_journal
 from specq.journal.sqlite.reader import SqliteReader
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
 from specq.processes.broker import BrokerLoop
@@ -22,6 +22,7 @@ from specq.protocol.errors import JournalBusyError, JournalLostError
 from specq.testing import wait_until
 from specq.testing.fake_journal import added, ended, taken
 from tests.each import each
+from tests.journal.stubs import IdleJournal
 
 PATIENCE_S = 30.0
 
@@ -135,10 +136,8 @@ def test_groups_are_few_and_no_record_waits_long(path: Path) -> None:
     assert 1 < writer.num_groups <= (time.monotonic() - started) / GROUP_S + 1
 
 
-class Failing:
+class Failing(IdleJournal):
     """A journal that is busy for a while, or lost."""
-
-    offset = 0.0
 
     def __init__(self, *errors: Exception) -> None:
         self.errors, self.groups = list(errors), []
@@ -148,27 +147,6 @@ class Failing:
             raise self.errors.pop(0)
         self.groups.append(list(records))
         return frozenset()
-
-    def renew(self) -> tuple[str, ...]:
-        return ()
-
-    def lost(self) -> frozenset[int]:
-        return frozenset()
-
-    def take(self) -> list[Any]:
-        return []
-
-    def keep_to(self, most_bytes: int, before: float) -> Kept:
-        return Kept(0, is_full=False)
-
-    def note_time(self, noted: Any) -> None:
-        """Have no time."""
-
-    def give_back(self, most_bytes: int, *, idle: bool) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Be gone."""
 
 
 def test_what_cannot_be_written_now_is_written_later() -> None:
