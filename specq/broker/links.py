@@ -25,8 +25,8 @@ from specq.journal import (
     Opening,
     Question,
     Record,
-    StoredJob,
     open_journal,
+    take_all,
 )
 from specq.protocol import JournalLostError
 from specq.transport import AllowList, Curve, Grant, Zap, bind_router, directory_of, drain, drain_named, own_keys
@@ -101,9 +101,7 @@ class JournalLink:
         self._trouble = self._full = ""
         self._num_handled = 0
         self.brokers = self.journal.renew()  # at the start, as `taken`
-        self.taken: list[StoredJob] = []
-        while jobs := self.journal.take():
-            self.taken += jobs
+        self.taken = take_all(self.journal)
         keep = Keep(config.keep_hours * 3600, config.keep_mb << 20)
         self.writer = JournalWriter(self.journal, self._wake, keep)
         self.lookup = JournalLookup(self.journal.reader(), self._wake)

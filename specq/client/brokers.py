@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from specq.protocol import ConfigError, parse_address
+from specq.protocol import names_one_peer
 
 MOST_BROKERS = 64
 MOST_PLACES = 20_000  # keys whose broker is remembered; a forgotten one costs a `Moved`
@@ -105,7 +105,7 @@ class KnownBrokers:
         """Return whether a `Moved` names a broker that can be used. Count one that names none."""
         if address in self._seen:
             return True
-        if not _can_connect(address):
+        if not names_one_peer(address):
             self.num_bad_addresses += 1
             return False
         if len(self._seen) >= MOST_BROKERS:
@@ -120,11 +120,3 @@ class KnownBrokers:
             oldest = min(learnt, key=lambda address: self._seen[address].heard or 0.0)
             del self._seen[oldest]
             self._places = {key: address for key, address in self._places.items() if address != oldest}
-
-
-def _can_connect(address: str) -> bool:
-    """Return whether an address is one, and names one host and one port, or one path."""
-    try:
-        return parse_address(address).names_one_peer
-    except ConfigError:
-        return False

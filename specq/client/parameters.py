@@ -48,9 +48,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from specq.protocol import (
-    LABEL,
     MAX_SEED,
-    PRIORITY,
     JobError,
     SamplingParams,
     Speculation,
@@ -93,9 +91,9 @@ class JobOptions:
 def read_job_options(values: dict[str, Any]) -> JobOptions:
     """Return the job options among the arguments of a request."""
     priority = values.get("priority")
-    if priority is not None and (type(priority) is not int or not PRIORITY.admits(priority)):
+    if priority is not None and (type(priority) is not int or not bounds.PRIORITY.admits(priority)):
         raise JobError(
-            f"priority is {shown(priority)}, but must be a whole number {PRIORITY.allowed}", field="priority"
+            f"priority is {shown(priority)}, but must be a whole number {bounds.PRIORITY.allowed}", field="priority"
         )
     tenant = values.get("tenant", "")
     if not isinstance(tenant, str) or not bounds.TENANT.admits(tenant):
@@ -147,7 +145,7 @@ def label_of(request_id: Any) -> str:
         text = json.dumps(request_id)
     except (TypeError, ValueError):
         text = json.dumps(str(request_id))
-    return text if len(text) <= LABEL.most else json.dumps(str(request_id)[: LABEL.most // 8])
+    return text if len(text) <= bounds.LABEL.most else json.dumps(str(request_id)[: bounds.LABEL.most // 8])
 
 
 def id_of(label: str, job_id: int) -> Any:

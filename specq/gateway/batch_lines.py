@@ -20,7 +20,7 @@ from specq.gateway.guard import Caller
 from specq.gateway.metrics import Metrics
 from specq.gateway.routes.text import ENDPOINTS
 from specq.gateway.serving import Prepared, Repeatable, Upstream, complete, digest, prepare
-from specq.protocol import PRIORITY, JobError
+from specq.protocol import JobError, bounds
 from specq.runtime import traced
 
 log = structlog.get_logger(__name__)
@@ -107,7 +107,7 @@ def _limited(call: Call, run: LineRun) -> Call:
         raise ApiError("stream is not supported in a batch", param="stream", code="unsupported_parameter")
     arguments = dict(call.arguments)
     own = arguments.get("priority", run.priority)
-    if type(own) is int and PRIORITY.admits(own):  # anything else is refused by the client, by name
+    if type(own) is int and bounds.PRIORITY.admits(own):  # anything else is refused by the client, by name
         arguments["priority"] = min(own, run.priority)
     arguments.setdefault("deadline", run.seconds + SPARE_S)
     return replace(call, arguments=arguments)

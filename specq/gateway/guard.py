@@ -42,7 +42,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specq.gateway.errors import ApiError
 from specq.gateway.replies import error_response
-from specq.protocol import PRIORITY, ConfigError, split_host
+from specq.protocol import ConfigError, bounds, split_host
 
 PREFIX = "sk-specq-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
@@ -122,7 +122,9 @@ def _check(path: Path, name: str, table: Any) -> str:
     """Return a key's digest; raise ConfigError if the table does not describe a key."""
     known = {"sha256", "max_priority"}
     priority = table.get("max_priority", 0) if isinstance(table, dict) else 0
-    right = isinstance(table, dict) and set(table) <= known and type(priority) is int and PRIORITY.admits(priority)
+    right = (
+        isinstance(table, dict) and set(table) <= known and type(priority) is int and bounds.PRIORITY.admits(priority)
+    )
     found = table.get("sha256") if right else None
     if not isinstance(found, str) or not _DIGEST.fullmatch(found) or not _NAME.fullmatch(name):
         raise ConfigError(
@@ -138,8 +140,8 @@ def make_key(path: Path, name: str, *, max_priority: int = 0) -> str:
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not a valid name for a key: up to 64 letters, digits, and _ - (not first)")
-    if not PRIORITY.admits(max_priority):
-        raise ConfigError(f"max_priority is {max_priority}, but must be {PRIORITY.allowed}")
+    if not bounds.PRIORITY.admits(max_priority):
+        raise ConfigError(f"max_priority is {max_priority}, but must be {bounds.PRIORITY.allowed}")
     taken = [caller.name for caller in read_file(path).values()] if path.exists() else []
     if name in taken:
         raise ConfigError(f"{path} already has a key of {name}; remove its table first")

@@ -31,6 +31,7 @@ from specq.journal.interface import (
     offset_of,
     open_journal,
     read_clocks,
+    take_all,
 )
 from specq.journal.records import (
     NO_CRASHES,
@@ -58,6 +59,7 @@ from specq.journal.threads import (
     JournalWriter,
     Keep,
     Question,
+    TakingRule,
 )
 from specq.journal.transfer import Copied, copy_journal
 
@@ -95,6 +97,7 @@ __all__ = [
     "Question",
     "Record",
     "StoredJob",
+    "TakingRule",
     "TokensAdded",
     "check_journal",
     "copy_journal",
@@ -102,5 +105,6 @@ __all__ = [
     "open_journal",
     "pack",
     "read_clocks",
+    "take_all",
     "unpack",
 ]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from specq.journal import rows
+from specq.journal.interface import kind_of
 from specq.journal.records import StoredJob
 from specq.protocol import ConfigError, JournalBusyError
 
@@ -74,10 +75,10 @@ def require_journal(address: str) -> None:
 @contextmanager
 def _opened(address: str) -> Iterator[Query]:
     """Yield how to read a journal's tables."""
-    scheme = address.partition("://")[0] if "://" in address else "sqlite"
-    opened = {"sqlite": _sqlite, "postgresql": _postgres}.get(scheme)
+    kind = kind_of(address)
+    opened = {"sqlite": _sqlite, "postgresql": _postgres}.get(kind)
     if opened is None:
-        raise ConfigError(f"{scheme}:// journals cannot be checked")
+        raise ConfigError(f"{kind}:// journals cannot be checked")
     with opened(address) as found:
         yield found
 

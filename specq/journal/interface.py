@@ -232,8 +232,21 @@ class Journal(Protocol):
 
 def open_journal(address: str, opening: Opening) -> Journal:
     """Return the journal at an address, as its owner. KIND://... is of that kind, a path is a SQLite file."""
+    journal: Journal = resolve("kind of journal", JOURNALS, kind_of(address))(address, opening)
+    return journal
+
+
+def take_all(journal: Journal) -> list[StoredJob]:
+    """Become the holder of all unfinished jobs that no live broker holds, and return them. Raises as `take` does."""
+    taken = list[StoredJob]()
+    while jobs := journal.take():
+        taken += jobs
+    return taken
+
+
+def kind_of(address: str) -> str:
+    """Return the kind of the journal at an address. Raises ConfigError for an address that is almost KIND://..."""
     scheme, separator, _ = address.partition("://")
     if not separator and (kind := address.partition(":")[0]) in JOURNALS:
         raise ConfigError(f"the journal's address is {address}; write {kind}://, or ./{address} for a file")
-    journal: Journal = resolve("kind of journal", JOURNALS, scheme if separator else "sqlite")(address, opening)
-    return journal
+    return scheme if separator else "sqlite"

@@ -71,6 +71,23 @@ class Keep:
     num_bytes: int = 1 << 30
 
 
+class TakingRule:
+    """When a broker may take the jobs of lost ones, by its own renewals. Times are of one clock, in seconds.
+
+    If a renewal was late, the journal may have been away for all. Then the others get the time of a lease.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._renewed, self._takes_from = now, now
+
+    def may_take(self, now: float) -> bool:
+        """Note a renewal, and return whether the broker may take jobs with it."""
+        if now > self._renewed + LEASE_S:
+            self._takes_from = now + LEASE_S
+        self._renewed = now
+        return now >= self._takes_from
+
+
 class JournalWriter:
     """Journals groups of records in its own thread.
 
@@ -87,7 +104,7 @@ class JournalWriter:
         self.durable, self.trouble, self.lost, self.full = 0, "", "", ""
         self.events: deque[JournalEvent] = deque()
         self.held_until = 0.0
-        self._renewed, self._takes_from = time.monotonic(), 0.0
+        self._taking = TakingRule(time.monotonic())
         self.num_groups, self.write_s = 0, 0.0
         self._journal, self._wake, self._keep = journal, wake, keep or Keep()
         self._queue: SimpleQueue[tuple[int, Sequence[Record], int]] = SimpleQueue()
@@ -192,13 +209,11 @@ class JournalWriter:
         if lost := self._journal.lost():
             self._add(JobsLost(lost))
         self.held_until = sent + HELD_S
-        if sent > self._renewed + LEASE_S:
-            self._takes_from = sent + LEASE_S
-        self._renewed = sent
+        may_take = self._taking.may_take(sent)
         if addresses != self._addresses:
             self._addresses = addresses
             self._add(BrokersListed(addresses))
-        while sent >= self._takes_from and (jobs := self._journal.take()):
+        while may_take and (jobs := self._journal.take()):
             log.warning("jobs_taken", jobs=len(jobs))
             self._gained.append((self._num_events, frozenset(job.submit.job_id for job in jobs)))
             self._add(JobsGained(jobs))

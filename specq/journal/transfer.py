@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from specq.journal.check import require_journal
-from specq.journal.interface import EPOCHS, Journal, JournalReader, Opening, open_journal
+from specq.journal.interface import EPOCHS, Journal, JournalReader, Opening, open_journal, take_all
 from specq.journal.records import (
     NO_CRASHES,
     JobBound,
@@ -62,9 +62,7 @@ def copy_journal(source_address: str, target_address: str) -> Copied:
 def _take_all(source: Journal) -> list[StoredJob]:
     """Return all unfinished jobs, which no other broker holds."""
     others = source.renew()
-    taken = list[StoredJob]()
-    while jobs := source.take():
-        taken += jobs
+    taken = take_all(source)
     missing = {job.submit.job_id for job in source.unfinished()} - {job.submit.job_id for job in taken}
     if others or missing:
         raise ConfigError(

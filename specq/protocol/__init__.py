@@ -28,7 +28,7 @@ from specq.protocol.activations import (
     row_bytes,
     to_bf16,
 )
-from specq.protocol.addresses import Address, parse_address, split_addresses, split_host
+from specq.protocol.addresses import Address, names_one_peer, parse_address, split_addresses, split_host
 from specq.protocol.arrays import (
     BoolArray,
     Float32Array,
@@ -43,12 +43,9 @@ from specq.protocol.arrays import (
 )
 from specq.protocol.bounds import (
     ID,
-    LABEL,
     MAX_NODES,
     MODES,
     NAME,
-    ORIGIN_BYTES,
-    PRIORITY,
     TOKEN_IDS,
     shown,
 )
@@ -229,7 +226,6 @@ __all__ = [
     "GRAMMAR_TEXTS",
     "ID",
     "INT8",
-    "LABEL",
     "LANES",
     "LEAST_OWN_LANE",
     "LOOKAHEAD",
@@ -254,14 +250,12 @@ __all__ = [
     "NO_TREE",
     "OLDEST_VERSION",
     "ORIGINS",
-    "ORIGIN_BYTES",
     "ORIGIN_CODES",
     "ORIGIN_OF_LANE",
     "OWN",
     "OWNERS",
     "PHASES",
     "PLAIN",
-    "PRIORITY",
     "PROMPT_LOGPROBS",
     "REMOTE",
     "ROW_LIMITS",
@@ -374,6 +368,7 @@ __all__ = [
     "known_names",
     "mismatch",
     "named_type",
+    "names_one_peer",
     "newer_fields",
     "num_drafted",
     "num_prompt_bytes",

@@ -97,6 +97,14 @@ def split_addresses(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([first, *(other.lstrip(" ") for other in others)]))
 
 
+def names_one_peer(text: str) -> bool:
+    """Return whether a text is an address, and names one host and one port, or one path."""
+    try:
+        return parse_address(text).names_one_peer
+    except ConfigError:
+        return False
+
+
 def split_host(text: str) -> tuple[str, str | None]:
     """Split HOST:PORT into host without brackets, and port.
 

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import Any
 
 from specq.broker import Broker, Connect, Disconnect, Effect, Find, Send, Write
-from specq.journal import LEASE_S, RENEW_S, TAKE_S
+from specq.journal import RENEW_S, TAKE_S, TakingRule
 from specq.protocol import Frames, Hello, Verdicts, array_frame, type_of
 from specq.simulate.fleet_verifiers import FleetVerifier
 from specq.simulate.fleet_workers import FleetDrafter, FleetWorker
@@ -59,7 +59,7 @@ class FleetBroker:
         self.messages, self.bytes = Counter[str](), Counter[str]()
         self._us = scenario.host.broker_us / 1e6
         self._writes: list[Write] = []
-        self._renewed, self._takes_from = now, now
+        self._taking = TakingRule(now)
         self._tick_s = scenario.network.heartbeat_ms / 2000
         phase = fleet.random.random()
         fleet.queue.at(now + phase * self._tick_s, self._tick)
@@ -131,12 +131,10 @@ class FleetBroker:
         if self.fleet.waits_for_journal(self._renew) or not self.alive:
             return
         now = self.fleet.queue.now
-        addresses, former, self._renewed = self.fleet.journal.renew(self.address, now), self._renewed, now
+        addresses = self.fleet.journal.renew(self.address, now)
         if addresses != self.core.state.brokers:
             self._run("list_brokers", now, self.core.list_brokers, addresses, now)
-        if now > former + LEASE_S:
-            self._takes_from = now + LEASE_S
-        jobs = [] if now < self._takes_from else self.fleet.journal.take(self.address, now)
+        jobs = self.fleet.journal.take(self.address, now) if self._taking.may_take(now) else []
         if jobs:  # what was recorded of them before does not count
             self.taken += len(jobs)
             self.fleet.last_taken = now

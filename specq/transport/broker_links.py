@@ -31,7 +31,7 @@ from specq.protocol import (
     Hello,
     Message,
     Welcome,
-    parse_address,
+    names_one_peer,
     split_addresses,
 )
 from specq.transport.broker_link import HELLO_MS, WARN_BESIDE_S, WARN_S, BrokerLink
@@ -143,7 +143,7 @@ class BrokerLinks:
             link.send(Heartbeat(incarnation=self.hello.incarnation, state="leaving"))
             self._close(link)
             return False
-        valid = frozenset(filter(_is_valid, message.addresses))
+        valid = frozenset(filter(names_one_peer, message.addresses))
         self.num_dropped += len(message.addresses) - len(valid)
         if valid:
             self._dropped |= self._lists.get(link.endpoint, frozenset()) - valid
@@ -243,10 +243,3 @@ class BrokerLinks:
         self._lists.pop(link.endpoint, None)
         self._poller.unregister(link.socket)
         link.socket.close()
-
-
-def _is_valid(address: str) -> bool:
-    try:
-        return parse_address(address).names_one_peer
-    except ConfigError:
-        return False

@@ -24,11 +24,11 @@ from typing import Any
 
 import zmq
 
-from specq.protocol import PRIORITY, ConfigError
+from specq.protocol import ConfigError, bounds
 
 ROLES = ("broker", "target", "draft", "client")
 CLIENT_ROLES = ("client", "broker")  # roles for a client: the broker's key may ask for the broker's state
-MAX_PRIORITY = int(PRIORITY.high)  # of a job, and its negative the lowest
+MAX_PRIORITY = int(bounds.PRIORITY.high)  # of a job, and its negative the lowest
 SECRET, PUBLIC = ".secret", ".pub"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 RIGHTS = ("trusted", "max_priority", "tenants")

@@ -288,13 +288,10 @@ class Intake:
     def drop_unregistered(self, reason: str) -> None:
         """Refuse the jobs that the journal cannot take, although they were accepted before."""
         for job in [job for job in self.state.jobs.active.values() if not job.durable.is_registered]:
-            self.placement.release(job)
-            self.state.jobs.drop(job)
-            self.state.end_trace(job)
+            readers = self.lookup.drop(job)
             self.state.record(JobDropped(job.job_id), job)
-            for client in job.readers.by_client:
+            for client in readers:
                 refuse(self.state, client, job.job_id, "busy", reason)
-            job.readers.by_client.clear()
 
 
 def misfit(message: Submit, model: ModelInfo) -> str:

@@ -20,6 +20,7 @@ import structlog
 from specq.broker.state.job import BrokerJob, JobEvent
 from specq.broker.state.ledger import restored
 from specq.broker.state.memory import BrokerState, Find, clipped
+from specq.broker.state.transcript import JobReader
 from specq.broker.workers.placement import Placement
 from specq.journal import StoredJob
 from specq.protocol import Cancel, Failed, Follow, JournalBusyError, Moved, Submit
@@ -90,6 +91,14 @@ class JobLookup:
             self.state.outbox.send_front(client, moved)
         return True
 
+    def drop(self, job: BrokerJob) -> dict[bytes, JobReader]:
+        """Forget a job that the journal does not hold for this broker, and return its readers."""
+        self._placement.release(job)
+        self.state.jobs.drop(job)
+        self.state.end_trace(job)
+        readers, job.readers.by_client = job.readers.by_client, {}
+        return readers
+
     def lose(self, job_ids: Iterable[int], follow: Ask) -> None:
         """Drop the jobs that this broker does not hold, and find out for their readers where they are.
 
@@ -101,11 +110,7 @@ class JobLookup:
                 continue
             log.warning("job_lost", job=job_id, tokens=job.durable.num_tokens)
             self.state.counts["jobs_lost"] += 1
-            self._placement.release(job)
-            self.state.jobs.drop(job)
-            self.state.end_trace(job)
-            readers, job.readers.by_client = job.readers.by_client, {}
-            for client, reader in readers.items():
+            for client, reader in self.drop(job).items():
                 self.with_job(follow, client, Follow(job_id=job_id, have=reader.sent))
 
 

@@ -30,7 +30,6 @@ from specq.broker.state.transcript import Commit, DrafterLane
 from specq.broker.workers.placement import Placement
 from specq.protocol import (
     MAX_NODES,
-    ORIGIN_BYTES,
     ORIGIN_CODES,
     PLAIN,
     TOKEN_IDS,
@@ -39,6 +38,7 @@ from specq.protocol import (
     Verdict,
     Verdicts,
     array_frame,
+    bounds,
     decode,
     decode_scalars,
     encode,
@@ -51,7 +51,7 @@ _NODES = array_frame(Verdict, "node_ids")
 _MASK = array_frame(Verdict, "mask")
 _ORIGINS = array_frame(Verdict, "origins")
 _are_tokens = cast("Callable[[bytes], object]", TOKEN_IDS.is_plain)
-_are_origins = cast("Callable[[bytes], object]", ORIGIN_BYTES.is_plain)
+_are_origins = cast("Callable[[bytes], object]", bounds.ORIGIN_BYTES.is_plain)
 _PLAIN = bytes([ORIGIN_CODES[PLAIN]])
 _PER_SESSION, _PER_TOKEN, _PER_NODE, _PER_SEEN = 36, 5, 6, 4  # bytes in a step's arrays for each
 _NO_STATS: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
     token_ids = np.frombuffer(tokens, "<i4").tolist()
     origins = (frames[_ORIGINS] if len(frames) > _ORIGINS else b"") or _PLAIN * len(token_ids)
     if len(origins) != len(token_ids) or not _are_origins(origins):
-        raise ProtocolError(f"verdict.origins must hold {ORIGIN_BYTES.allowed}, one a token, or nothing")
+        raise ProtocolError(f"verdict.origins must hold {bounds.ORIGIN_BYTES.allowed}, one a token, or nothing")
     return Commit(
         session_id=int.from_bytes(frames[0], "little"),
         epoch=header["epoch"],

@@ -138,11 +138,11 @@ class Background:
     def _pay(self, earned_s: float) -> float:
         """Pay the debt from earned and saved seconds; return what is left of the earned ones, with a credit's part."""
         paid_s = min(max(self._debt_s, -earned_s), earned_s)
-        self._debt_s -= paid_s
-        for name in ("_decoding_s", "_prompt_s"):
-            of_saved = min(max(self._debt_s, 0.0), getattr(self, name))
-            setattr(self, name, getattr(self, name) - of_saved)
-            self._debt_s -= of_saved
+        owed_s = max(self._debt_s - paid_s, 0.0)
+        of_decoding = min(owed_s, self._decoding_s)
+        of_prompts = min(owed_s - of_decoding, self._prompt_s)
+        self._decoding_s, self._prompt_s = self._decoding_s - of_decoding, self._prompt_s - of_prompts
+        self._debt_s -= paid_s + of_decoding + of_prompts
         return earned_s - paid_s
 
     def spend(self, seconds: float) -> None:
