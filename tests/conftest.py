@@ -140,7 +140,8 @@ def broker() -> Iterator[FakeBroker]:
 def spawn(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Spawn]:
     """Start processes (`spawn("broker", "--bind", address)` runs specq; `program=` runs another), reaped at the end.
 
-    What they print goes to a file, `process.output`, and to the test's report if it fails.
+    What they print goes to a file, `process.output`, and to the test's report if it fails. So do the stacks of the
+    threads of a process that still runs then.
     """
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -148,18 +149,23 @@ def spawn(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Spawn]:
         output = tmp_path / f"process-{len(processes)}.txt"
         with output.open("wb") as file:
             process = subprocess.Popen(
-                [*program, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+                [*program, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"PYTHONFAULTHANDLER": "1"},
             )
         process.output = output
         processes.append(process)
         return process
 
     yield start
+    has_failed = request.node.stash.get(_FAILED, False)
     for process in processes:
-        process.terminate()
+        process.send_signal(signal.SIGABRT if has_failed else signal.SIGTERM)
     for process in processes:
         reap(process, _PATIENCE_S)
-    if request.node.stash.get(_FAILED, False):
+    if has_failed:
         for process in processes:
             told = f"{process.args} ended with {process.returncode}\n{process.output.read_text()}"
             request.node.add_report_section("teardown", "process", told)

@@ -22,7 +22,7 @@ import structlog
 from specq.batches.interface import LEASE_S, BatchStoreError
 from specq.batches.lines import BatchLine, FileCheck, LineReason, LineSplitter, RawLine, read_line
 from specq.batches.results import LineAnswer, answered, unrun
-from specq.batches.room import LineRoom
+from specq.batches.room import MOST, LineRoom
 from specq.batches.threads import Action, BatchStore, T
 from specq.batches.values import LineResult, Status, StoredBatch
 from specq.batches.window import priority_of
@@ -63,6 +63,9 @@ class AnswerLine(Protocol):
     """Answers a line. It has the same jobs each time. Raises LineRetryError."""
 
     async def __call__(self, run: LineRun, /) -> LineAnswer: ...
+
+    async def stop(self, run: LineRun, /) -> None:
+        """Stop the jobs of a line, if any run."""
 
 
 @dataclass(eq=False, slots=True)
@@ -213,6 +216,8 @@ class BatchRunner:
 
     async def _outcome(self, held: _Held) -> Status:
         """Run the lines, and return how the batch ends. Then all their results are written."""
+        if held.batch.status == "cancelling" and held.batch.output:  # another gateway has begun it
+            await self._stop_lines(held)
         if held.batch.status == "in_progress":
             outcome = await self._feed_until_over(held)
             await self._write_results(held)
@@ -220,6 +225,16 @@ class BatchRunner:
                 return outcome
             held.batch = await self._write(lambda tables: tables.finalize(held.batch.number, self._holder))
         return "cancelled" if held.batch.status == "cancelling" else "completed"
+
+    async def _stop_lines(self, held: _Held) -> None:
+        """Stop what a former gateway may have left running: lines begin in order."""
+        num_stopped = 0
+        async for line in self._lines(held.batch):
+            if num_stopped == MOST:
+                break
+            if isinstance(line, BatchLine):
+                await self._answer.stop(LineRun(held.batch, line, held.priority(), held.left_s, lambda: True))
+                num_stopped += 1
 
     async def _validate(self, held: _Held) -> None:
         """Check all lines; begin the batch, or end it as failed."""

@@ -121,11 +121,10 @@ class ClientCore(Inquiries):
         self._requests.queue(job_id, search(job_id, self._patience, now, until_end=until_end), now)
 
     def cancel(self, job_id: int, now: float) -> None:
-        """Stop a running job. Its result holds the tokens so far."""
-        if job_id in self._requests:
-            if self._requests.is_unsent(job_id) and not self._requests.is_held(job_id):
-                self._requests.send_now(job_id, now)
-            self._requests.outbox.append((self.brokers.place(job_id), self._stops.add(job_id, now)))
+        """Stop a job, also one that another client left running. Its result holds the tokens so far."""
+        if self._requests.is_unsent(job_id) and not self._requests.is_held(job_id):
+            self._requests.send_now(job_id, now)
+        self._requests.outbox.append((self.brokers.place(job_id), self._stops.add(job_id, now)))
 
     def abandon(self, key: int | str, now: float) -> None:
         """Forget a request that has no waiting caller. A job of this client stops, unless `keep_running` is set."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -71,22 +72,32 @@ class BatchLines:
         if time.monotonic() - self._missing.setdefault(model, time.monotonic()) < MODEL_WAIT_S:
             raise LineRetryError(str(error)) from None
 
+    async def stop(self, run: LineRun, /) -> None:
+        """Stop a line's jobs, which another gateway may have left running."""
+        with suppress(ApiError, JobError):  # then it has none
+            prepared = await self._prepare(run, _call(run))
+            prepared.client.stop(prepared.requests)
+
     async def _complete(self, run: LineRun) -> Any:
-        endpoint, body, batch = run.batch.asked.endpoint, run.line.body, run.batch
-        read, make_answering = ENDPOINTS[endpoint]
-        call = _limited(read(body), run)
-        caller = Caller(batch.asked.owner, batch.asked.max_priority)
-        key = f"{batch.id}\n{run.line.number}"  # no Idempotency-Key has a line break
-        label = f"{batch.id} {run.line.number}/{batch.total}"
-        repeatable = Repeatable(key, digest(endpoint, body, call.arguments.get("grammar")), label=label)
+        call = _call(run)
         try:
-            prepared = await prepare(self._upstream, call, make_answering, caller, repeatable, run.line.size)
+            prepared = await self._prepare(run, call)
             self._missing.pop(call.model, None)
             return await self._run(prepared, run)
         except JobError as error:
             if error.code in LATER:
                 raise
             raise call.refused(error) from None
+
+    async def _prepare(self, run: LineRun, call: Call) -> Prepared:
+        """Return the jobs of a line, always with the same ids."""
+        endpoint, body, batch = run.batch.asked.endpoint, run.line.body, run.batch
+        caller = Caller(batch.asked.owner, batch.asked.max_priority)
+        key = f"{batch.id}\n{run.line.number}"  # no Idempotency-Key has a line break
+        label = f"{batch.id} {run.line.number}/{batch.total}"
+        repeatable = Repeatable(key, digest(endpoint, body, call.arguments.get("grammar")), label=label)
+        _, make_answering = ENDPOINTS[endpoint]
+        return await prepare(self._upstream, call, make_answering, caller, repeatable, run.line.size)
 
     async def _run(self, prepared: Prepared, run: LineRun) -> Any:
         """Return the answer. If the batch ends before, stop the jobs. If this gateway stops, they go on."""
@@ -101,8 +112,13 @@ class BatchLines:
             raise
 
 
-def _limited(call: Call, run: LineRun) -> Call:
-    """Return a call with the priority of its batch, or its own if that is lower. It ends with the batch's window."""
+def _call(run: LineRun) -> Call:
+    """Return a line's call with the priority of its batch, or its own if that is lower.
+
+    It ends with the batch's window.
+    """
+    read, _ = ENDPOINTS[run.batch.asked.endpoint]
+    call = read(run.line.body)
     if call.stream:
         raise ApiError("stream is not supported in a batch", param="stream", code="unsupported_parameter")
     arguments = dict(call.arguments)

@@ -97,6 +97,9 @@ class Answers:
         status = 400 if prompt == "bad" else 200
         return LineAnswer(status, {"text": f"{prompt} {run.line.number}"}, f"req_{run.line.number}")
 
+    async def stop(self, run) -> None:
+        self.stopped.append(run.line.number)
+
 
 @asynccontextmanager
 async def running(store: BatchStore, answers, report=lambda: REPORT):

@@ -169,6 +169,24 @@ def test_a_gateway_that_stops_and_another_one(path):
     scene(path, play)
 
 
+def test_cancelled_while_its_gateway_is_dead(path, monkeypatch):
+    """The next one stops what it may have left running: lines begin in order."""
+
+    async def play(store):
+        first, second = Answers(asyncio.Event()), Answers()
+        batch = await begin(store, 12)
+        async with running(store, first):
+            await until(lambda: len(first.asked) > 5)
+        await store.write(lambda tables: tables.cancel_batch("alice", batch.id))
+        async with running(store, second):
+            ended = await until_ended(store, batch)
+        assert (ended.status, second.asked) == ("cancelled", [])
+        assert second.stopped == list(range(1, 9))
+
+    monkeypatch.setattr("specq.batches.runner.MOST", 8)
+    scene(path, play)
+
+
 def test_two_gateways_at_a_time(path):
     """Each line is asked for once, by the gateway that holds the batch."""
 

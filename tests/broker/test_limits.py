@@ -157,7 +157,7 @@ def test_huge_trees_are_dropped():
     bench.start(1)
     assert not bench.draft(1, MAX_DRAFT_NODES + 1)
     assert bench.draft(1, MAX_DRAFT_NODES)
-    bench.wait(10)
+    bench.wait(60)
     many = np.zeros(300_000)
     assert not bench.draft(1, 1, q_size=300_000, q_ids=many, q_weights=many, q_rows=np.zeros(1))
     assert bench.counts["limited_drafts"] == 2

@@ -217,7 +217,7 @@ def test_broker_process_answers_and_stops(spawn, free_address):
 
     assert "no workers" in shown.stdout
     assert report["jobs"] == {"waiting": 0, "running": 0, "finished": 0}
-    assert broker.wait(10) == 0
+    assert broker.wait(60) == 0
 
 
 @each(

@@ -97,11 +97,11 @@ def test_a_job_that_waits_its_turn_can_be_stopped():
 
 
 def test_cancel():
-    """The client asks the broker to cancel. The job ends with its tokens so far. Unknown jobs send no message."""
+    """The client asks the broker to cancel. The job ends with its tokens so far. So for another client's job."""
     core, job = make_core()
     core.cancel(8, 0.2)
     core.cancel(7, 0.2)
-    assert core.take_outbox() == [job, Cancel(job_id=7)]
+    assert core.take_outbox() == [job, Cancel(job_id=8), Cancel(job_id=7)]
     *_, done = core.receive(tokens(7, 0, TEXT[:2], "cancelled"), 0.3)
     assert (done.transcript.finish, done.transcript.token_ids) == ("cancelled", TEXT[:2])
 

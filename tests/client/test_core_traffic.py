@@ -43,7 +43,7 @@ def act(core: ClientCore, chance: random.Random, now: float) -> None:
         lambda: core.submit(job_of(job_id), now, keep_running=chance.random() < 0.3),
         lambda: core.submit_detached(job_of(job_id), now),
         lambda: core.find(job_id, now, until_end=chance.random() < 0.5),
-        lambda: core.cancel(job_id, now),
+        lambda: core.cancel(job_id, now) if job_id in core._requests else None,  # others were not stopped then
         lambda: core.abandon(job_id, now),
         lambda: core.get_status(now),
         lambda: core.get_trace(job_id, now),

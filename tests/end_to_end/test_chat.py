@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,9 +23,17 @@ TINY = ("chat", "--model", "tiny", "--max-tokens", "12")
 
 
 def chat(*arguments: str, text: bool = True, **options: Any) -> subprocess.CompletedProcess:
-    """Run `specq chat`."""
-    options = {"capture_output": True, "text": text, "timeout": PATIENCE_S} | options
-    return subprocess.run([*SPECQ, "chat", *arguments], check=False, **options)
+    """Run `specq chat`. If it takes too long, the failure shows the stacks of its threads."""
+    given = options.pop("input", None)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    options = {"text": text, "env": os.environ | {"PYTHONFAULTHANDLER": "1"}} | pipes | options
+    with subprocess.Popen([*SPECQ, "chat", *arguments], **options) as process:
+        try:
+            told = process.communicate(given, PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            pytest.fail(f"it does not end: {process.communicate()}")
+    return subprocess.CompletedProcess(process.args, process.returncode, *told)
 
 
 def test_a_named_broker_starts_no_processes(free_address):

@@ -133,7 +133,7 @@ def test_sampled_text_does_not_depend_on_the_drafter(client: Client, random_draf
     with connected(other) as another:
         drafted = answers_until(were_drafted, another, **params)
         other.processes["draft-1"].terminate()
-        assert other.processes["draft-1"].wait(10) == 0
+        assert other.processes["draft-1"].wait(60) == 0
         plain = answers(another, in_flight=1, mode="plain", **params)
     assert [result.token_ids for result in drafted] == texts * (len(drafted) // len(QUESTIONS))
     assert texts == [result.token_ids for result in plain]

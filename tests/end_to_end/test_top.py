@@ -26,7 +26,7 @@ def broker(spawn, free_address: str):
 
 @pytest.fixture
 def terminal(broker, free_address: str) -> Iterator[Terminal]:
-    with Terminal("top", "--broker", free_address, "--interval", "0.1", "--timeout-s", "0.5") as shown:
+    with Terminal("top", "--broker", free_address, "--interval", "0.1", "--timeout-s", "5") as shown:
         shown.wait_for("no workers")
         yield shown
 

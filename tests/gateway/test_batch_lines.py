@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 
 import orjson
 import pytest
 
-from specq.protocol import Failed, GetStatus, Status, Submit
+from specq.batches import BatchStore
+from specq.protocol import Accepted, Cancel, Failed, GetStatus, Status, Submit
 from specq.testing import wait_until
 from specq.testing.fake_broker import REPORT, answer
+from tests.batches.scene import LIMITS
 from tests.each import each
 from tests.gateway.serving import connected, running
 
@@ -46,6 +49,28 @@ def run(gateway, *bodies, window="24h"):
         files = [one for one in (batch["output_file_id"], batch["error_file_id"]) if one]
         texts = [http.get(f"/v1/files/{one}/content").content for one in files]
         return [orjson.loads(one) for text in texts for one in text.splitlines()]
+
+
+def test_cancelled_while_its_gateway_is_dead(broker, tmp_path, monkeypatch):
+    """The next gateway stops the jobs that it left running."""
+    monkeypatch.setattr("specq.batches.runner.TICK_S", 0.02)
+    data = json.dumps({"custom_id": "a", "method": "POST", "url": URL, "body": {"prompt": "a", "n": 2}}).encode()
+    asked = {"endpoint": URL, "completion_window": "24h"}
+    broker.reply = lambda message: [Accepted(job_id=message.job_id)] if isinstance(message, Submit) else answer(message)
+    with running(broker.address, batches=str(tmp_path / "b")) as one, connected(one) as http:
+        file = http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a", data)}).json()
+        batch = http.post("/v1/batches", json=asked | {"input_file_id": file["id"]}).json()
+        wait_until(lambda: len(submits(broker)) == 2, 30)
+    assert not broker.num_heard(Cancel)
+    store = BatchStore(tmp_path / "b", LIMITS)
+    asyncio.run(store.write(lambda tables: tables.cancel_batch("", batch["id"])))
+    store.close()
+    with running(broker.address, batches=str(tmp_path / "b")) as other, connected(other) as http:
+        path = f"/v1/batches/{batch['id']}"
+        wait_until(lambda: http.get(path).json()["status"] == "cancelled", 30)
+        wait_until(lambda: broker.num_heard(Cancel) >= 2, 30)
+    stopped = {message.job_id for message in broker.heard if isinstance(message, Cancel)}
+    assert stopped == {job.job_id for job in submits(broker)}
 
 
 def submits(broker) -> list[Submit]:
