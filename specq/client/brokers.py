@@ -5,6 +5,7 @@ broker that answered for it last, or that `Moved` named.
 
 Rules:
 - A broker is silent if it sends nothing for `patience` seconds after a request. A silent one is left for the next.
+- A client returns to the first broker when it answers again. So clients are spread again after all brokers restarted.
 - Only the caller's addresses and those of `Moved` are used. `Moved` adds an address only if it can be connected to.
 - With one known broker there is nothing to choose, and nothing is stored.
 """
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from specq.protocol import names_one_peer
 
 MOST_BROKERS = 64
+LOOK_S = 10.0  # between two questions to the first broker while another one is the current one
 MOST_PLACES = 20_000  # keys whose broker is remembered; a forgotten one costs a `Moved`
 
 
@@ -43,6 +45,7 @@ class KnownBrokers:
         self.several = len(self._seen) > 1
         self.heard: float | None = None  # time of the last message of any of them
         self.num_bad_addresses = 0  # of `Moved`, ignored
+        self._next_look, self._is_awaited = 0.0, False  # when to ask the first one again; whether it was asked
 
     @property
     def names(self) -> str:
@@ -71,13 +74,14 @@ class KnownBrokers:
             seen.asked = now
 
     def note_heard(self, address: str, now: float) -> None:
-        """Note that a broker sent a message. It becomes the current one if that one is silent."""
+        """Note that a broker sent a message. If the current one is silent, or this is the first, it becomes current."""
         self.heard = now
         seen = self._seen.get(address)
         if seen is None:  # forgotten meanwhile
             return
-        if address != self.current and self._is_silent(self._seen[self.current], now):
-            self.current = address
+        is_first_again = address == self.given[0] and self._is_awaited
+        if is_first_again or self._is_silent(self._seen[self.current], now):
+            self.current, self._is_awaited = address, False
         seen.heard, seen.asked = now, None
 
     def heard_from(self, address: str) -> float | None:
@@ -90,6 +94,15 @@ class KnownBrokers:
         if not self.several:
             return ()
         return {address for address, seen in self._seen.items() if self._is_silent(seen, now)}
+
+    def to_look_at(self, now: float) -> str | None:
+        """Return the first broker if another one is the current one, and it is time to ask whether it is back."""
+        if not self.several or self.current == self.given[0]:
+            self._next_look = now + LOOK_S
+        if now < self._next_look:
+            return None
+        self._next_look, self._is_awaited = now + LOOK_S, True
+        return self.given[0]
 
     def _is_silent(self, seen: _Seen, now: float) -> bool:
         return seen.asked is not None and now >= seen.asked + self._patience

@@ -39,6 +39,7 @@ from specq.protocol import (
     Cancel,
     Clock,
     Failed,
+    GetStatus,
     GetTrace,
     JobInfo,
     JobList,
@@ -289,6 +290,8 @@ class ClientCore(Inquiries):
         events = [event for key in doomed for event in self._fail(key, "engine", "the job failed")]
         for key, request in self._requests.due(now):
             events += self._send_again(key, request, now)
+        if (first := self.brokers.to_look_at(now)) is not None:
+            self._requests.outbox.append((first, GetStatus()))
         self.tracing.tick(now)
         self._cancel_again(now)
         given_up = self._requests.give_up(self.timeout_s, now)

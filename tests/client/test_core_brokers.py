@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from specq.client.brokers import MOST_BROKERS, KnownBrokers
+from specq.client.brokers import LOOK_S, MOST_BROKERS, KnownBrokers
 from specq.client.core import ClientCore
 from specq.client.events import FoundJob, JobAccepted, JobDone, NewTokens, RequestFailed, TokenizerReady
 from specq.client.inquiries import LISTING, STATUS, TRACE
@@ -662,3 +663,27 @@ def test_status_of_the_first_that_answers():
     out, events = over_time(core, 0.0, 1.5, lambda to, message, now: [Status(report={"at": to})] if to == B else [])
     assert [event.report for event in events if event.key == STATUS] == [{"at": B}]
     assert [to for _, to, *_ in out] == [A, B]
+
+
+def test_it_returns_to_the_first_broker():
+    """So clients are spread again after all brokers were restarted. New requests go there; jobs stay where they are."""
+    core = running_at(A)
+    status = [Status(report={})]
+    over_time(core, 0.0, 30.0, lambda to, _message, _now: status if to == B else [])
+    assert core.brokers.current == B
+    core.submit(job_of(8), 30.0)
+    core.receive(Accepted(job_id=8), 30.0, B)
+    core.take_outbox()
+    asked, _ = over_time(core, 30.0, 60.0, lambda to, _message, now: status if to == B or now > 50 else [])
+    times = [now for now, to, kind, _ in asked if (to, kind) == (A, GetStatus)]
+    assert [round(b - a) for a, b in pairwise(times)] == [LOOK_S] * (len(times) - 1)
+    assert (core.brokers.current, core.brokers.place(8)) == (A, B)
+    core.submit(job_of(9), 60.0)
+    assert (A, Submit, 0) in sent(core)
+
+
+def test_the_first_broker_is_not_asked_without_need():
+    """Not while it is the current one."""
+    core = running_at(A)
+    asked, _ = over_time(core, 0.0, 60.0, lambda to, _message, _now: [Accepted(job_id=7)] if to == A else [])
+    assert [kind for _, to, kind, _ in asked if kind == GetStatus] == []

@@ -23,10 +23,10 @@ BIN = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.p
 _numbers = itertools.count()
 
 
-def as_server(folder: Path, command: list[str], **environment: str) -> None:
-    """Run a command as the user of the servers."""
+def as_server(folder: Path, command: list[str], data: bytes = b"", **environment: str) -> None:
+    """Run a command as the user of the servers. `data`: its standard input."""
     before = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
-    subprocess.run(before + command, check=True, cwd=folder, timeout=60, env=os.environ | environment)
+    subprocess.run(before + command, check=True, cwd=folder, timeout=60, env=os.environ | environment, input=data)
 
 
 @dataclass(frozen=True)

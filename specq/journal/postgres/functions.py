@@ -58,7 +58,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    RETURN ARRAY(SELECT DISTINCT address FROM specq.brokers WHERE until > clock_timestamp()
+    RETURN ARRAY(SELECT address FROM specq.brokers WHERE until > clock_timestamp()
         AND address <> '' ORDER BY address);
 END $$;
 """

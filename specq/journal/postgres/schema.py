@@ -138,8 +138,8 @@ STEPS = (TABLES + FUNCTIONS,)
 # From the tables of the catalog: functions such as to_regclass may remember what another program has changed since.
 _VERSION = """
 SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s),
-    (SELECT count(*) FROM information_schema.columns WHERE table_schema = %s AND table_name = 'meta'
-        AND column_name IN ('name', 'value')) = 2,
+    (SELECT count(*) FROM pg_attribute a JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = relnamespace
+        WHERE nspname = %s AND relname = 'meta' AND attname IN ('name', 'value')) = 2,
     current_setting('server_encoding')
 """
 

@@ -28,6 +28,7 @@ LOCK_S = 1
 IDLE_S = 2
 SILENCE_S = 5
 NOT_REPLICATED = ("01000", "57P01")  # warnings of a commit that did not wait for its standby
+RIGHTS = "the user needs CREATE in the database for the tables, then all rights in the schema specq"
 DURABILITIES = {  # "full": as the database says, but at least `on`
     "full": "CASE WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END",
     "process": "'off'",
@@ -135,7 +136,8 @@ class DatabaseSession:
             yield
         except (psycopg.Error, OSError) as error:
             self.close()
-            raise self._failure("; ".join(str(error).split("\n"))) from None
+            hint = [RIGHTS] if isinstance(error, psycopg.errors.InsufficientPrivilege) else []
+            raise self._failure("; ".join([*str(error).split("\n"), *hint])) from None
         if self._warning:
             self.close()
             raise self._failure(self._warning)

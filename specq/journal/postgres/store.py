@@ -84,7 +84,7 @@ class PostgresJournal(Journal):
         self._last = RecordGroup(), frozenset[int]()  # the last group, and its refused jobs. None: it is not known
         self._unsure: RecordGroup | None = None  # written or not, with the number of the last group
         self._group_number = 0
-        self._take_is_unsure = False
+        self._take_is_unsure = self._is_shared = False
         self._unreadable: set[int] = set()
         self._unfolded = 0  # bytes in groups
         self._kept, self._kept_until = (0, 0.0), 0.0
@@ -189,10 +189,14 @@ class PostgresJournal(Journal):
     def renew(self) -> tuple[str, ...]:
         """Renew the lease. Return the addresses of all live brokers."""
         sent = time.monotonic()
-        addresses = tuple(self._call("SELECT specq.renew(%s, %s, %s)", LEASE_S))
+        addresses = self._call("SELECT specq.renew(%s, %s, %s)", LEASE_S)
+        is_shared = addresses.count(self._opening.address) > 1
+        if is_shared and not self._is_shared:
+            log.warning("broker_address_shared", address=self._opening.address)
+        self._is_shared = is_shared
         self._may_have_lost |= time.monotonic() >= self._sure_until
         self._sure_until = sent + HELD_S
-        return addresses
+        return tuple(dict.fromkeys(addresses))
 
     def lost(self) -> frozenset[int]:
         """Return the jobs that this broker lost while its lease was not renewed in time."""
