@@ -23,7 +23,7 @@ Rule: when a broker opens a journal, no stored time is after the journal's time.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -181,6 +181,13 @@ class Journal(Protocol):
         group is then written again, which has no further effect. Raises JournalLostError if this broker can never write
         again, since the journal is for one broker and has another one ("another broker").
         """
+
+    def write_all(self, groups: Iterable[Sequence[Record]]) -> Iterator[frozenset[int]]:
+        """Write groups in order, and yield what `write` returns for each. The next group may be asked for before that.
+
+        Raises as `write` does. All groups without an answer are then written again, in order.
+        """
+        return map(self.write, groups)
 
     def renew(self) -> tuple[str, ...]:
         """Renew the broker's lease, for `LEASE_S` seconds. Return the addresses of all live brokers, with its own.

@@ -1,8 +1,8 @@
 """Two threads that keep disk access out of the broker's loop: a writer, a reader.
 
-The writer journals all waiting records as one group once the previous group is done. It writes at most one group in two
-milliseconds. So with more load the groups grow, and each record costs less. `durable` is the progress. Both threads
-call `wake` after a change.
+The writer journals all waiting records as one group. It begins at most one group in two milliseconds, and at most as
+many as the journal can write at a time. So with more load the groups grow, and each record costs less. `durable` is the
+progress. Both threads call `wake` after a change.
 
 The writer also renews the broker's lease, and takes the jobs of lost brokers. If its own renewal was late, the journal
 may have been away for all. So it gives the others the time of a lease before it takes their jobs. What it finds are
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -36,10 +36,18 @@ RETRY_S = 0.25
 GROUP_S = 0.002  # least time between the starts of two groups
 TAKE_S = RENEW_S / 8  # time between two takings of jobs, so that several brokers share those of a lost one
 MOST_RECORDS = 8192  # in one group
+IN_A_ROW = 8  # groups between two steps of other work
 MOST_BYTES = 4 << 20  # in one group, unless a single record is larger
 
 Wake = Callable[[], None]
 Question = Callable[[JournalReader], Any]
+
+
+class _Group(NamedTuple):
+    """Records, and the sequence number that is reached once they are journaled."""
+
+    records: Sequence[Record]
+    sequence: int
 
 
 class JobsLost(NamedTuple):
@@ -108,6 +116,7 @@ class JournalWriter:
         self.num_groups, self.write_s = 0, 0.0
         self._journal, self._wake, self._keep = journal, wake, keep or Keep()
         self._queue: SimpleQueue[tuple[int, Sequence[Record], int]] = SimpleQueue()
+        self._waiting, self._given = deque[_Group](), deque[_Group]()  # given to the journal, and not written yet
         self._closing = threading.Event()
         self._next_group = self._next_renewal = self._next_expiry = self._next_note = 0.0
         self._addresses: tuple[str, ...] = ()
@@ -146,40 +155,25 @@ class JournalWriter:
             self._wake()
 
     def _turn(self) -> None:
-        sequence, records = self._take()
-        for start, end in _groups(records):
-            group, started = records[start:end], time.monotonic()
-            while not self._try(partial(self._write, group)):
-                if self._closing.wait(RETRY_S):
-                    return
-            self.num_groups += 1
-            self.write_s += time.monotonic() - started
-            if end == len(records):
-                self._reach(sequence)
-            self._tidy(idle=False)
-        if not records:
-            self._reach(sequence)
+        """Wait for records, and journal them; then do what else is due."""
+        is_idle = not self._gather(max(self._next_renewal - time.monotonic(), 0.0))
+        while (self._waiting or self._given) and not self._try(self._write):
+            if self._closing.wait(RETRY_S):
+                return
         now = time.monotonic()
         if now >= self._next_renewal:
             self._try(self._renew)
         if now >= self._next_note and not self.trouble:
             self._next_note = now + NOTE_S
             self._try(self._note_time)
-        if not records:
-            self._tidy(idle=True)
+        self._tidy(idle=is_idle)
 
-    def _reach(self, sequence: int) -> None:
-        if sequence > self.durable:
-            self.durable = sequence
-            self._wake()
-
-    def _take(self) -> tuple[int, list[Record]]:
-        """Wait for records. When it is time for a group, return all waiting records."""
+    def _gather(self, wait_s: float) -> bool:
+        """Make groups of all waiting records; return False if there are none within `wait_s`, at most RENEW_S."""
         try:
-            wait_s = min(max(self._next_renewal - time.monotonic(), 0.0), RENEW_S)
-            sequence, first, num_handled = self._queue.get(timeout=wait_s)
+            sequence, first, num_handled = self._queue.get(timeout=min(wait_s, RENEW_S))
         except Empty:
-            return 0, []
+            return False
         time.sleep(max(0.0, self._next_group - time.monotonic()))
         self._next_group = time.monotonic() + GROUP_S
         records = list(self._current(first, num_handled))
@@ -187,7 +181,43 @@ class JournalWriter:
             newer, more, num_handled = self._queue.get()
             sequence = max(sequence, newer)
             records.extend(self._current(more, num_handled))
-        return sequence, records
+        ends = [*_ends(records)]
+        for start, end in pairwise([0, *ends]):
+            self._waiting.append(_Group(records[start:end], sequence if end == len(records) else 0))
+        if not records and (before := self._waiting or self._given):
+            before[-1] = before[-1]._replace(sequence=max(before[-1].sequence, sequence))
+        elif not records:
+            self._reach(sequence)
+        return bool(records)
+
+    def _write(self) -> None:
+        """Journal the groups that wait, and those that come meanwhile."""
+        started = time.monotonic()
+        try:
+            for lost in self._journal.write_all(self._next_groups()):
+                self._report_trouble("")
+                group = self._given.popleft()
+                if lost:
+                    self._add(JobsLost(lost))
+                self.num_groups += 1
+                self._reach(group.sequence)
+        finally:
+            self.write_s += time.monotonic() - started
+
+    def _next_groups(self) -> Iterator[Sequence[Record]]:
+        """Yield the groups to write: first those that were given before, and are not written."""
+        for group in [*self._given]:
+            yield group.records
+        for _ in range(IN_A_ROW):
+            if not self._waiting and (time.monotonic() < self._next_group or not self._gather(0.0)):
+                return
+            self._given.append(self._waiting.popleft())
+            yield self._given[-1].records
+
+    def _reach(self, sequence: int) -> None:
+        if sequence > self.durable:
+            self.durable = sequence
+            self._wake()
 
     def _current(self, records: Sequence[Record], num_handled: int) -> Sequence[Record]:
         """Leave out the records of jobs that were taken, if the broker did not know that yet."""
@@ -195,11 +225,6 @@ class JournalWriter:
             self._gained.popleft()
         gained = frozenset[int]().union(*(job_ids for _, job_ids in self._gained))
         return [record for record in records if record.job_id not in gained] if gained else records
-
-    def _write(self, group: Sequence[Record]) -> None:
-        lost = self._journal.write(group)
-        if lost:
-            self._add(JobsLost(lost))
 
     def _renew(self) -> None:
         """Renew the lease, and take jobs of lost brokers."""
@@ -270,17 +295,17 @@ class JournalWriter:
             self._wake()
 
 
-def _groups(records: Sequence[Record]) -> Iterator[tuple[int, int]]:
-    """Cut records into groups of at most MOST_BYTES, and yield the start and end of each."""
-    start = size = 0
-    for end, record in enumerate(records):
+def _ends(records: Sequence[Record]) -> Iterator[int]:
+    """Cut records into groups of at most MOST_BYTES, and yield the end of each."""
+    size = 0
+    for place, record in enumerate(records):
         added = num_bytes(record)
         if size and size + added > MOST_BYTES:
-            yield start, end
-            start, size = end, 0
+            yield place
+            size = 0
         size += added
     if records:
-        yield start, len(records)
+        yield len(records)
 
 
 class JournalLookup:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from specq.broker import Broker
 from specq.journal import JobTaken, Opening, StoredJob, open_journal
-from specq.journal.threads import _groups
+from specq.journal.threads import _ends
 from specq.protocol import (
     CAPABILITIES,
     Open,
@@ -69,4 +70,4 @@ def test_groups_of_records_count_the_grammars() -> None:
     """A group of the journal is at most 4 MiB, whatever its jobs consist of."""
     long = grammar_text({"regex": "a" * 60_000})
     records = [JobTaken(a_job(job_id, long), "", 0.0, 0.0) for job_id in range(100)]
-    assert max(end - start for start, end in _groups(records)) < 75
+    assert max(end - start for start, end in pairwise([0, *_ends(records)])) < 75

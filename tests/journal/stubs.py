@@ -15,6 +15,9 @@ class IdleJournal:
     def write(self, records: Any) -> frozenset[int]:
         return frozenset()
 
+    def write_all(self, groups: Any) -> Any:
+        return map(self.write, groups)
+
     def renew(self) -> tuple[str, ...]:
         return ()
 

@@ -75,7 +75,7 @@ def test_planted_lost_answer_that_is_assumed_lost_is_caught(
     write_once = store.PostgresJournal.write
 
     def forgetful(self: store.PostgresJournal, records: list[Record]) -> frozenset[int]:
-        self._unsure = None
+        self._unsure.clear()
         return write_once(self, records)
 
     monkeypatch.setattr(store.PostgresJournal, "write", forgetful)

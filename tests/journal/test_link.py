@@ -163,6 +163,40 @@ def test_what_cannot_be_written_now_is_written_later() -> None:
     writer.close()
 
 
+class Piped(IdleJournal):
+    """A journal that asks for a second group before it answers the first one, when `gate` is open."""
+
+    def __init__(self) -> None:
+        self.pulled, self.more, self.gate = list[Any](), threading.Event(), threading.Event()
+
+    def write_all(self, groups: Any) -> Iterator[frozenset[int]]:
+        given = iter(groups)
+        self.pulled.append(list(next(given)))
+        assert self.more.wait(PATIENCE_S)
+        self.pulled += [list(one) for one in given]
+        assert self.gate.wait(PATIENCE_S)
+        for _ in range(len(self.pulled)):
+            yield frozenset()
+
+
+@each(("later", "pulled"), [([], [["a"]]), (["b"], [["a"], ["b"]])])
+def test_nothing_is_durable_before_its_group_is_written(later: list[str], pulled: list[list[str]]) -> None:
+    """What comes while a group is under way waits for its answer, also a sequence number without records."""
+    journal = Piped()
+    writer = JournalWriter(journal, lambda: None)
+    writer.put(1, ["a"])
+    wait_until(lambda: journal.pulled)
+    writer.put(2, later)
+    wait_until(lambda: time.monotonic() > writer._next_group)
+    journal.more.set()
+    wait_until(writer._queue.empty)
+    assert writer.durable == 0
+    journal.gate.set()
+    wait_until(lambda: writer.durable == 2)
+    assert journal.pulled == pulled
+    writer.close()
+
+
 @each("error", [JournalLostError("another has it"), RuntimeError("a bug")])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_lost_journal_is_reported(error: Exception) -> None:

@@ -26,15 +26,14 @@ Open = Callable[..., store.PostgresJournal]
 
 def before_group(journal: store.PostgresJournal, action: Callable[[], Any]) -> None:
     """Let something happen once, when the journal is about to send a group."""
-    query = journal._session.query
+    send = journal._session.send
 
-    def frozen(statement: str, *arguments: Any, **options: Any) -> Any:
-        if "write_group" in statement:
-            journal._session.query = query
-            action()
-        return query(statement, *arguments, **options)
+    def frozen(statement: str, values: Any) -> None:
+        journal._session.send = send
+        action()
+        send(statement, values)
 
-    journal._session.query = frozen
+    journal._session.send = frozen
 
 
 def take_over_while_frozen(open_it: Open, database: Database, patch: pytest.MonkeyPatch) -> None:

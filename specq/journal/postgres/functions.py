@@ -65,7 +65,7 @@ END $$;
 
 WRITE = """
 CREATE FUNCTION specq.write_group(
-    p_broker bigint, p_token bigint, p_group bigint, p_running bigint, p_dropped bigint[],
+    p_broker bigint, p_token bigint, p_group bigint, p_after bigint, p_running bigint, p_dropped bigint[],
     p_new bigint[], p_owner text[], p_tenant text[], p_cache_salt text[], p_label text[], p_model text[],
     p_params text[], p_speculation text[], p_priority bigint[], p_submitted float8[], p_deadline float8[],
     p_prompt_ids bytea[],
@@ -81,14 +81,20 @@ DECLARE
     v_gone bigint[];
     v_refused bigint[] := '{}';
     v_number bigint;
+    v_last bigint;
     v_bytes bigint := 0;
 BEGIN
-    UPDATE specq.brokers SET last_group = p_group, refused = '{}', running = p_running,
+    UPDATE specq.brokers SET last_group = p_group, running = p_running, refused = '{}',
+            refused_before = CASE WHEN p_after > 0 THEN refused ELSE '{}' END,
             until = greatest(until, clock_timestamp() + interval '3 s')  -- groups of a slow server renew the lease, too
-        WHERE number = p_broker AND token = p_token AND last_group < p_group;
+        WHERE number = p_broker AND token = p_token AND last_group < p_group AND last_group >= p_after;
     IF NOT FOUND THEN  -- the group was written before; an update all the same, for the standby
         UPDATE specq.brokers SET running = p_running WHERE number = p_broker AND token = p_token
-            RETURNING refused INTO v_refused;
+            RETURNING last_group, CASE WHEN last_group > p_group THEN refused_before || refused ELSE refused END
+            INTO v_last, v_refused;
+        IF v_last < p_group THEN
+            RAISE EXCEPTION 'group % was not written, so group % is not', p_after, p_group;
+        END IF;
         RETURN v_refused;  -- NULL if there is no such broker
     END IF;
     v_number := nextval('specq.commit_numbers');
@@ -122,10 +128,13 @@ BEGIN
                 AS c(job_id, deaths, lone_deaths, death_length)
             WHERE a.job_id = c.job_id AND a.broker = p_broker;
     END IF;
-    v_refused := v_refused || ARRAY(
-        SELECT t.job_id FROM unnest(p_touched) AS t(job_id)
-        WHERE NOT EXISTS (SELECT FROM specq.active a WHERE a.job_id = t.job_id AND a.broker = p_broker)
-    );
+    IF (SELECT count(*) FROM specq.active WHERE job_id = ANY(p_touched) AND broker = p_broker)
+            < cardinality(p_touched) THEN
+        v_refused := v_refused || ARRAY(
+            SELECT t.job_id FROM unnest(p_touched) AS t(job_id)
+            WHERE NOT EXISTS (SELECT FROM specq.active a WHERE a.job_id = t.job_id AND a.broker = p_broker)
+        );
+    END IF;
     IF cardinality(p_job) > 0 AND cardinality(v_refused) = 0 THEN
         INSERT INTO specq.groups VALUES (v_number, p_broker, p_size, p_job, p_base_len, p_token_ids,
             p_origins, p_logprobs, p_rounds, p_draft_tokens, p_cached_tokens);

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from psycopg.types.numeric import Int8
+
 from specq.journal import rows
 from specq.journal.postgres.arrays import blobs, floats, ints, texts
 from specq.journal.records import JobBound, JobCrashed, JobDropped, JobEnded, JobTaken, Record, TokensAdded
@@ -100,7 +102,7 @@ class RecordGroup:
             *_arrays(bound, _BOUND),
             *_arrays(crashed, _CRASHED),
             *_arrays(self.added.values(), _ADDED),
-            self.size,
+            Int8(self.size),
             *_arrays(ended, _ENDED),
         ]
 

@@ -39,6 +39,7 @@ CREATE TABLE specq.brokers (
     until timestamptz NOT NULL,
     last_group bigint NOT NULL DEFAULT 0,
     refused bigint[] NOT NULL DEFAULT '{}', -- of the last group, the jobs that the broker did not hold
+    refused_before bigint[] NOT NULL DEFAULT '{}', -- of the group before it, if that was under way
     stored bigint NOT NULL DEFAULT 0, -- bytes of results that it wrote
     running bigint NOT NULL DEFAULT 0 -- bytes of its unfinished jobs
 ) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);

@@ -7,6 +7,9 @@ Rule: no call takes longer than the times below, also if the server, the network
 - A partition is noticed after SILENCE_S.
 - A call that has no answer after ANSWER_S is given up, with its connection. Whether it was carried out is not known
   then. So it is when the server warns that a commit did not wait for its standby.
+
+`send` and `receive` are for calls that do not wait for each other (libpq's pipeline mode). Each is a transaction, and
+the server begins the next one when it has committed the one before. An error ends all of them.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from typing import Any
 
 import psycopg
 from psycopg.abc import PQGen
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.pq import ExecStatus, PipelineStatus
+from psycopg.waiting import Ready, Wait
 
 from specq.journal.postgres.arrays import ARRAYS
 
@@ -75,6 +81,7 @@ class DatabaseSession:
         self._connection: psycopg.Connection[Row] | None = None
         self._cursor: psycopg.Cursor[Row]
         self._warning, self._give_up_at, self._in_transaction = "", 0.0, False
+        self._sent = ""  # the statement that `send` has prepared
 
     def fail_with(self, failure: Failure) -> None:
         """Raise from now on what `failure` makes of a reason."""
@@ -86,19 +93,53 @@ class DatabaseSession:
             with self._errors():
                 self._connection = self._new_connection()
                 self._cursor = self._connection.cursor(binary=True)
+                self._sent = ""
             self.begin()
 
     def query(self, statement: str, values: Sequence[Any] = (), *, prepare: bool = False) -> list[Row]:
         """Run a statement, and return its rows."""
         self.connect()
         with self._errors():
+            self._set_pipeline(on=False)
             self._cursor.execute(statement.encode(), values, prepare=prepare)
             return self._cursor.fetchall() if self._cursor.description else []
+
+    def send(self, statement: str, values: Sequence[Any]) -> None:
+        """Begin a statement with parameters $1, $2, ... It is the same one each time."""
+        self.connect()
+        if statement != self._sent:
+            self.query(f"PREPARE sent AS {statement}")
+            self._sent = statement
+        with self._errors() as connection:
+            self._set_pipeline(on=True)
+            transformer = Transformer(connection)
+            dumped = transformer.dump_sequence(values, [PyFormat.BINARY] * len(values))
+            connection.pgconn.send_query_prepared(b"sent", dumped, transformer.formats, psycopg.pq.Format.BINARY)
+            connection.pgconn.pipeline_sync()
+            connection.wait(_flush(connection.pgconn))
+
+    def receive(self) -> list[Row]:
+        """Return the rows of the oldest statement that was sent and not received."""
+        with self._errors() as connection:
+            result = connection.wait(_receive(connection.pgconn))
+            if result.status != ExecStatus.TUPLES_OK:
+                raise psycopg.errors.error_from_result(result)
+            transformer = Transformer(connection)
+            transformer.set_pgresult(result)
+            return transformer.load_rows(0, result.ntuples, tuple)
+
+    def _set_pipeline(self, *, on: bool) -> None:
+        """Change the mode of the connection, without statements under way."""
+        assert self._connection is not None, "it is connected"
+        pgconn = self._connection.pgconn
+        if on != (pgconn.pipeline_status != PipelineStatus.OFF):
+            (pgconn.enter_pipeline_mode if on else pgconn.exit_pipeline_mode)()
 
     def script(self, statements: str) -> None:
         """Run several statements, within a transaction."""
         self.connect()
         with self._errors():
+            self._set_pipeline(on=False)
             self._cursor.execute(statements.encode(), binary=False)
 
     @contextmanager
@@ -127,13 +168,13 @@ class DatabaseSession:
                 connection.close()
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[psycopg.Connection[Row]]:
         """Raise every error of the database as `failure`, and close the connection after it."""
         self._warning = ""
         if not self._in_transaction:
             self._give_up_at = time.monotonic() + ANSWER_S
         try:
-            yield
+            yield self._connection  # type: ignore[misc]  # None only while `connect` makes it
         except (psycopg.Error, OSError) as error:
             self.close()
             hint = [RIGHTS] if isinstance(error, psycopg.errors.InsufficientPrivilege) else []
@@ -171,6 +212,27 @@ class _Connection(psycopg.Connection[Row]):
 
     def wait(self, gen: PQGen[Any], *args: Any, **options: Any) -> Any:
         return super().wait(_until(gen, self.give_up_at), *args, **options)
+
+
+def _flush(pgconn: psycopg.pq.abc.PGconn) -> PQGen[None]:
+    """Send all that is waiting. What comes meanwhile is read, so that the server can go on."""
+    while pgconn.flush():
+        if (yield Wait.RW) & Ready.R:
+            pgconn.consume_input()
+
+
+def _receive(pgconn: psycopg.pq.abc.PGconn) -> PQGen[psycopg.pq.abc.PGresult]:
+    """Return the last result of the oldest statement, once its transaction has ended."""
+    last = None
+    while True:
+        while pgconn.is_busy():
+            if (yield Wait.R):
+                pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is not None and result.status == ExecStatus.PIPELINE_SYNC:
+            assert last is not None, "a statement was sent"
+            return last
+        last = result or last
 
 
 def _until(gen: PQGen[Any], give_up_at: Callable[[], float]) -> Generator[Any, Any, Any]:

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
+from psycopg.types.numeric import Int8
 
 from specq.journal import rows
 from specq.journal.interface import HELD_S, LEASE_S, MOST_TAKEN, Journal, Kept, Noted, Opening
@@ -40,6 +42,7 @@ from specq.protocol import ConfigError, JournalBusyError
 
 log = structlog.get_logger(__name__)
 
+MOST_SENT = 2  # groups under way
 MOST_UNFOLDED = 32 << 20  # bytes of tokens in this broker's groups: with little text, 300,000 rows
 FOLDED = 1 << 19  # about the bytes that one step folds: 10 ms
 KEEP_S = 1.0  # between two looks at the size, if nothing was to be forgotten
@@ -47,7 +50,8 @@ STEP_ROWS = 200  # maximum number of results that a step forgets
 STEP_BYTES = 8 << 20  # and about their bytes
 MOST_TOKENS = 8  # a late standby may know an earlier one only
 SLACK_S = 5.0  # stored times may be this much later than now: brokers measure their offsets separately
-_WRITE = f"SELECT specq.write_group({', '.join(['%s'] * (4 + NUM_ARGUMENTS))})"
+GONE_AGAIN = "the broker's row is deleted again and again"
+_WRITE = f"SELECT specq.write_group({', '.join(f'${place}' for place in range(1, 6 + NUM_ARGUMENTS))})"
 _TAKE = "SELECT specq.take(%s, %s, %s, %s, %s)"
 _KEEP = "SELECT num_forgotten, is_full FROM specq.keep_to(%s, %s, %s, %s, %s, %s, %s)"
 _CLOSE = "UPDATE specq.brokers SET until = clock_timestamp() WHERE number = %s AND token = %s"
@@ -63,6 +67,13 @@ _CUT_OFF = (
     "DELETE FROM specq.folded c USING specq.active a WHERE c.job_id = ANY(%s) AND c.number = ANY(%s) "
     "AND a.job_id = c.job_id AND a.broker = %s"
 )
+
+
+class _Numbered(NamedTuple):
+    """A group, and its number among the broker's groups."""
+
+    number: int
+    group: RecordGroup
 
 
 class PostgresJournal(Journal):
@@ -82,7 +93,8 @@ class PostgresJournal(Journal):
         self._sure_until = 0.0  # no other broker has taken a job of this one before that
         self._may_have_lost, self._given_up = False, set[int]()  # the jobs of former numbers
         self._last = RecordGroup(), frozenset[int]()  # the last group, and its refused jobs. None: it is not known
-        self._unsure: RecordGroup | None = None  # written or not, with the number of the last group
+        self._sent = deque[_Numbered]()  # under way, in order
+        self._unsure = deque[_Numbered]()  # written or not
         self._group_number = 0
         self._take_is_unsure = self._is_shared = False
         self._unreadable: set[int] = set()
@@ -151,26 +163,75 @@ class PostgresJournal(Journal):
             ((found,),) = self._session.query(statement, self._own(*values), prepare=True)
             if found is not None:
                 return found
-            self._register()
-            log.warning("broker_registered_anew", number=self._number)
-        raise self._busy("the broker's row is deleted again and again")
+            self._register_anew()
+        raise self._busy(GONE_AGAIN)
+
+    def _register_anew(self) -> None:
+        self._register()
+        log.warning("broker_registered_anew", number=self._number)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, records: Sequence[Record]) -> frozenset[int]:
         """Journal a group of records, except those of jobs that this broker does not hold. Return these jobs."""
-        group = RecordGroup.of(records)
-        last, refused = self._last
-        if group == last and self._unsure is None:  # it was given again
-            return refused
-        if self._unsure is None or group != self._unsure:
-            self._group_number += 1
-        self._unsure = group
-        found = self._call(_WRITE, self._group_number, self._running, *group.arguments())
-        self._unsure, self._last = None, (group, frozenset(found))
-        self._count(group, self._last[1])
+        (refused,) = self.write_all([records])
+        return refused
+
+    def write_all(self, groups: Iterable[Sequence[Record]]) -> Iterator[frozenset[int]]:
+        """Write groups in order. While the server writes one, the next one is sent."""
+        try:
+            for records in groups:
+                group = RecordGroup.of(records)
+                if group == self._last[0] and not self._unsure and not self._sent:  # it was given again
+                    yield self._last[1]
+                    continue
+                self._send(self._numbered(group))
+                if len(self._sent) == MOST_SENT:
+                    yield self._receive()
+            while self._sent:
+                yield self._receive()
+        finally:
+            if self._sent:
+                self._session.close()
+                self._unsure.extendleft(reversed(self._sent))
+                self._sent.clear()
+
+    def _numbered(self, group: RecordGroup) -> _Numbered:
+        """Return a group with its number: the same one if it is given again."""
+        if self._unsure and self._unsure[0].group == group:
+            return self._unsure.popleft()
+        self._unsure.clear()
+        self._group_number += 1
+        return _Numbered(self._group_number, group)
+
+    def _send(self, one: _Numbered) -> None:
+        after = self._sent[-1].number if self._sent else 0
+        self._sent.append(one)
+        head = self._own(one.number, after, self._running)
+        self._session.send(_WRITE, (*map(Int8, head), *one.group.arguments()))
+
+    def _receive(self) -> frozenset[int]:
+        """Wait for the oldest group that is under way. Return its refused jobs."""
+        ((found,),) = self._session.receive()
+        if found is None:
+            found = self._send_anew()
+        group, refused = self._sent.popleft().group, frozenset(found)
+        self._last = group, refused
+        self._count(group, refused)
         self._unfolded += group.size
-        return self._last[1]
+        return refused
+
+    def _send_anew(self) -> list[int]:
+        """Go on under a new number, since the broker's row is gone. Receive the answer to the oldest group."""
+        self._session.close()
+        self._register_anew()
+        groups, self._sent = [*self._sent], deque()
+        for one in groups:
+            self._send(one)
+        ((found,),) = self._session.receive()
+        if found is None:
+            raise self._busy(GONE_AGAIN)
+        return list(found)
 
     def _count(self, group: RecordGroup, refused: Collection[int]) -> None:
         """Note the jobs that this broker holds now, and their bytes."""
