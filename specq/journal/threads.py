@@ -191,7 +191,7 @@ class JournalWriter:
         return bool(records)
 
     def _write(self) -> None:
-        """Journal the groups that wait, and those that come meanwhile."""
+        """Journal all waiting groups, and what comes meanwhile."""
         started = time.monotonic()
         try:
             for lost in self._journal.write_all(self._next_groups()):
@@ -205,7 +205,7 @@ class JournalWriter:
             self.write_s += time.monotonic() - started
 
     def _next_groups(self) -> Iterator[Sequence[Record]]:
-        """Yield the groups to write: first those that were given before, and are not written."""
+        """Yield the groups to write: first what was given before, and is not written."""
         for group in [*self._given]:
             yield group.records
         for _ in range(IN_A_ROW):
