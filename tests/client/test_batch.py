@@ -134,7 +134,7 @@ def never_all(message):
 def test_all_are_stopped_if_the_broker_is_gone(connect, broker):
     """The error is raised. Running jobs are cancelled without a wait, though the client stays open."""
     broker.reply = never_all
-    client = connect(broker.address, timeout_s=0.5)
+    client = connect(broker.address, timeout_s=2.0)
     with pytest.raises(JobError, match="not answered") as caught:
         client.generate(["a", "b"])
     submits = broker.wait_for(Submit, 2)

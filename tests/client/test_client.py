@@ -161,7 +161,7 @@ def test_a_job_that_is_never_answered_fails_in_time(connect, broker):
         return [] if lost else answer(message)
 
     broker.reply = reply
-    client = connect(broker.address, timeout_s=0.5)
+    client = connect(broker.address, timeout_s=2.0)
     job = client.submit("a", max_tokens=7)
     deadline = time.monotonic() + 20
     while not job.done and time.monotonic() < deadline:

@@ -41,7 +41,7 @@ def test_a_verifier_is_waited_for(connect, broker):
         return [NO_VERIFIER] if isinstance(message, FetchTokenizer) and is_early else answer(message)
 
     broker.reply = reply
-    client = connect(broker.address, timeout_s=0.4, on_wait=waits.append)
+    client = connect(broker.address, timeout_s=2.0, on_wait=waits.append)
     assert client.generate("a", max_tokens=100).text == ANSWER
     assert [what.partition(" at ")[0] for what in waits] == ["a verifier to register with the broker"]
 

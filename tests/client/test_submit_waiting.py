@@ -81,7 +81,7 @@ def test_a_verifier_is_waited_for(tmp_path):
         return answer(message)
 
     with FakeBroker(reply) as broker:
-        outcome, results = run(broker, tmp_path, GOOD, "--timeout-s", "0.4")
+        outcome, results = run(broker, tmp_path, GOOD, "--timeout-s", "2")
     assert (outcome.exit_code, [result["text"] for result in results]) == (0, [ANSWER])
     waits, goes_on, _ = outcome.stderr.splitlines()
     assert f"waiting for a verifier to register with the broker at {broker.address}, at most 600 s" in waits
@@ -92,7 +92,7 @@ def test_a_broker_is_waited_for(tmp_path, free_address, spawn):
     """One that is started after the command."""
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
     prompts.write_text(GOOD)
-    process = spawn("submit", str(prompts), "--out", str(out), "--broker", free_address, "--timeout-s", "0.4")
+    process = spawn("submit", str(prompts), "--out", str(out), "--broker", free_address, "--timeout-s", "2")
     while f"waiting for a broker at {free_address}" not in process.output.read_text():
         assert process.poll() is None
     with FakeBroker(endpoint=free_address):
