@@ -1,4 +1,4 @@
-"""A verifier on a GPU of Modal for a broker elsewhere. It dials out to the broker, so it needs no open port and no tunnel.
+"""A verifier on a GPU of Modal for a broker elsewhere. It only dials out, so it needs no open port and no tunnel.
 
 modal secret create specq-verifier GPU_SECRET="$(cat keys/gpu.secret)" HUB_PUB="$(cat keys/hub.pub)"
 modal run --detach examples/modal_verifier.py --broker tcp://hub.example.org:5750 --model /models/target
