@@ -19,12 +19,17 @@ VARIABLE = re.compile(r"\$\((\w+)\)")
 Manifest = dict[str, Any]
 
 
+def kubectl() -> str:
+    """Return the path of the program."""
+    found = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or shutil.which("kubectl")
+    assert found, "kubectl is not installed: make test-machines"
+    return found
+
+
 @cache
 def rendered(overlay: str) -> list[Manifest]:
     """Return the objects of an overlay."""
-    kubectl = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or shutil.which("kubectl")
-    assert kubectl, "kubectl is not installed: make test-machines"
-    command = [kubectl, "kustomize", str(FOLDER / overlay)]
+    command = [kubectl(), "kustomize", str(FOLDER / overlay)]
     ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert not ended.stderr, ended.stderr  # warnings
     return list(yaml.safe_load_all(ended.stdout))

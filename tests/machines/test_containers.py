@@ -5,7 +5,9 @@ Replaced are what a cluster gives: mounted folders, names of hosts, ports. A jou
 
 from __future__ import annotations
 
+import base64
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import yaml
 
 from specq.config import cache_dir, free_address
 from specq.testing.waiting import wait_until
@@ -42,34 +45,47 @@ class Pods:
         self.http = free_address()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.database = running().new_database()
-        self.secrets = {volume: folder / volume for volume in ("postgres", "api-keys", "tls", "models")}
         self._make_secrets()
+        (folder / "models").mkdir()
+        write_model(folder / "models")
+        (folder / "models" / "draft.gguf").symlink_to("target.gguf")
 
     def _make_secrets(self) -> None:
-        for place in self.secrets.values():
-            place.mkdir()
-        hub, run = self.folder / "hub", lambda line: subprocess.run(shlex.split(line), check=True, capture_output=True)
-        run(f"{SPECQ} keys {hub} hub --role broker")
-        for name, role in (("verifier", "target"), ("drafter", "draft"), ("gateway", "client --tenants")):
-            run(f"{SPECQ} keys {self.folder / name} {name} --role {role}")
-            (hub / f"{name}.pub").write_bytes((self.folder / name / f"{name}.pub").read_bytes())
-            (self.folder / name / "hub.pub").write_bytes((hub / "hub.pub").read_bytes())
-        made = run(f"{SPECQ} keys api alice --file {self.secrets['api-keys']}/api-keys.toml")
-        self.api_key = next(word for word in made.stdout.decode().split() if word.startswith("sk-specq-"))
-        tls = self.secrets["tls"]
-        run(f"openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=gateway -keyout {tls}/tls.key -out {tls}/tls.crt")
+        """Run the guide's commands that make keys and secrets. What they would send to a cluster becomes folders."""
         self.database.server.run(f"CREATE ROLE {USER} LOGIN SUPERUSER PASSWORD 'secret of \u00e4'")
-        (self.secrets["postgres"] / "pgpass").write_text(f"*:*:*:{USER}:secret of \u00e4\n", "utf-8")
-        write_model(self.secrets["models"])
-        (self.secrets["models"] / "draft.gguf").symlink_to("target.gguf")
+        (self.folder / "pgpass").write_text(f"*:*:*:{USER}:secret of \u00e4\n", "utf-8")
+        guide = (manifests.ROOT / "docs" / "guides" / "cluster.md").read_text("utf-8").splitlines()
+        lines = [line.strip() for line in guide if re.match(r" {8}(specq keys|cp|kubectl create) ", line)]
+        script = [
+            "set -e; echo authority > ca.crt",
+            "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=gateway -keyout tls.key -out tls.crt 2>/dev/null",
+            f'specq() {{ {SPECQ} "$@" >> told; }}',
+            f'made() {{ echo ---; {manifests.kubectl()} "$@" --dry-run=client -o yaml; }}',
+            'kubectl() { [ $2 != secret ] || made "$@"; }',
+            *lines,
+        ]
+        command = ["bash", "-c", "\n".join(script)]
+        ended = subprocess.run(command, check=True, cwd=self.folder, capture_output=True, text=True, timeout=100)
+        told = (self.folder / "told").read_text().split()
+        self.api_key = next(word for word in told if word.startswith("sk-specq-"))
+        for secret in yaml.safe_load_all(ended.stdout):
+            place = self.folder / "secrets" / secret["metadata"]["name"]
+            place.mkdir(parents=True)
+            for name, value in secret["data"].items():
+                (place / name).write_bytes(base64.b64decode(value))
+                (place / name).chmod(0o400)
+
+    def _place(self, pod: str, volume: dict[str, Any]) -> Path:
+        """Return where a volume is here."""
+        if "secret" in volume:
+            return self.folder / "secrets" / volume["secret"]["secretName"]
+        return self.folder / ("models" if "persistentVolumeClaim" in volume else f"scratch-{pod}")
 
     def _here(self, pod: str, workload: str, text: str) -> str:
         """Return a text of a manifest with the places that it has here."""
-        keys = self.folder / ("hub" if workload == "broker" else workload)
-        for mount, place in (("/etc/specq/keys", keys), ("/scratch", self.folder / f"scratch-{pod}")):
-            text = text.replace(mount, str(place))
-        for name, place in self.secrets.items():
-            text = text.replace("/models" if name == "models" else f"/etc/specq/{name}", str(place))
+        volumes = {volume["name"]: volume for volume in manifests.pod(self.found[workload])["volumes"]}
+        for mount in manifests.main_container(self.found[workload])["volumeMounts"]:
+            text = text.replace(mount["mountPath"], str(self._place(pod, volumes[mount["name"]])))
         for i, address in enumerate(self.brokers):
             text = text.replace(f"tcp://broker-{i}.broker:5750", address)
         if text.endswith("tcp://0.0.0.0:5750"):
@@ -143,7 +159,10 @@ class Pods:
 def pods(tmp_path: Path, spawn: Spawn) -> Iterator[Pods]:
     started = Pods(tmp_path, spawn)
     yield started
-    started.database.server.run(f"DROP OWNED BY {USER}", started.database.name)
+    for process in started.processes.values():  # of a test that failed
+        process.kill()
+    for statement in (f"DROP DATABASE {started.database.name} WITH (FORCE)", f"DROP ROLE {USER}"):
+        started.database.server.run(statement)
 
 
 def test_the_containers_serve_and_drain(pods: Pods):
