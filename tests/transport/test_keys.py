@@ -46,6 +46,26 @@ def test_a_group_may_read_secrets_of_root_only():
     assert [readable_by_others(mode, root, root) for mode in (0o440, 0o400)] == [True, False]
 
 
+def test_a_secret_that_kubernetes_renews(folder, tmp_path):
+    """It changes a link to a folder, and the links of the files stay."""
+    mounted, data = tmp_path / "mounted", tmp_path / "mounted" / "..data"
+    mounted.mkdir()
+    data.symlink_to(folder)
+    (mounted / "hub.pub").symlink_to("..data/hub.pub")
+    (mounted / "laptop.pub").symlink_to("..data/laptop.pub")
+    allowed = AllowList(mounted)
+    before = allowed.grants["laptop"].public_key
+    make_keys(tmp_path / "renewed", "laptop", ("draft",))
+    (tmp_path / "renewed" / "hub.pub").write_bytes((folder / "hub.pub").read_bytes())
+    (mounted / "..new").symlink_to(tmp_path / "renewed")
+
+    (mounted / "..new").replace(data)
+    allowed.refresh()
+
+    assert allowed.grants["laptop"].public_key != before
+    assert allowed.grants.keys() == {"hub", "laptop"}
+
+
 def test_existing_keys_are_not_overwritten(folder):
     before = (folder / "laptop.secret").read_text()
     with pytest.raises(ConfigError, match=r"laptop\.secret already exists; choose another name"):
