@@ -6,11 +6,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEV := .venv/.ready-dev
 VLLM := .venv-vllm
+MACHINES := .venv-machines
 DOCS := .venv-docs
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check chaos test-system test-cluster test-vllm test-gpu docs lint broker bench clean
+.PHONY: help setup demo test check chaos test-system test-cluster test-machines test-vllm test-gpu docs lint broker bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,11 +30,11 @@ demo: $(READY) ## Answer three prompts live, then show a table of plain, lookup 
 	@$(BIN)/specq demo $(ARGS)
 
 test: $(DEV) ## Run the fast tests
-	@$(BIN)/pytest -m "not slow and not system and not cluster" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
+	@$(BIN)/pytest -m "not slow and not system and not cluster and not machines" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 check: lint test ## Lint, types and all tests: what CI runs
-	@$(BIN)/pytest -m "slow and not system and not cluster" --numprocesses 2 --dist loadfile $(COMPUTING) $(ARGS)
-	@$(BIN)/pytest -m "slow and not system and not cluster" $(addprefix --ignore=,$(COMPUTING)) $(ARGS)
+	@$(BIN)/pytest -m "slow and not system and not cluster and not machines" --numprocesses 2 --dist loadfile $(COMPUTING) $(ARGS)
+	@$(BIN)/pytest -m "slow and not system and not cluster and not machines" $(addprefix --ignore=,$(COMPUTING)) $(ARGS)
 
 # Folders whose slow tests only compute. All other slow tests time things or start several processes, so they run alone.
 COMPUTING = tests/drafting tests/grammar tests/simulate tests/training tests/verification tests/verifier
@@ -44,6 +45,13 @@ test-system: $(DEV) ## Test what needs system packages, which it installs (Debia
 
 test-cluster: $(DEV) ## Test several brokers, journal and batches in PostgreSQL, which it installs (Debian, as root)
 	@scripts/cluster.sh $(BIN)/pytest -m cluster tests/journal tests/batches tests/chaos $(ARGS)
+
+test-machines: $(MACHINES)/.ready ## Test Ray, with a cluster on this machine, Kubernetes manifests and Modal, in an environment of its own
+	@scripts/cluster.sh $(MACHINES)/bin/python -m pytest -m machines tests/ray $(wildcard tests/machines) $(ARGS)
+
+$(MACHINES)/.ready: requirements-machines.lock requirements.lock pyproject.toml scripts/setup.sh
+	@scripts/setup.sh $(MACHINES) requirements-machines.lock
+	@touch $@
 
 test-vllm: $(VLLM)/.ready ## Test the vllm engine: real vLLM on the CPU, in an environment of its own (2 GB)
 	@$(VLLM_PYTEST) tests/engines/test_conformance.py $(wildcard tests/engines/test_vllm*.py) \
@@ -92,5 +100,5 @@ bench: $(DEV) ## Measure specq and its rivals on the default pair; writes bench.
 	@$(BIN)/specq bench pair --out bench.json $(ARGS)
 
 clean: ## Remove .venv and whatever else was made here
-	@rm -rf .venv $(VLLM) $(DOCS) .system site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json chaos.json values.json
+	@rm -rf .venv $(VLLM) $(MACHINES) $(DOCS) .system site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json chaos.json values.json
 	@find specq bench workers tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -88,6 +88,7 @@ are in a separate section, such as `[target.vllm]`. [configs/](../../configs) ha
 | `SPECQ_BROKER` | Broker that workers and clients connect to, or several, separated by commas. |
 | `SPECQ_STATE` | Directory of the brokers' journals, and of files and batches. Default: `~/.local/state/specq`. |
 | `SPECQ_CACHE` | Directory of tokenizers, models, kernels, step times, repacked weights. Default: `~/.cache/specq`. |
+| `SPECQ_HEALTH` | File in which a broker or worker keeps its state, such as `ready`, for probes. Default: none. |
 """
 COMMANDS = """# Commands
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 from specq.client.parameters import LINE_OPTIONS, NAMES
 from specq.drafting import DRAFTERS
@@ -93,3 +96,19 @@ def test_every_page_of_docs_is_in_the_sites_contents():
     listed = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("**/*.md")]
     missing = [name for name in listed if name not in contents]
     assert missing == []
+
+
+def test_costs_in_the_guide_follow_from_the_measured_rates():
+    """A million tokens cost, where an hour costs P: P * 10^6 / (3600 R)."""
+    page = (ROOT / "docs" / "guides" / "cluster.md").read_text("utf-8")
+    own, far = (
+        json.loads((ROOT / "docs" / "results" / f"{name}_h200_third.json").read_text()) for name in ("own", "far")
+    )
+    rows = [row for row in page.splitlines() if re.fullmatch(r"\|.*\|(?: [\d,.]+ \| [\d.]+ P \|){2}", row)]
+    names = ((own, "own plain"), (own, "own async"), (far, "far async 1 ms"), (far, "far async 20 ms"))
+    for row, (results, name) in zip(rows, names, strict=True):
+        cells = row.split("|")[2:6]
+        for sessions, rate, cost in ((1, *cells[:2]), (64, *cells[2:])):
+            measured = results["figures"][f"{name} S={sessions}"]["median"]
+            assert float(rate.replace(",", "")) == measured
+            assert float(cost.replace("P", "")) == pytest.approx(1e6 / 3600 / measured, rel=0.01)

@@ -6,6 +6,7 @@ Precedence, weakest first: the sections' defaults, the file, the environment, th
     SPECQ_BROKER   broker that workers and clients connect to
     SPECQ_CACHE    directory of compiled kernels, tokenizers, and fetched or unpacked models
     SPECQ_STATE    directory of the brokers' journals, and of files and batches
+    SPECQ_HEALTH   file in which a broker or worker keeps its state, for probes
     NO_COLOR, TERM   whether a terminal gets colours
 
 Rule: this is the only module that reads the environment (`specq.runtime.usage` and the vllm engine write to it).
@@ -264,6 +265,12 @@ def state_dir() -> Path:
     return Path(own) if own else Path(shared) / "specq"
 
 
+def health_path() -> Path | None:
+    """Return the file in which a broker or worker keeps its state: SPECQ_HEALTH, or None."""
+    own = os.environ.get("SPECQ_HEALTH")
+    return Path(own) if own else None
+
+
 def journal_address(config: BrokerConfig) -> str:
     """Return a broker's journal: a path, KIND://URL, or "" for none.
 
@@ -303,7 +310,8 @@ def wants_colours() -> bool:
 
 def environment_of_children() -> dict[str, str]:
     """Return the environment for processes that receive their configuration on the command line."""
-    return {name: value for name, value in os.environ.items() if name not in ("SPECQ_CONFIG", "SPECQ_BROKER")}
+    not_theirs = ("SPECQ_CONFIG", "SPECQ_BROKER", "SPECQ_HEALTH")
+    return {name: value for name, value in os.environ.items() if name not in not_theirs}
 
 
 def _read(path: Path) -> dict[str, Any]:

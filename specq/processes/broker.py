@@ -15,7 +15,7 @@ import zmq
 from specq.broker import Broker, Connect, Disconnect, Effect, Front, JournalLink, Send
 from specq.config import BrokerConfig, broker_address, journal_address
 from specq.protocol import ConfigError, JournalLostError
-from specq.runtime import apply_cpu
+from specq.runtime import HealthFile, apply_cpu
 from specq.transport import Beat, Stop, broker_identity, calm_collector, connect_dealer, drain, try_send
 
 log = structlog.get_logger(__name__)
@@ -42,6 +42,7 @@ class BrokerLoop:
         self.router, self.address = self.front.router, self.front.address
         if self.journal is not None:
             self.poller.register(self.journal, zmq.POLLIN)
+        self.health = HealthFile()
         self.tick = Beat(max(config.heartbeat_ms // 2, 10))
         self._turned = time.monotonic()
 
@@ -58,6 +59,7 @@ class BrokerLoop:
                 self.apply(self.broker.deliver(time.monotonic()))
         if self.tick.due():
             self.front.tick()
+            self.health.note("draining" if self.broker.state.closing else "ready")
             self.apply(self.broker.tick(time.monotonic()))
         if self.journal is not None:
             if self.journal.fileno() in ready:
@@ -173,6 +175,7 @@ def _make_broker(config: BrokerConfig, journal: JournalLink | None, front: Front
 def run(config: BrokerConfig) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status."""
     stop = Stop()
+    HealthFile().begin()
     apply_cpu(config.cores, threads=1)
     loop = BrokerLoop(config)
     journal = loop.journal.journal.address if loop.journal else "none"

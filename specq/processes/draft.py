@@ -19,7 +19,7 @@ from specq.engines import tokenizer_files
 from specq.grammar import GrammarBuilder, limits_of
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import Assign, ConfigError, ModelInfo, ProtocolError, Release, SamplingParams
-from specq.runtime import Tell, apply_cpu, give_way, teller
+from specq.runtime import HealthFile, Tell, apply_cpu, give_way, teller
 from specq.transport import BrokerLinks, Stop, calm_collector, curve_to_broker, new_incarnation
 
 log = structlog.get_logger(__name__)
@@ -40,6 +40,7 @@ class DrafterLoop:
         curve = curve_to_broker(config.keys, "draft")
         self.poller = zmq.Poller()
         self.links = BrokerLinks(self.context, config.broker, worker.hello(name), self.poller, curve, tell)
+        self.health = HealthFile()
         self._nice = config.nice  # not applied yet
         self.num_dropped = 0
 
@@ -58,6 +59,7 @@ class DrafterLoop:
     def _beat(self) -> None:
         """Send heartbeats, and drop the sessions of brokers that others have replaced."""
         worker = self.worker
+        self.health.note(worker.state if self.links.registered else "waiting")
         self.links.beat(worker.heartbeat(), self._broker_of, worker.tracer.messages, num_dropped=self.num_dropped)
         for broker in self.links.gone((session.broker for session in worker.sessions.values()), time.monotonic()):
             log.warning("broker_sessions_closed", broker=broker)
@@ -86,6 +88,7 @@ def run(config: DraftConfig) -> int:
     """Draft until SIGTERM or SIGINT; return the exit status."""
     stop = Stop(at_once=True)
     curve_to_broker(config.keys, "draft")  # report wrong keys before loading the model
+    HealthFile().begin()
     apply_cpu(config.cores, config.threads)
     name = config.name or f"draft-{os.getpid()}"
     tell = teller(name, wanted=config.progress)

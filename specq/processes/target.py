@@ -46,7 +46,7 @@ from specq.protocol import (
     fits,
     type_of,
 )
-from specq.runtime import Tell, apply_cpu, build_ahead, teller
+from specq.runtime import HealthFile, Tell, apply_cpu, build_ahead, teller
 from specq.text import load_tokenizer_files
 from specq.transport import (
     AllowList,
@@ -63,15 +63,7 @@ from specq.transport import (
     new_incarnation,
     try_send,
 )
-from specq.verifier import (
-    NO_REPORTS,
-    DraftSource,
-    Reports,
-    Setup,
-    Verifier,
-    profiled_rows,
-    step_curves,
-)
+from specq.verifier import NO_REPORTS, DraftSource, Reports, Setup, Verifier, profiled_rows, step_curves
 
 log = structlog.get_logger(__name__)
 
@@ -85,6 +77,7 @@ class VerifierLoop:
     def __init__(self, config: TargetConfig, verifier: Verifier, name: str, tell: Tell = bool) -> None:
         self.verifier = verifier
         self.drain_s = config.drain_seconds
+        self.health = HealthFile()
         self.context = zmq.Context()
         curve = curve_to_broker(config.keys, "target")
         self.zap = Zap(self.context, AllowList(directory_of(config.keys), "broker")) if curve else None
@@ -143,6 +136,7 @@ class VerifierLoop:
     def _beat(self) -> None:
         """Send heartbeats, and close the sessions of brokers that others have replaced. No report is unsent."""
         sessions = self.verifier.sessions
+        self.health.note(self.verifier.state if self.links.registered else "waiting")
         self.links.beat(
             self.verifier.heartbeat(), self._broker_of, self.verifier.tracer.messages, num_dropped=self.num_dropped
         )
@@ -267,6 +261,7 @@ def run(config: TargetConfig) -> int:
     """Serve until SIGTERM or SIGINT, drain, and return the exit status."""
     stop = Stop(at_once=True)
     curve_to_broker(config.keys, "target")  # report wrong keys before loading the model
+    HealthFile().begin()
     build_ahead()
     apply_cpu(config.cores, config.threads)
     name = config.name or f"target-{os.getpid()}"

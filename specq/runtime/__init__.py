@@ -5,6 +5,7 @@
 - columns: rows of values as text in columns.
 - compiler: C kernels, built at first use, and arrays with known addresses.
 - whole_files: files that other processes see complete or not at all.
+- health_file: a process's state in a file, for probes.
 - option_types: types of command-line options.
 - table: names to "package.module:object", our own and those of other packages. Extras for optional packages.
 - tracing: events of traced jobs, by the broker's clock.
@@ -22,6 +23,7 @@ from specq.runtime.compiler import (
     library_or_reason,
     processor,
 )
+from specq.runtime.health_file import HealthFile
 from specq.runtime.isolation import Faults, in_halves
 from specq.runtime.log import Readiness, Tell, teller, traced
 from specq.runtime.option_types import Number, OutFile, OutFolder, cannot_write, writing
@@ -34,6 +36,7 @@ __all__ = [
     "EXTRAS",
     "Buffer",
     "Faults",
+    "HealthFile",
     "Number",
     "OutFile",
     "OutFolder",

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -256,11 +255,20 @@ def _own(path: Path, roles: tuple[str, ...]) -> KeyPair:
         raise ConfigError(
             f"{path} is a key of the role {', '.join(values['roles'])}; expected one of {', '.join(roles)}"
         )
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+    about = path.stat()
+    if readable_by_others(about.st_mode, about.st_uid, os.geteuid()):
         raise ConfigError(f"other users can read {path}; run chmod 600 on it")
     if "secret_key" not in values:
         raise ConfigError(f"{path} has no secret_key")
     return KeyPair(path.stem, values["public_key"].encode(), values["secret_key"].encode())
+
+
+def readable_by_others(mode: int, owner: int, user: int) -> bool:
+    """Return whether a secret file gives too many rights, for a process of `user`.
+
+    A file of root may be readable by a group, as in PostgreSQL: so Kubernetes mounts secrets for users other than root.
+    """
+    return bool(mode & (0o037 if owner == 0 != user else 0o077))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -276,6 +276,12 @@ def test_a_panel_asks_for_metrics_that_there_are(expression):
     assert {label.strip() for labels in grouped for label in labels.split(",")} <= LABELS
 
 
+def test_the_guide_to_a_cluster_asks_for_metrics_that_there_are():
+    guide = (ROOT / "docs" / "guides" / "cluster.md").read_text("utf-8")
+    assert len(queried(guide)) > 5
+    assert queried(guide) <= series()
+
+
 def test_every_panel_takes_the_data_source_that_was_chosen():
     variables = {one["name"]: one["type"] for one in BOARD["templating"]["list"]}
     assert variables == {"datasource": "datasource", "instance": "query"}

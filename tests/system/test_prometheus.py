@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import yaml
 
 from specq.config.values import free_address
 from specq.testing.waiting import wait_until
@@ -92,10 +93,12 @@ def value(result: list[dict[str, Any]]) -> float:
 
 
 def queries() -> list[str]:
-    """Return the dashboard's queries, with what Grafana puts in for its variables."""
+    """Return the dashboard's queries, with what Grafana puts in for its variables, and those of the autoscalers."""
     board = json.loads((CONFIGS / "grafana.json").read_text())
     found = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
-    return [query.replace("$instance", ".*").replace("$__rate_interval", "30s") for query in found]
+    rules = yaml.safe_load((CONFIGS / "kubernetes" / "prometheus-adapter.yaml").read_text())["rules"]["external"]
+    scaling = [rule["metricsQuery"] for rule in rules]
+    return [*scaling, *(query.replace("$instance", ".*").replace("$__rate_interval", "30s") for query in found)]
 
 
 def test_prometheus_accepts_what_is_shown(served):

@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from specq.protocol.errors import ConfigError
-from specq.transport.keys import AllowList, curve_to_broker, keys_of_gateway, make_keys, own_keys
+from specq.transport.keys import AllowList, curve_to_broker, keys_of_gateway, make_keys, own_keys, readable_by_others
 from tests.each import each
 
 
@@ -36,6 +36,34 @@ def test_files_are_their_owners_alone(folder, tmp_path):
     curve = curve_to_broker(str(folder), "draft")
     assert curve.own.secret_key.decode() not in repr(curve)
     assert "laptop" in repr(curve)
+
+
+def test_a_group_may_read_secrets_of_root_only():
+    """As Kubernetes mounts them for a user: root's, mode 0440, in the user's group."""
+    root, user, other = 0, 1000, 1001
+    assert [readable_by_others(0o100440, owner, user) for owner in (root, user, other)] == [False, True, True]
+    assert [readable_by_others(mode, root, user) for mode in (0o444, 0o460, 0o640)] == [True, True, False]
+    assert [readable_by_others(mode, root, root) for mode in (0o440, 0o400)] == [True, False]
+
+
+def test_a_secret_that_kubernetes_renews(folder, tmp_path):
+    """It changes a link to a folder, and the links of the files stay."""
+    mounted, data = tmp_path / "mounted", tmp_path / "mounted" / "..data"
+    mounted.mkdir()
+    data.symlink_to(folder)
+    (mounted / "hub.pub").symlink_to("..data/hub.pub")
+    (mounted / "laptop.pub").symlink_to("..data/laptop.pub")
+    allowed = AllowList(mounted)
+    before = allowed.grants["laptop"].public_key
+    make_keys(tmp_path / "renewed", "laptop", ("draft",))
+    (tmp_path / "renewed" / "hub.pub").write_bytes((folder / "hub.pub").read_bytes())
+    (mounted / "..new").symlink_to(tmp_path / "renewed")
+
+    (mounted / "..new").replace(data)
+    allowed.refresh()
+
+    assert allowed.grants["laptop"].public_key != before
+    assert allowed.grants.keys() == {"hub", "laptop"}
 
 
 def test_existing_keys_are_not_overwritten(folder):
