@@ -19,27 +19,31 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
+import structlog
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from specq.config import environment_of_children
-from specq.processes.up import WRONG_OPTIONS, first_in_child
+from specq.processes.up import first_in_child
 from specq.ray.plan import ProcessSpec
 from specq.runtime import reap
 
+log = structlog.get_logger(__name__)
+
 NAMESPACE = "specq"
 PROGRAM = ("-m", "specq")
-YOUNG_S, BACKOFF_S = 10.0, 5.0  # a process that ends so early is started again after a delay
+YOUNG_S, BACKOFF_S = 10.0, 5.0  # a process that ends so early starts again after a delay
 STOP_MARGIN_S = 10.0  # beyond the time that a process takes to drain
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessHealth:
-    """What an actor reports: its process's id, age and exit status (None: it runs), and its specification."""
+    """What an actor reports: its specification; its process's id, age and exit status (None: it runs)."""
 
     spec: ProcessSpec
     pid: int
     age_s: float
     status: int | None
+    is_stopping: bool
 
 
 class ProcessActor:
@@ -65,10 +69,9 @@ class ProcessActor:
             self._process = process = self._start()
             self._started.set()
             status = process.wait()
-            if status == WRONG_OPTIONS:
-                threading.Event().wait()  # it would fail again: stay, so that the status is shown
             if not self._stopping.is_set() and not self._renewed.is_set():
-                time.sleep(BACKOFF_S if time.monotonic() - self._began < YOUNG_S else 0)
+                log.warning("process_ended", name=self.spec.name, status=status)
+                self._stopping.wait(BACKOFF_S if time.monotonic() - self._began < YOUNG_S else 0)
                 os._exit(1)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -85,7 +88,9 @@ class ProcessActor:
     def health(self) -> ProcessHealth:
         """Return what the process is."""
         assert self._process is not None
-        return ProcessHealth(self.spec, self._process.pid, time.monotonic() - self._began, self._process.poll())
+        return ProcessHealth(
+            self.spec, self._process.pid, time.monotonic() - self._began, self._process.poll(), self._stopping.is_set()
+        )
 
     def use_brokers(self, brokers: tuple[str, ...]) -> None:
         """Note the brokers for the next start. Begin anew if the process knows none of them."""

@@ -20,7 +20,7 @@ from ray.exceptions import ActorDiedError, ActorUnschedulableError, GetTimeoutEr
 
 from specq.client import Client
 from specq.config import Config
-from specq.processes.up import keys_of_broker
+from specq.processes.up import WRONG_OPTIONS, keys_of_broker
 from specq.protocol import JobError
 from specq.ray.actors import NAMESPACE, PROGRAM, STOP_MARGIN_S, ProcessHealth, start
 from specq.ray.plan import (
@@ -30,7 +30,7 @@ from specq.ray.plan import (
     STOPPING,
     ClusterNode,
     Numbers,
-    Plan,
+    PlacedProcesses,
     ProcessSpec,
     Running,
     most_numbers,
@@ -38,7 +38,7 @@ from specq.ray.plan import (
     plan,
     start_numbers,
 )
-from specq.ray.scaling import Limits, Sample, Scale, sample_of, scaled
+from specq.ray.scaling import Sample, Scale, ScaleLimits, sample_of, scaled
 from specq.transport import listens
 
 log = structlog.get_logger(__name__)
@@ -73,13 +73,13 @@ class ClusterStatus:
     gains: Mapping[int, float]
 
 
-class Controller:
+class ClusterController:
     """Compares and acts twice a second, in a thread of its own."""
 
     def __init__(self, config: Config, only_at: str = "", program: Sequence[str] = PROGRAM) -> None:
         self.config, self.only_at, self.program = config, only_at, tuple(program)
         least, most = start_numbers(config), most_numbers(config)
-        self.limits = Limits((least.target, most.target), (least.draft, most.draft), config.target.max_sessions)
+        self.limits = ScaleLimits((least.target, most.target), (least.draft, most.draft), config.target.max_sessions)
         self.least, self.scale = least, Scale(least.target, least.draft)
         self.handles: dict[str, Any] = {}
         self.health: dict[str, ProcessHealth] = {}
@@ -126,7 +126,7 @@ class Controller:
         while not self._ended.wait(LOOK_S):
             try:
                 self._turn()
-            except RayError as error:  # the head is away: what runs goes on
+            except Exception as error:  # noqa: BLE001 - the head is away, say: what runs goes on, and so must this
                 log.warning("ray_call_failed", reason=f"{type(error).__name__}: {error}"[:500])
 
     def _turn(self) -> None:
@@ -166,7 +166,7 @@ class Controller:
     # --- actors -------------------------------------------------------------------------------------------------------
 
     def _look(self, alive: set[str]) -> None:
-        """Ask all actors. Forget those that Ray has given up, and those of dead nodes."""
+        """Ask all actors. Forget an actor that Ray has given up, or whose node is dead."""
         asked = {name: handle.health.remote() for name, handle in self.handles.items()}
         if asked:
             ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S)
@@ -174,6 +174,8 @@ class Controller:
             try:
                 self.health[name] = ray.get(answer, timeout=0)
                 self.specs[name] = self.health[name].spec
+                if self.health[name].is_stopping:  # a former controller began it
+                    self._stop(name)
             except (ActorDiedError, ActorUnschedulableError):
                 self._forget(name)
             except (RayError, GetTimeoutError):  # it restarts, or its node is away
@@ -254,7 +256,7 @@ class Controller:
         if one is None:
             return STARTING
         if one.status is not None:
-            return f"{FAILED} with status {one.status}"
+            return f"{FAILED} with status {one.status}" if one.status == WRONG_OPTIONS else STARTING
         if spec.role == "broker":
             is_ready = spec.address in reports
         elif spec.role == "gateway":
@@ -264,7 +266,7 @@ class Controller:
         return READY if is_ready else STARTING
 
     def _note(
-        self, wanted: Plan, present: Mapping[str, Running], numbers: Numbers, nodes: Sequence[ClusterNode],
+        self, wanted: PlacedProcesses, present: Mapping[str, Running], numbers: Numbers, nodes: Sequence[ClusterNode],
         *, is_settled: bool,
     ) -> None:  # fmt: skip
         hosts = {node.node_id: node.address for node in nodes}

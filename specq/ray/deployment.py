@@ -1,7 +1,7 @@
 """`specq ray up|status|down`: connects to a cluster, checks it, starts and stops its controller.
 
-Rule: nothing starts on a cluster that other machines can reach without Ray's token authentication. Whoever reaches
-Ray's ports may otherwise run any program on it.
+Rule: nothing starts on a cluster that other machines can reach without Ray's token authentication. A program
+that reaches Ray's ports can otherwise run any other program there.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from specq import __version__
 from specq.config import Config
 from specq.protocol import ConfigError, EngineError
 from specq.ray.actors import NAMESPACE, PROGRAM
-from specq.ray.controller import FAILED, NAME, ClusterStatus, Controller, living_nodes
+from specq.ray.controller import FAILED, NAME, ClusterController, ClusterStatus, living_nodes
 from specq.ray.plan import ClusterNode, check_config, one_address, plan, start_numbers
 from specq.runtime import columns
 
 ANSWER_S = 30.0  # for a node or the controller
 DRAIN_S = 3600.0  # more than any process takes to stop
 LOOK_S = 0.5
+FAILED_S = 12.0  # two attempts; one may fail for a port that is not free yet
 HOW_TO_START = "start one: ray start --head (docs/guides/ray.md), or name it in RAY_ADDRESS"
 
 
 @contextmanager
 def connected() -> Iterator[None]:
-    """Connect to the cluster of RAY_ADDRESS, or to the one of this machine. Raises ConfigError if there is none."""
+    """Connect to the cluster of RAY_ADDRESS, or to this machine's. Raises ConfigError if there is none."""
     try:
         ray.init(address="auto", namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RayError, RuntimeError, ValueError) as error:
@@ -109,14 +110,14 @@ def check_journal(address: str) -> None:
 
 
 def _replace_controller(config: Config, only_at: str, program: tuple[str, ...]) -> None:
-    """Start a controller, instead of the one that is there. Its processes go on."""
+    """Start a controller, instead of the present one. Its processes go on."""
     former = find_controller()
     if former is not None:
         ray.kill(former, no_restart=True)
     until = time.monotonic() + ANSWER_S
     while True:
         try:
-            made = ray.remote(Controller).options(
+            made = ray.remote(ClusterController).options(
                 name=NAME,
                 namespace=NAMESPACE,
                 lifetime="detached",
@@ -126,7 +127,7 @@ def _replace_controller(config: Config, only_at: str, program: tuple[str, ...]) 
                 num_cpus=0,
             )
             made.remote(config, only_at, program)
-        except ValueError:  # the former one still has the name
+        except ValueError:  # its predecessor still has the name
             if time.monotonic() > until:
                 raise EngineError("the former controller does not end; try again") from None
             time.sleep(LOOK_S)
@@ -164,13 +165,15 @@ def down() -> None:
 
 def _wait_settled(tell: Callable[[str], object], deadline: float) -> None:
     known: dict[str, str] = {}
+    failed: dict[str, float] = {}
     while True:
         found = status()
         for row in found.rows:
             if known.get(row.name) != row.state:
                 tell(f"{row.name}: {row.state}")
                 known[row.name] = row.state
-            if row.state.startswith(FAILED):
+            now = time.monotonic()
+            if row.state.startswith(FAILED) and now > failed.setdefault(row.name, now) + FAILED_S:
                 raise EngineError(f"{row.name} {row.state}; its last lines: ray logs actor, or Ray's dashboard")
         if found.is_settled:
             return

@@ -3,7 +3,7 @@
 Rules:
 - A process stays on its node while that node is alive.
 - Brokers and gateways are spread over the nodes. Each has its own port, so a broker keeps its port when it moves.
-- A verifier has all its GPUs on one node. If no node has so many, vLLM places its workers on several nodes.
+- A verifier has all its GPUs on one node. If no node has enough, vLLM places its workers on several nodes.
 - Draft workers run beside a verifier if there is room.
 - An upgrade replaces one process at a time, and only while all others are ready.
 """
@@ -74,7 +74,7 @@ class ProcessSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlacedProcesses:
     """All processes that have a place, and a reason for each that has none."""
 
     processes: tuple[ProcessSpec, ...]
@@ -135,7 +135,7 @@ def plan(
     numbers: Numbers,
     kept: Mapping[str, str] = {},
     only_at: str = "",
-) -> Plan:
+) -> PlacedProcesses:
     """Return what runs where. `kept`: the present node of each process. `only_at`: the machine of a local deployment.
 
     Raises ConfigError if an address may not be used (`check_bind`).
@@ -153,7 +153,7 @@ def plan(
     found = tuple(
         arguments.spec(one, places[one.name], hosts[places[one.name]], fronts) for one in needs if one.name in places
     )
-    return Plan(found, waiting)
+    return PlacedProcesses(found, waiting)
 
 
 def _need(config: Config, name: str, role: str, nodes: Sequence[ClusterNode]) -> Need:

@@ -25,7 +25,7 @@ SPARE = 0.7  # of the sessions of the remaining verifiers
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Totals of a deployment at one moment: waiting and running jobs; tokens, and those that draft workers drafted."""
+    """Totals at one moment: waiting and running jobs; all tokens, and the accepted ones of draft workers."""
 
     waiting: int = 0
     running: int = 0
@@ -34,7 +34,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ScaleLimits:
     """Least and most verifiers and draft workers; sessions of one verifier."""
 
     targets: tuple[int, int] = (1, 1)
@@ -66,7 +66,7 @@ class Scale:
     retry_s: float = RETRY_S
 
 
-def scaled(state: Scale, sample: Sample, now: float, limits: Limits, *, is_settled: bool = True) -> Scale:
+def scaled(state: Scale, sample: Sample, now: float, limits: ScaleLimits, *, is_settled: bool = True) -> Scale:
     """Return the state after a sample. `is_settled`: all wanted processes are ready; else the window begins anew."""
     if state.first is None or not is_settled or _has_restarted(state.first, sample):
         return _new_window(state, sample, now)
@@ -88,7 +88,7 @@ def _new_window(state: Scale, sample: Sample, now: float) -> Scale:
     return replace(state, began=now, first=sample, least_waiting=sample.waiting, most_running=sample.running)
 
 
-def _targets(state: Scale, limits: Limits) -> Scale:
+def _targets(state: Scale, limits: ScaleLimits) -> Scale:
     least, most = limits.targets
     if state.least_waiting and state.targets < most:
         return replace(state, targets=state.targets + 1, calm=0)
@@ -107,7 +107,7 @@ def gain(first: Sample, last: Sample) -> float | None:
     return accepted / own if tokens and own > 0 else None
 
 
-def _drafters(state: Scale, sample: Sample, now: float, limits: Limits) -> Scale:
+def _drafters(state: Scale, sample: Sample, now: float, limits: ScaleLimits) -> Scale:
     least, most = limits.drafters
     assert state.first is not None
     number, found = state.drafters, gain(state.first, sample)

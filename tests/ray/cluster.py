@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -25,7 +26,14 @@ os.environ.update(TOKEN)
 RAY = Path(sys.executable).with_name("ray")
 STORE_BYTES = str(80 << 20)
 # Ray's defaults notice a silent node after about 13 s; these after about 4 s.
-NOTICE = '{"health_check_initial_delay_ms":1000,"health_check_period_ms":1000,"health_check_timeout_ms":1000,"health_check_failure_threshold":3}'  # fmt: skip
+NOTICE = json.dumps(
+    {
+        "health_check_initial_delay_ms": 1000,
+        "health_check_period_ms": 1000,
+        "health_check_timeout_ms": 1000,
+        "health_check_failure_threshold": 3,
+    }
+)
 START_S = 60.0
 
 
@@ -64,6 +72,10 @@ class RayCluster:
         os.environ.pop("RAY_ADDRESS", None)
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def environment_now(self) -> dict[str, str]:
+        """Return the environment of this cluster's processes and of those that connect to it."""
+        return os.environ | self.environment
+
     def start_head(self) -> None:
         """Start the head, at the same port each time."""
         before = set(_ours(str(self.folder)))
@@ -96,6 +108,15 @@ class RayCluster:
                 os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not any(_line(pid) for pid in self.head), START_S)
 
+    @property
+    def all_raylets(self) -> list[int]:
+        """The raylets of all nodes, the head's too."""
+        return [*self.raylets, *(pid for pid in self.head if "/raylet\0" in _line(pid))]
+
+    @staticmethod
+    def is_alive(pid: int) -> bool:
+        return bool(_line(pid))
+
     def _raylets(self) -> list[int]:
         return [pid for pid in _ours(str(self.folder)) if "/raylet\0" in _line(pid) and pid not in self.head]
 
@@ -103,8 +124,14 @@ class RayCluster:
         store = ("--object-store-memory", STORE_BYTES, "--disable-usage-stats")
         command = [str(RAY), *arguments, *store]
         for _ in range(3):  # a start may find a port taken
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, check=False,
-                                  env=os.environ | self.environment)
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=START_S,
+                check=False,
+                env=self.environment_now(),
+            )
             if not done.returncode:
                 return
             time.sleep(0.5)

@@ -5,8 +5,6 @@ Verifiers and draft workers take the options of `specq worker`, and start at onc
 
 from __future__ import annotations
 
-import os
-
 from specq.broker import Broker
 from specq.cli import main as specq
 from specq.cli import services
@@ -30,7 +28,6 @@ def draft(config: DraftConfig) -> int:
 
 
 if __name__ == "__main__":
-    os.nice(5)
     Broker.validates = True
     services.PROCESSES |= {"target": "tests.ray.programs:judge", "draft": "tests.ray.programs:draft"}
     specq()

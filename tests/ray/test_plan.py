@@ -69,7 +69,10 @@ def test_on_one_machine_all_stay_on_the_loopback():
     assert one_address(nodes) == "10.0.0.1"
     assert one_address(NODES) == ""
     found = by_name(nodes=nodes, only_at="10.0.0.1")
-    assert [found[name].address for name in ("broker-1", "broker-2")] == ["tcp://127.0.0.1:5750", "tcp://127.0.0.1:5751"]
+    assert [found[name].address for name in ("broker-1", "broker-2")] == [
+        "tcp://127.0.0.1:5750",
+        "tcp://127.0.0.1:5751",
+    ]
     assert "--bind" not in found["target-1"].arguments
     moved = plan(CONFIG, [*NODES[1:], nodes[0]], start_numbers(CONFIG), only_at="10.0.0.1")
     assert {one.node_id for one in moved.processes} == {"n1"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from specq.ray.scaling import CALM_WINDOWS, WINDOW_S, Limits, Sample, Scale, gain, sample_of, scaled
+from specq.ray.scaling import CALM_WINDOWS, WINDOW_S, Sample, Scale, ScaleLimits, gain, sample_of, scaled
 
-LIMITS = Limits(targets=(1, 3), drafters=(1, 4), max_sessions=8)
+LIMITS = ScaleLimits(targets=(1, 3), drafters=(1, 4), max_sessions=8)
 MINUTES = 60.0
 TICK_S = 2.0
 
@@ -20,7 +20,7 @@ class World:
         self.state, self.now, self.total = Scale(1, 1), 0.0, Sample()
         self.changes: list[tuple[float, int, int]] = []
 
-    def run(self, seconds: float, running: int, waiting: int = 0, limits: Limits = LIMITS) -> None:
+    def run(self, seconds: float, running: int, waiting: int = 0, limits: ScaleLimits = LIMITS) -> None:
         """Let time pass under a steady load, with noise of a few percent."""
         until = self.now + seconds
         while self.now < until:
