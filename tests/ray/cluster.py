@@ -79,6 +79,8 @@ class RayCluster:
     def start_head(self) -> None:
         """Start the head, at the same port each time."""
         before = set(_ours(str(self.folder)))
+        # Here the other nodes are on this machine too, and Ray would take them for the former head.
+        (self.folder / "ray_current_cluster").unlink(missing_ok=True)
         self._ray("start", "--head", "--port", self.port, "--num-cpus", "0", "--include-dashboard", "false",
                   "--temp-dir", str(self.folder), "--system-config", NOTICE, "--ray-client-server-port",
                   free_address().rpartition(":")[2])  # fmt: skip
