@@ -80,7 +80,7 @@ class ProcessActor:
         return subprocess.Popen(
             [sys.executable, *self.program, *self.spec.arguments, *brokers],
             stdin=subprocess.DEVNULL,
-            env=environment_of_children() | ({} if self.spec.gpus else {"CUDA_VISIBLE_DEVICES": ""}),
+            env=self.spec.environment(environment_of_children()),
             start_new_session=True,
             preexec_fn=first_in_child(os.getpid(), signal.SIGKILL),  # noqa: PLW1509 - only system calls
         )

@@ -10,8 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any
 
 import ray
@@ -23,7 +21,7 @@ from specq.config import Config
 from specq.protocol import ConfigError, EngineError
 from specq.ray.actors import NAMESPACE, PROGRAM
 from specq.ray.controller import FAILED, NAME, ClusterController, ClusterStatus, living_nodes
-from specq.ray.plan import ClusterNode, check_config, one_address, plan, start_numbers
+from specq.ray.plan import ClusterNode, NodeCheck, check_config, check_node, one_address, plan, start_numbers
 from specq.runtime import columns
 
 ANSWER_S = 30.0  # for a node or the controller
@@ -47,14 +45,6 @@ def connected() -> Iterator[None]:
         ray.shutdown()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCheck:
-    """What a node says of itself: its version of specq, and whether Ray asks for a token there."""
-
-    version: str
-    has_token: bool
-
-
 def _check_here() -> NodeCheck:
     from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
@@ -62,7 +52,7 @@ def _check_here() -> NodeCheck:
 
 
 def check_nodes(nodes: Sequence[ClusterNode]) -> None:
-    """Raise ConfigError for a node without this version of specq, and for one that is open to others."""
+    """Ask all nodes. Raises ConfigError for one that cannot run specq, or must not (`check_node`)."""
     asked = [
         ray.remote(_check_here)
         .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False))
@@ -75,13 +65,7 @@ def check_nodes(nodes: Sequence[ClusterNode]) -> None:
         except (RayError, ModuleNotFoundError) as error:
             said = str(error).strip().splitlines()[-1][:200]
             raise ConfigError(f"node {node.address} cannot run specq ({said}); install specq[ray] there") from None
-        if not found.has_token and not ip_address(node.address).is_loopback:
-            raise ConfigError(
-                f"node {node.address} of the Ray cluster can be reached without authentication, so others could run "
-                "programs on it; start Ray with RAY_AUTH_MODE=token on all nodes (ray get-auth-token --generate)"
-            )
-        if found.version != __version__:
-            raise ConfigError(f"node {node.address} has specq {found.version}, not {__version__}; install the same")
+        check_node(node, found)
 
 
 def up(config: Config, tell: Callable[[str], object], program: Sequence[str] = PROGRAM, wait_s: float = 600.0) -> None:

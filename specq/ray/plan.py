@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import Any
 
 from specq import __version__
@@ -23,6 +24,7 @@ ROLES = ("broker", "target", "draft", "gateway")  # in the order in which an upg
 SPREAD = ("broker", "gateway", "target")
 VLLM = "vllm"
 OVER_NODES = 'distributed_executor_backend="ray"'  # vLLM's own option
+GPUS_SEEN = "CUDA_VISIBLE_DEVICES"
 READY, STARTING, STOPPING = "ready", "starting", "stopping"
 
 
@@ -34,6 +36,25 @@ class ClusterNode:
     address: str
     cpus: float = 0.0
     gpus: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCheck:
+    """What a node says of itself: its version of specq, and whether Ray asks for a token there."""
+
+    version: str
+    has_token: bool
+
+
+def check_node(node: ClusterNode, found: NodeCheck) -> None:
+    """Raise ConfigError for a node that is open to others, or has another version of specq."""
+    if not found.has_token and not ip_address(node.address).is_loopback:
+        raise ConfigError(
+            f"node {node.address} of the Ray cluster can be reached without authentication, so others could run "
+            "programs on it; start Ray with RAY_AUTH_MODE=token on all nodes (ray get-auth-token --generate)"
+        )
+    if found.version != __version__:
+        raise ConfigError(f"node {node.address} has specq {found.version}, not {__version__}; install the same")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +88,16 @@ class ProcessSpec:
     address: str = ""
     brokers: tuple[str, ...] = ()
     version: str = __version__
+
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the process, given its actor's, in which Ray names the actor's GPUs.
+
+        A process without GPUs sees none, except if vLLM places its own workers.
+        """
+        others = {name: value for name, value in given.items() if name != GPUS_SEEN}
+        if OVER_NODES in self.arguments:
+            return others
+        return dict(given) if self.gpus else others | {GPUS_SEEN: ""}
 
     def is_as(self, other: ProcessSpec) -> bool:
         """Return whether a process of the other specification may go on under this one."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specq import __version__
 from specq.config import BrokerConfig, Config, DraftConfig, RayConfig, ServeConfig, TargetConfig, UpConfig, load
 from specq.protocol import ConfigError
 from specq.ray.plan import (
@@ -15,10 +16,12 @@ from specq.ray.plan import (
     STARTING,
     STOPPING,
     ClusterNode,
+    NodeCheck,
     Numbers,
     ProcessSpec,
     Running,
     check_config,
+    check_node,
     most_numbers,
     next_steps,
     one_address,
@@ -175,6 +178,25 @@ def test_arguments_have_paths_of_keys_and_nothing_of_their_content(tmp_path: Pat
     said = repr(plan(config, NODES, start_numbers(config)))
     assert str(tmp_path) in said
     assert "very-secret-value" not in said
+
+
+def test_a_node_that_is_open_or_has_another_version_is_refused():
+    open_node = NodeCheck(__version__, has_token=False)
+    with pytest.raises(ConfigError, match=r"node 10\.0\.0\.1 .* RAY_AUTH_MODE=token"):
+        check_node(NODES[0], open_node)
+    with pytest.raises(ConfigError, match=r"has specq 0\.1, not"):
+        check_node(NODES[0], NodeCheck("0.1", has_token=True))
+    check_node(replace(NODES[0], address="127.0.0.1"), open_node)
+    check_node(NODES[0], NodeCheck(__version__, has_token=True))
+
+
+def test_a_process_sees_the_gpus_that_ray_gave_its_actor():
+    given = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "2,3"}
+    spec = by_name()["target-1"]
+    assert spec.environment(given) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": ""}
+    assert replace(spec, gpus=2).environment(given) == given
+    spanning = replace(spec, arguments=('distributed_executor_backend="ray"',))
+    assert spanning.environment(given | {"CUDA_VISIBLE_DEVICES": ""}) == {"PATH": "/bin"}
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
