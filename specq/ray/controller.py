@@ -38,7 +38,7 @@ from specq.ray.plan import (
     plan,
     start_numbers,
 )
-from specq.ray.scaling import Sample, Scale, ScaleLimits, sample_of, scaled
+from specq.ray.scaling import Sample, Scale, ScaleLimits, sample_of, scaled, without_room
 from specq.transport import listens
 
 log = structlog.get_logger(__name__)
@@ -139,6 +139,7 @@ class ClusterController:
         numbers = replace(self.least, target=self.scale.targets, draft=self.scale.drafters)
         kept = {name: spec.node_id for name, spec in self.specs.items()}
         wanted = plan(self.config, nodes, numbers, kept, self.only_at)
+        self.scale = without_room(self.scale, wanted.waiting, time.monotonic(), self.limits)
         present = self._present(reports)
         specs = {spec.name: spec for spec in wanted.processes}
         steps = next_steps(wanted.processes, present)

@@ -114,12 +114,13 @@ class PlacedProcesses:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one process takes of its node."""
+    """What one process takes of its node. `spans`: it takes GPUs of several nodes, which vLLM chooses."""
 
     name: str
     role: str
     cpus: float
     gpus: float
+    spans: bool = False
 
 
 def start_numbers(config: Config) -> Numbers:
@@ -190,8 +191,9 @@ def plan(
 def _need(config: Config, name: str, role: str, nodes: Sequence[ClusterNode]) -> Need:
     if role == "target":
         gpus = target_gpus(config, has_gpus=any(node.gpus for node in nodes))
-        spans = gpus > max((node.gpus for node in nodes), default=0.0) and config.target.engine == VLLM
-        return Need(name, role, config.target.threads or 1, 0 if spans and gpus > 1 else gpus)
+        there = [node.gpus for node in nodes] or [0.0]
+        spans = config.target.engine == VLLM and max(there) < gpus <= sum(there)
+        return Need(name, role, config.target.threads or 1, 0.0 if spans else gpus, spans)
     if role == "draft":
         gpus = config.ray.draft_gpus or float(config.draft.device.startswith("cuda"))
         return Need(name, role, config.draft.threads or 1, gpus)
@@ -289,8 +291,7 @@ class _Arguments:
         section = replace(self.config.target, name=need.name)
         if section.bind != "none" and not self.is_local:
             section = replace(section, bind=parse_address(section.bind).at(host), advertise="")
-        wanted = target_gpus(self.config, has_gpus=True)
-        if section.engine == VLLM and wanted > 1 and not need.gpus and section.device != "cpu":
+        if need.spans:
             section = replace(section, engine_options=(*section.engine_options, OVER_NODES))
         return ["worker", "--role", "target", *_without_broker(section)], ""
 

@@ -10,7 +10,7 @@ Rule: a number changes by one, and not before a whole window with the present nu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,6 +124,15 @@ def _drafters(state: Scale, sample: Sample, now: float, limits: ScaleLimits) -> 
     if pays and number < min(most, state.most_running) and now >= state.retry_at:
         return replace(state, drafters=number + 1, grown=True)
     return replace(state, grown=False)
+
+
+def without_room(state: Scale, waiting: Collection[str], now: float, limits: ScaleLimits) -> Scale:
+    """Return the state without the newest worker of a role, if it is beyond the least and has no place."""
+    if f"target-{state.targets}" in waiting and state.targets > limits.targets[0]:
+        state = replace(state, targets=state.targets - 1)
+    if f"draft-{state.drafters}" in waiting and state.drafters > limits.drafters[0]:
+        state = replace(state, drafters=state.drafters - 1, grown=False, retry_at=now + state.retry_s)
+    return state
 
 
 def sample_of(reports: Sequence[Mapping[str, Any]]) -> Sample:

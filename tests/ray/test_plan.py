@@ -121,6 +121,12 @@ def test_a_verifier_larger_than_a_node_is_placed_by_vllm():
     target = by_name(config, GPU_NODES)["target-1"]
     assert target.gpus == 0
     assert 'distributed_executor_backend="ray"' in target.arguments
+    too_large = plan(config, GPU_NODES[:1], Numbers(target=1))
+    assert too_large.waiting == {
+        "target-1": "target-1 needs 1 CPUs and 8 GPUs on one node, and none of 1 nodes has that free"
+    }
+    on_cpus = by_name(config)["target-1"]
+    assert (on_cpus.gpus, 'distributed_executor_backend="ray"' in on_cpus.arguments) == (0, False)
 
 
 def test_a_small_gpu_is_shared_by_drafters():

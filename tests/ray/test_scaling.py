@@ -5,7 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from specq.ray.scaling import CALM_WINDOWS, WINDOW_S, Sample, Scale, ScaleLimits, gain, sample_of, scaled
+from specq.ray.scaling import (
+    CALM_WINDOWS,
+    RETRY_S,
+    WINDOW_S,
+    Sample,
+    Scale,
+    ScaleLimits,
+    gain,
+    sample_of,
+    scaled,
+    without_room,
+)
 
 LIMITS = ScaleLimits(targets=(1, 3), drafters=(1, 4), max_sessions=8)
 MINUTES = 60.0
@@ -111,6 +122,15 @@ def test_counters_that_restart_begin_a_new_window():
     later = scaled(state, Sample(0, 8, 10.0, 5.0), 10 * WINDOW_S, LIMITS)
     assert later.first == Sample(0, 8, 10.0, 5.0)
     assert later.drafters == 1
+
+
+def test_a_worker_without_a_place_is_given_up():
+    """Else all would wait for it; draft workers are tried again later."""
+    state = without_room(Scale(2, 3), {"target-2", "draft-3"}, 50.0, LIMITS)
+    assert (state.targets, state.drafters, state.retry_at) == (1, 2, 50.0 + RETRY_S)
+    least = Scale(1, 1)
+    assert without_room(least, {"target-1", "draft-1"}, 50.0, LIMITS) == least
+    assert without_room(Scale(2, 3), {"target-1", "draft-2"}, 50.0, LIMITS) == Scale(2, 3)  # a node's death
 
 
 def test_gain_is_the_tokens_of_drafts_for_each_own_token():
