@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
+from pathlib import PurePath
 from typing import Any
 
 from specq import __version__
-from specq.config import Config, Section, connect_address, options_of, to_arguments
+from specq.config import Config, Section, connect_address, options_of, section_name, to_arguments
 from specq.drafting import DRAFTERS, SAME
 from specq.protocol import ConfigError, parse_address
 
 ROLES = ("broker", "target", "draft", "gateway")  # in the order in which an upgrade replaces them
 SPREAD = ("broker", "gateway", "target")
+PATHS = ("keys", "api_keys", "tls_cert", "tls_key")  # keys of sections
 VLLM = "vllm"
 OVER_NODES = 'distributed_executor_backend="ray"'  # vLLM's own option
 GPUS_SEEN = "CUDA_VISIBLE_DEVICES"
@@ -153,6 +155,12 @@ def check_config(config: Config) -> None:
         found = parse_address(address)
         if not found.is_tcp or found.is_any_port:
             raise ConfigError(f"{name} is {address}; specq ray up needs tcp:// and a fixed port")
+    for section in (config.broker, config.target, config.draft, config.serve):
+        for name in PATHS:
+            value = getattr(section, name, "")
+            if value and not PurePath(value).is_absolute():
+                whose = section_name(type(section))
+                raise ConfigError(f"{whose}.{name} is {value}; give an absolute path, the same on every node")
     for name, most, least in (
         ("max_targets", config.ray.max_targets, config.up.targets),
         ("max_drafters", config.ray.max_drafters, config.up.drafters),

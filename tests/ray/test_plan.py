@@ -33,9 +33,9 @@ JOURNAL = "postgresql://specq@db.example.org/specq"
 NODES = [ClusterNode(f"n{i}", f"10.0.0.{i}", cpus=4) for i in range(1, 6)]
 GPU_NODES = [ClusterNode(f"g{i}", f"10.0.1.{i}", cpus=8, gpus=4) for i in (1, 2)]
 CONFIG = Config(
-    broker=BrokerConfig(journal=JOURNAL, keys="keys"),
-    target=TargetConfig(model="large", keys="keys"),
-    draft=DraftConfig(model="small", keys="keys"),
+    broker=BrokerConfig(journal=JOURNAL, keys="/etc/keys"),
+    target=TargetConfig(model="large", keys="/etc/keys"),
+    draft=DraftConfig(model="small", keys="/etc/keys"),
     up=UpConfig(targets=2, drafters=4),
     ray=RayConfig(brokers=2),
 )
@@ -157,6 +157,7 @@ def test_what_has_no_place_waits_with_a_reason():
     [
         (replace(CONFIG, broker=BrokerConfig()), "several brokers need journal = postgresql://"),
         (replace(CONFIG, broker=BrokerConfig(journal=JOURNAL, bind="tcp://127.0.0.1:*")), "a fixed port"),
+        (replace(CONFIG, draft=DraftConfig(keys="keys")), "draft.keys is keys; give an absolute path"),
         (replace(CONFIG, ray=RayConfig(max_targets=1)), "ray.max_targets is 1, less than 2"),
     ],
 )
