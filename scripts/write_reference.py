@@ -21,7 +21,16 @@ import numpy as np
 
 from specq.broker import diagram
 from specq.cli import main as specq
-from specq.config import BrokerConfig, ClientConfig, DraftConfig, Section, ServeConfig, TargetConfig, UpConfig
+from specq.config import (
+    BrokerConfig,
+    ClientConfig,
+    DraftConfig,
+    RayConfig,
+    Section,
+    ServeConfig,
+    TargetConfig,
+    UpConfig,
+)
 from specq.config.options import kinds, section_name
 from specq.drafting import DRAFTERS
 from specq.engines import ENGINES
@@ -32,7 +41,7 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.versions import CAPABILITIES, GRAMMAR_CAPABILITIES, OLDEST_VERSION, PROTOCOL_VERSION, since_of
 
 HOME = Path(__file__).parent.parent / "docs" / "reference"
-SECTIONS = (BrokerConfig, TargetConfig, DraftConfig, UpConfig, ServeConfig, ClientConfig)
+SECTIONS = (BrokerConfig, TargetConfig, DraftConfig, UpConfig, RayConfig, ServeConfig, ClientConfig)
 OWN: dict[type[Section], tuple[Any, str]] = {TargetConfig: (ENGINES, "engine"), DraftConfig: (DRAFTERS, "proposer")}
 FOLDERS = {
     to_broker: "To the broker",

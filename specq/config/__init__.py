@@ -34,6 +34,7 @@ from specq.config.loading import (
     with_own,
 )
 from specq.config.options import Cores, Section, Texts, hidden, kinds, option, section_name
+from specq.config.ray import RayConfig
 from specq.config.sections import (
     AUTO_DRAFTERS,
     DEFAULT_BROKER,
@@ -64,6 +65,7 @@ __all__ = [
     "DraftConfig",
     "Options",
     "OwnOptions",
+    "RayConfig",
     "Section",
     "ServeConfig",
     "TargetConfig",

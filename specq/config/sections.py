@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from specq.config.engine_options import Options
 from specq.config.options import Cores, Section, Tables, Texts, hidden, kinds, option, section_name
+from specq.config.ray import RayConfig
 from specq.config.values import check_bind, check_brokers, check_connect, check_origins, read_address
 from specq.protocol import ConfigError
 
@@ -258,8 +259,7 @@ class DraftConfig(Section):
     model: str = _model()
     proposer: str = option("draft-model", "Proposer that makes the drafts.")
     heads: str = option(
-        "",
-        "Directory of Medusa heads for the draft model: same drafts in fewer passes. Default: none.",
+        "", "Directory of Medusa heads for the draft model: same drafts in fewer passes. Default: none."
     )
     vocabulary: str = _vocabulary()
     target: str = option(
@@ -388,6 +388,7 @@ class Config:
     up: UpConfig = field(default_factory=UpConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
 
 
 SECTIONS: dict[str, type[Section]] = kinds(Config)

@@ -257,12 +257,15 @@ def _start(member: Member, stdout: int | None) -> subprocess.Popen[bytes]:
         stdout=stdout,
         env=environment_of_children(),
         start_new_session=True,
-        preexec_fn=_first_in_child(os.getpid()),  # noqa: PLW1509 - the child runs only system calls
+        preexec_fn=first_in_child(os.getpid()),  # noqa: PLW1509 - the child runs only system calls
     )
 
 
-def _first_in_child(parent: int) -> Callable[[], None]:
-    """Return the first function of a child. It uses all cores, and ends with `parent` (where prctl exists)."""
+def first_in_child(parent: int, death_signal: int = signal.SIGTERM) -> Callable[[], None]:
+    """Return the first function of a child, which uses all cores.
+
+    When the thread of `parent` that started it ends, the child receives `death_signal` (where prctl exists).
+    """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     cores = available_cores()
 
@@ -270,7 +273,7 @@ def _first_in_child(parent: int) -> Callable[[], None]:
         if hasattr(os, "sched_setaffinity"):  # some OpenMP libraries leave a forked child with one core
             os.sched_setaffinity(0, cores)
         if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            prctl(_PR_SET_PDEATHSIG, death_signal)
         if os.getppid() != parent:
             os._exit(1)
 

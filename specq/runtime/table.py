@@ -34,6 +34,7 @@ EXTRAS = {  # package -> extra
     "matplotlib": "plots",
     "wandb": "wandb",
     "psycopg": "postgres",
+    "ray": "ray",
 }
 
 

@@ -1,6 +1,6 @@
 """A verifier's process with the toy model: starts at once, takes the given time for a step.
 
-python -m tests.journal.toy_target BROKER [MILLISECONDS [BIND ADVERTISE MAX_SESSIONS [KEYS]]]
+python -m tests.journal.toy_target BROKER [MILLISECONDS [BIND ADVERTISE MAX_SESSIONS [KEYS [NAME]]]]
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def main(
     advertise: str = "",
     max_sessions: str = "64",
     keys: str = "",
+    name: str = "toy",
 ) -> None:
     """Serve until SIGTERM."""
     log.configure("info")
@@ -61,7 +62,7 @@ def main(
         tokenizer_files=tokenizer_files(),
     )
     config = TargetConfig(broker=broker, bind=bind, advertise=advertise, max_sessions=int(max_sessions), keys=keys)
-    VerifierLoop(config, verifier, "toy").serve(stop)
+    VerifierLoop(config, verifier, name).serve(stop)
 
 
 if __name__ == "__main__":
