@@ -6,8 +6,8 @@ See tests/journal/former_ends.py.
 
 from __future__ import annotations
 
+import gzip
 import json
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -18,8 +18,10 @@ import pytest
 from specq.engines.checkpoint import describe
 from tests.journal.former_ends import JOBS, MODELS, TURN_END, WAIT_S, Service, job_id, make_models
 
-OLD = Path(__file__).parent / "cb5a1ef.journal"
-EXPECTED = {int(job): entry for job, entry in json.loads(OLD.with_suffix(".json").read_text()).items()}
+OLD = Path(__file__).parent / "cb5a1ef.journal.gz"
+EXPECTED = {
+    int(job): entry for job, entry in json.loads(Path(__file__).parent.joinpath("cb5a1ef.json").read_text()).items()
+}
 BEGUN = [job_id(model, number) for model in MODELS for number in (1, 2)]
 
 
@@ -39,7 +41,8 @@ def started(journal: Path) -> Iterator[Service]:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    return shutil.copy(OLD, tmp_path / "journal")
+    (tmp_path / "journal").write_bytes(gzip.decompress(OLD.read_bytes()))
+    return tmp_path / "journal"
 
 
 @pytest.fixture
@@ -96,9 +99,9 @@ def test_they_wait_for_verifiers_that_are_still_loading(service: Service, models
     assert all("with the weights" in service.finish[job] for job in waiting)
 
 
-def test_only_models_with_other_ends_have_another_identity(models: dict[str, Path]) -> None:
+def test_only_models_with_other_ends_have_another_identity(models: dict[str, Path], journal: Path) -> None:
     """What cb5a1ef called them is in its journal: the fingerprint where the ends are the same, else the former one."""
-    with closing(sqlite3.connect(f"{OLD.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+    with closing(sqlite3.connect(f"{journal.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
         bound = dict(connection.execute("SELECT job_id, weights FROM active").fetchall())
     for model, path in models.items():
         overrides = {"gguf_values": "float32"} if model == "gguf" else None

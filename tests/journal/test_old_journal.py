@@ -6,8 +6,8 @@ tests/journal/make_old_journal.py made the journal and the texts; commit 2b162de
 
 from __future__ import annotations
 
+import gzip
 import json
-import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -20,8 +20,11 @@ from specq.protocol import Failed, Follow, JobTokens, Tokens, decode, encode
 
 pytestmark = pytest.mark.slow
 
-OLD = Path(__file__).parent / "f8b254c.journal"
-EXPECTED = {int(job_id): entry for job_id, entry in json.loads(OLD.with_suffix(".json").read_text()).items()}
+OLD = Path(__file__).parent / "f8b254c.journal.gz"
+EXPECTED = {
+    int(job_id): entry
+    for job_id, entry in json.loads(Path(__file__).parent.joinpath("f8b254c.json").read_text()).items()
+}
 PATIENCE_S = 120.0
 
 
@@ -31,7 +34,7 @@ def test_jobs_of_an_old_journal_end_with_their_texts(
 ) -> None:
     """Half done or not begun, with every kind of parameter; drafted for or not."""
     journal = tmp_path / "old.journal"
-    shutil.copy(OLD, journal)
+    journal.write_bytes(gzip.decompress(OLD.read_bytes()))
     assert num_tokens(journal) == {job_id: entry["had"] for job_id, entry in EXPECTED.items() if entry["had"]}
     spawn("broker", "--bind", free_address, "--journal", str(journal))
     target = ("--model", "tiny", "--device", "cpu", "--dtype", "float32", "--prompt-lookup", prompt_lookup)
