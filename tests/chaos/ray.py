@@ -211,8 +211,16 @@ def _parent(pid: int) -> int:
     return 0
 
 
-def siege(directory: Path, faults: Sequence[str], *, nodes: int = 5, seed: int = 0, seconds: float = 1e9,
-          drafters: int = 4, at_end: Callable[[RayDeployment], None] = lambda _: None) -> dict[str, Any]:  # fmt: skip
+def siege(
+    directory: Path,
+    faults: Sequence[str],
+    *,
+    nodes: int = 5,
+    seed: int = 0,
+    seconds: float = 1e9,
+    drafters: int = 4,
+    at_end: Callable[[RayDeployment, RayCluster], None] = lambda *_: None,
+) -> dict[str, Any]:
     """Run a deployment under load, and kill what the faults say; return what came of it.
 
     `at_end`: what to do with the deployment, still under load.
@@ -232,7 +240,7 @@ def siege(directory: Path, faults: Sequence[str], *, nodes: int = 5, seed: int =
                     break
                 inject(kind)
                 done += 1
-            at_end(deployed)
+            at_end(deployed, cluster)
         history = audit(deployed)  # type: ignore[arg-type]
         deployment.down()
     return report(faults[:done], inject.times, load, check(history), len(history))

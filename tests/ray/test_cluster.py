@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specq import Client
 from specq.testing import wait_until
 from tests.ray.cluster import RayCluster  # sets what Ray reads when it is imported
 
@@ -18,8 +19,14 @@ pytestmark = [pytest.mark.machines, pytest.mark.timeout(400), pytest.mark.filter
 FAULTS = ["actor", "node", "actor", "actor"]
 
 
-def upgrade(deployed) -> None:
-    """Change an option of the verifiers, and one draft worker less: each verifier is replaced, no other process."""
+PROMPT = "swordfish and other secrets"
+
+
+def upgrade(deployed, cluster) -> None:
+    """Change an option of the verifiers, and one draft worker less: each verifier is replaced, no other process.
+
+    Then look for a prompt in all that Ray has written.
+    """
     from specq.config import load
     from specq.ray import deployment
     from tests.ray.deploy import PROGRAM, READY_S
@@ -31,6 +38,11 @@ def upgrade(deployed) -> None:
     after = {row.name: row.pid for row in deployment.status().rows}
     assert after.keys() == before.keys() - {"draft-2"}
     assert {name for name in after if after[name] != before[name]} == {"target-1", "target-2"}
+    with Client(deployed.address) as client:
+        assert client.generate(PROMPT, max_tokens=8, ignore_eos=True).token_ids
+    files = [path for path in cluster.folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert [path for path in files if PROMPT.encode() in path.read_bytes()] == []
 
 
 def test_nothing_is_lost_when_nodes_and_actors_die_and_an_upgrade_runs(tmp_path: Path) -> None:
