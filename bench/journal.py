@@ -26,8 +26,7 @@ import click
 import numpy as np
 
 from bench.suites.broker_rate import new_database
-from specq.journal import JobBound, JobEnded, JobTaken, Journal, Opening, Record, TokensAdded, open_journal
-from specq.journal.threads import IN_A_ROW
+from specq.journal import IN_A_ROW, JobBound, JobEnded, JobTaken, Journal, Opening, Record, TokensAdded, open_journal
 from specq.protocol import SamplingParams, Submit
 from specq.runtime import columns
 from specq.runtime.machine import describe

@@ -49,6 +49,7 @@ from specq.journal.records import (
     unpack,
 )
 from specq.journal.threads import (
+    IN_A_ROW,
     RENEW_S,
     TAKE_S,
     BrokersListed,
@@ -66,6 +67,7 @@ from specq.journal.transfer import Copied, copy_journal
 __all__ = [
     "EPOCHS",
     "HELD_S",
+    "IN_A_ROW",
     "LEASE_S",
     "MOST_TAKEN",
     "NO_CRASHES",

@@ -84,7 +84,8 @@ class FleetBroker:
         self.bytes[name] += sum(map(len, frames))
 
     def _run(self, name: str, at: float, act: Callable[..., list[Effect]], *arguments: Any) -> None:
-        """Call the core, and carry out its effects at a time."""
+        """Call the core, and carry out its effects at a time, behind those of earlier calls: the core is one."""
+        at = max(at, self.busy_until)
         clock = time.thread_time if name in RARE else time.perf_counter
         started = clock()
         effects = act(*arguments)

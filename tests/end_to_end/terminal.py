@@ -13,7 +13,7 @@ import termios
 import time
 from typing import Self
 
-PATIENCE_S, HANG_UP_S = 60, 10  # the first less than a test may take
+PATIENCE_S, HANG_UP_S = 150, 10  # the first less than a test may take
 
 
 class Terminal:
