@@ -65,6 +65,11 @@ class FleetBroker:
         fleet.queue.at(now + phase * self._tick_s, self._tick)
         fleet.queue.at(now + phase * RENEW_S, self._renew)
 
+    @property
+    def jobs(self) -> set[int]:
+        """The jobs that have not ended, and those whose last records are not journaled yet."""
+        return {*self.core.state.jobs.active, *(write.record.job_id for write in self._writes)}
+
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def hear(self, identity: bytes, frames: Frames, *, by_back: bool) -> None:

@@ -143,13 +143,13 @@ class FleetRun:
 
     def _check(self) -> None:
         """Raise EngineError if a job is nowhere, or the journal and its client differ."""
-        held = Counter(job_id for one in self.fleet.live for job_id in one.core.state.jobs.active)
+        held = set[int]().union(*(one.jobs for one in self.fleet.live))
         for job in self.users.jobs.values():
             stored = self.fleet.journal.fake.jobs.get(job.job_id)
             if stored is not None and stored.num_tokens < job.num_tokens:
                 raise EngineError(f"job {job.job_id}: the client has tokens that the journal lacks")
             holder = self.fleet.journal.holders.get(job.job_id)
-            if holder in self.fleet.brokers and self.fleet.brokers[holder].alive and not held[job.job_id]:
+            if holder in self.fleet.brokers and self.fleet.brokers[holder].alive and job.job_id not in held:
                 raise EngineError(f"job {job.job_id} is held by {holder}, which does not know it")
 
     # --- figures ------------------------------------------------------------------------------------------------------

@@ -110,3 +110,13 @@ def test_a_token_that_is_not_the_next_one_ends_the_simulation(monkeypatch: pytes
 
 def test_jain() -> None:
     assert (jain([2, 2, 2]), jain([3, 0, 0]), jain([])) == (1.0, pytest.approx(1 / 3), 1.0)
+
+
+def test_a_broker_that_cannot_keep_up() -> None:
+    """Its messages wait for its core, and leave it in order."""
+    found = run(
+        host=HostSettings(broker_us=4000),
+        fleet=replace(SMALL.fleet, lost_brokers=1),
+        traffic=replace(SMALL.traffic, seconds=12),
+    )
+    assert found.figures.jobs > 100
