@@ -43,7 +43,7 @@ def beside(gateway, most_cut=0):
                 started = time.monotonic()
                 try:
                     found = http.post(PATH, json={"prompt": "a", "max_tokens": 99, "stream": True}).text
-                except httpx2.ReadError as error:
+                except (httpx2.ReadError, httpx2.RemoteProtocolError) as error:
                     cut.append(error)
                     if len(cut) > most_cut:
                         return
