@@ -42,7 +42,7 @@ PACKAGES = {
         *("protocol", "config", "runtime", "models", "transport", "text", "grammar", "engines", "drafting"),
         *("verifier", "broker", "client", "batches", "gateway"),
     ),
-    "ray": ("protocol", "config", "runtime", "transport", "journal", "drafting", "client", "processes"),
+    "ray": ("protocol", "config", "runtime", "transport", "journal", "client", "processes"),
     "samples": ("protocol", "models", "text", "client"),
     "demo": ("protocol", "config", "runtime", "client", "chat", "samples", "processes"),
     "doctor": (

@@ -206,14 +206,15 @@ class ClientCore(Inquiries):
             return []
         if message.code in NOT_NOW and self._requests.try_another(key, request, self._sender, now):
             return []
-        is_taken = request.progress is not None
+        progress = request.progress  # None: no broker has taken the job
+        is_read = request.transcript is not None and progress is not None
         if message.code == "no_verifier":
             if key == TOKENIZER and now < request.verifier_until:
                 request.progress, request.patience = now, self._patience
                 return self._waits(request, self._wanted_verifier(request), message.reason)
-            if request.is_own and request.progress is not None and now < request.progress + self.timeout_s:
+            if request.is_own and progress is not None and now < progress + self.timeout_s:
                 return []
-        if message.code == "busy" and self.brokers.several and request.transcript is not None and is_taken:
+        if message.code == "busy" and self.brokers.several and is_read:
             request.progress = now  # another broker cannot look up the job now, for as long as the journal is away
             return []
         return self._fail(key, message.code, self._explained(request.message(), message.reason))

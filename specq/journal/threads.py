@@ -181,8 +181,7 @@ class JournalWriter:
             newer, more, num_handled = self._queue.get()
             sequence = max(sequence, newer)
             records.extend(self._current(more, num_handled))
-        ends = [*_ends(records)]
-        for start, end in pairwise([0, *ends]):
+        for start, end in pairwise([0, *_ends(records)]):
             self._waiting.append(_Group(records[start:end], sequence if end == len(records) else 0))
         if not records and (before := self._waiting or self._given):
             before[-1] = before[-1]._replace(sequence=max(before[-1].sequence, sequence))

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from specq.config import AUTO_DRAFTERS, NO_MODEL, Config, DraftConfig, TargetConfig, options_of, own_options
-from specq.drafting import DRAFTERS, DrafterSpec
+from specq.drafting import DRAFTERS, SAME, DrafterSpec
 from specq.drafting.medusa import form as medusa_form
 from specq.engines import ENGINES, EngineSpec, check_no_gguf
 from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
@@ -36,6 +36,13 @@ def check_can_start(asked: Config, machine: Hardware | None = None) -> None:
         raise ConfigError(f"{len(found)} things are missing or wrong:\n{lines}")
     if found:
         raise ConfigError(found[0])
+
+
+def draft_section(config: Config) -> DraftConfig:
+    """Return the section of draft workers. It names the target's model if their drafts need one and none is named."""
+    draft = config.draft
+    needs_target = draft.vocabulary != SAME or DRAFTERS.resolve(draft.proposer).reads_target
+    return replace(draft, target=config.target.model) if needs_target and not draft.target else draft
 
 
 def missing(chosen: Config) -> list[str]:

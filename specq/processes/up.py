@@ -36,8 +36,15 @@ from specq.config import (
     environment_of_children,
     to_arguments,
 )
-from specq.drafting import DRAFTERS, SAME
-from specq.processes.deployment import check_can_start, divide_cores, notes, placed, this_machine, with_helpers
+from specq.processes.deployment import (
+    check_can_start,
+    divide_cores,
+    draft_section,
+    notes,
+    placed,
+    this_machine,
+    with_helpers,
+)
 from specq.protocol import ConfigError, EngineError, JobError, parse_address
 from specq.runtime import Readiness, Tell, available_cores, columns, reap
 from specq.transport import Stop, directory_of, listener, listens, own_keys
@@ -69,16 +76,14 @@ def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
     """
     machine, address = this_machine(), _broker_address(config)
     here, config = machine.cores, placed(config, machine)
-    needs_target = config.draft.vocabulary != SAME or DRAFTERS.resolve(config.draft.proposer).reads_target
-    if needs_target and not config.draft.target:
-        config = replace(config, draft=replace(config.draft, target=config.target.model))
     shares = divide_cores(len(here), config.up.targets, config.up.drafters)
     broker = replace(config.broker, cores=config.broker.cores or _ids(here, shares.broker))
+    draft = replace(draft_section(config), broker=address)
     target = with_helpers(config, _ids(here, shares.broker)) if len(here) > 1 else config.target
     return [
         Member("broker", ("broker", *to_arguments(broker), *extra), broker.cores, address),
         *_workers("target", replace(target, broker=address), [_ids(here, s) for s in shares.targets], extra),
-        *_workers("draft", replace(config.draft, broker=address), [_ids(here, s) for s in shares.drafters], extra),
+        *_workers("draft", draft, [_ids(here, s) for s in shares.drafters], extra),
         *([_gateway(config, address, broker.cores, extra)] if config.up.serve else []),
     ]
 

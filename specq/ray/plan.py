@@ -18,7 +18,7 @@ from typing import Any
 
 from specq import __version__
 from specq.config import Config, Section, connect_address, options_of, section_name, to_arguments
-from specq.drafting import DRAFTERS, SAME
+from specq.processes.deployment import draft_section
 from specq.protocol import ConfigError, parse_address
 
 ROLES = ("broker", "target", "draft", "gateway")  # in the order in which an upgrade replaces them
@@ -304,10 +304,7 @@ class _Arguments:
         return ["worker", "--role", "target", *_without_broker(section)], ""
 
     def _draft(self, need: Need, host: str) -> tuple[list[str], str]:
-        section = replace(self.config.draft, name=need.name)
-        needs_target = section.vocabulary != SAME or DRAFTERS.resolve(section.proposer).reads_target
-        if needs_target and not section.target:
-            section = replace(section, target=self.config.target.model)
+        section = replace(draft_section(self.config), name=need.name)
         return ["worker", "--role", "draft", *_without_broker(section)], ""
 
     def _gateway(self, need: Need, host: str) -> tuple[list[str], str]:

@@ -26,7 +26,7 @@ from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import click
 import zmq
@@ -296,21 +296,21 @@ def siege(
             )
             for name in cluster.names("client"):
                 cluster.kill(name)
-            history = audit(cluster)
+            history = audit(cluster.histories, cluster.address)
     return {**report(found, injector.times, history), "died": dict(cluster.deaths)}
 
 
-def audit(cluster: Cluster) -> list[Operation]:
+def audit(histories: Path, address: str) -> list[Operation]:
     """Follow all accepted jobs to their ends, when all is well again; return the whole history."""
-    scribe = Scribe(cluster.histories, "audit")
-    history = read_history(cluster.histories.glob("*.jsonl"))
+    scribe = Scribe(histories, "audit")
+    history = read_history(histories.glob("*.jsonl"))
     accepted = [job_id for job_id, job in jobs_of(history).items() if job.acked < float("inf")]
     until = time.monotonic() + AUDIT_S
-    with closing(scribe), JobDesk(cluster.address, timeout_s=AUDIT_S) as desk:
+    with closing(scribe), JobDesk(address, timeout_s=AUDIT_S) as desk:
         for job_id in accepted:
             if time.monotonic() < until:
                 fetch(desk, job_id, scribe)
-    return read_history(cluster.histories.glob("*.jsonl"))
+    return read_history(histories.glob("*.jsonl"))
 
 
 def report(found: Siege, times: Times, history: Sequence[Operation]) -> dict[str, Any]:
@@ -337,8 +337,27 @@ def _figure(of: Any, found: list[float]) -> float | None:
 
 def is_good(one: dict[str, Any]) -> bool:
     """Return whether nothing was lost, doubled or wrong, and nothing stood still."""
+    return is_whole(one) and (one["move_max_s"] or 0.0) <= MOVE_S
+
+
+def is_whole(one: dict[str, Any]) -> bool:
+    """Return whether nothing was lost, doubled or wrong, and no job stood still for long."""
     counts = sum(one[name] for name in ("lost", "doubled", "wrong"))
-    return not counts and not one["stuck"] and not one["history"]["wrong"] and (one["move_max_s"] or 0.0) <= MOVE_S
+    return not counts and not one["stuck"] and not one["history"]["wrong"]
+
+
+def conclude(program: str, found: dict[str, Any], directory: Path, out: Path | None, *, good: bool) -> NoReturn:
+    """Print the figures, write them to a file, keep logs and histories if all is not good, and end the program."""
+    for name, value in found.items():
+        click.echo(f"{name:24} {json.dumps(value)}")
+    if out is not None:
+        command = shlex.join(["scripts/cluster.sh", "python", "-m", program, *sys.argv[1:]])
+        out.write_text(json.dumps(describe(command) | found) + "\n")
+    if good:
+        shutil.rmtree(directory)
+    else:
+        click.echo(f"logs and histories: {directory}")
+    sys.exit(0 if good else 1)
 
 
 @click.command()
@@ -363,16 +382,7 @@ def main(
     directory = Path(tempfile.mkdtemp())
     found = siege(directory, in_time, seed=seed, bug=bug)
     found["seconds"] = round(time.monotonic() - started, 1)
-    for name, value in found.items():
-        click.echo(f"{name:16} {json.dumps(value)}")
-    if out is not None:
-        command = shlex.join(["scripts/cluster.sh", "python", "-m", "tests.chaos.cluster", *sys.argv[1:]])
-        out.write_text(json.dumps(describe(command) | found) + "\n")
-    if is_good(found):
-        shutil.rmtree(directory)
-    else:
-        click.echo(f"logs and histories: {directory}")
-    sys.exit(0 if is_good(found) else 1)
+    conclude("tests.chaos.cluster", found, directory, out, good=is_good(found))
 
 
 if __name__ == "__main__":

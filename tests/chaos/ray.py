@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,9 +29,8 @@ import click
 
 from specq import Client
 from specq.config.values import free_address
-from specq.runtime.machine import describe
 from specq.testing import wait_until
-from tests.chaos.cluster import audit
+from tests.chaos.cluster import audit, conclude, is_whole
 from tests.chaos.history import check
 from tests.chaos.load import Load
 from tests.chaos.processes import toy_prompts
@@ -241,7 +238,7 @@ def siege(
                 inject(kind)
                 done += 1
             at_end(deployed, cluster)
-        history = audit(deployed)  # type: ignore[arg-type]
+        history = audit(deployed.histories, deployed.address)
         deployment.down()
     return report(faults[:done], inject.times, load, check(history), len(history))
 
@@ -322,7 +319,7 @@ def behead(directory: Path, kind: str, *, nodes: int = 3, away_s: float = 20.0) 
             start = time.monotonic()
             took = load.recovered(start, LIMIT_S)
             figures["all_advance_s"] = took and round(took, 2)
-        history = audit(deployed)  # type: ignore[arg-type]
+        history = audit(deployed.histories, deployed.address)
         deploy("down")
     return report([], RayTimes(), load, check(history), len(history)) | figures
 
@@ -345,13 +342,6 @@ def _after_redis(cluster: RayCluster, load: Load) -> dict[str, Any]:
     return {"controlled_s": round(controlled_s, 1), "replaced_s": round(time.monotonic() - start, 1)}
 
 
-def is_good(one: dict[str, Any]) -> bool:
-    """Return whether nothing was lost, doubled or wrong, and nothing stood still."""
-    return (
-        not any(one[name] for name in ("lost", "doubled", "wrong")) and not one["stuck"] and not one["history"]["wrong"]
-    )
-
-
 @click.command()
 @click.option("--actors", default=60, show_default=True, help="Kills of actors, the controller among them.")
 @click.option("--nodes", default=30, show_default=True, help="Kills of worker nodes.")
@@ -368,16 +358,7 @@ def main(*, actors: int, nodes: int, size: int, head: str | None, minutes: float
     run_siege = partial(siege, directory, faults, nodes=size, seed=seed, seconds=60 * minutes)
     found = behead(directory, head) if head else run_siege()
     found["seconds"] = round(time.monotonic() - started, 1)
-    for name, value in found.items():
-        click.echo(f"{name:24} {json.dumps(value)}")
-    if out is not None:
-        command = shlex.join(["scripts/cluster.sh", "python", "-m", "tests.chaos.ray", *sys.argv[1:]])
-        out.write_text(json.dumps(describe(command) | found) + "\n")
-    if is_good(found):
-        shutil.rmtree(directory)
-    else:
-        click.echo(f"histories: {directory}")
-    sys.exit(0 if is_good(found) else 1)
+    conclude("tests.chaos.ray", found, directory, out, good=is_whole(found))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import subprocess
 from itertools import product
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from specq.gateway.guard import ApiKeys, is_known, make_key
 from specq.protocol import Accepted, ConfigError, Submit
 from specq.testing.fake_broker import FakeBroker, answer
 from specq.testing.waiting import wait_until
+from tests.certificates import make_certificate
 from tests.each import each
 from tests.gateway.serving import BODY_BYTES, PATH, connected, openai_client, raw, request, running
 
@@ -238,12 +238,7 @@ def test_addresses_that_are_not(options):
 
 
 def test_tls(broker, own_cache, tmp_path):
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-    ]  # fmt: skip
-    subprocess.run([*command, "-keyout", key, "-out", certificate, *subject], check=True, capture_output=True)
+    certificate, key = make_certificate(tmp_path, "gateway", "IP:127.0.0.1")
     options = {"tls_cert": str(certificate), "tls_key": str(key)}
     with (
         running(broker.address, **options) as gateway,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,31 +11,12 @@ from structlog.testing import capture_logs
 from specq.journal.postgres.store import PostgresJournal
 from specq.protocol import ConfigError, JournalBusyError
 from specq.testing.fake_journal import added, taken
+from tests.certificates import make_certificate
 from tests.journal.cluster import BIN, Cluster, Database, Server, as_server, texts
 
 pytestmark = pytest.mark.cluster
 
 Open = Callable[..., PostgresJournal]
-
-
-def make_certificate(folder: Path, name: str, host: str) -> tuple[Path, Path]:
-    """Write a certificate that vouches for itself, and its key."""
-    certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    subject = ["-subj", "/CN=specq", "-addext", f"subjectAltName={host}"]
-    subprocess.run([*command, "-keyout", key, "-out", certificate, *subject], check=True, capture_output=True)
-    return certificate, key
 
 
 @pytest.fixture
