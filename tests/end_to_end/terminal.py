@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pty
 import select
 import signal
 import struct
@@ -24,11 +23,14 @@ class Terminal:
         self.shown, self._status = "", None
         own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         own |= {"TERM": "xterm"} | environment
-        self.pid, self._file = pty.fork()
-        if not self.pid:
-            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-            os.execve(sys.executable, [sys.executable, "-m", "specq", *arguments], own)
+        self._file, inner = os.openpty()
+        self.resize(rows, columns)
         self.before = termios.tcgetattr(self._file)
+        self.pid = os.fork()
+        if not self.pid:
+            os.login_tty(inner)
+            os.execve(sys.executable, [sys.executable, "-m", "specq", *arguments], own)
+        os.close(inner)
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +69,7 @@ class Terminal:
         while not self._has_ended():
             assert time.monotonic() < deadline, "it does not end"
             self._read(0.05)
-        while self._read(0.0):
+        while self._read(1.0):  # the kernel passes the last output on after the end of the process
             pass
         return os.waitstatus_to_exitcode(self._status)
 
@@ -89,8 +91,11 @@ class Terminal:
         return bool(data)
 
     @property
-    def is_restored(self) -> bool:
-        """Whether line editing is on again, the cursor is visible, and the normal screen is back."""
-        tail = self.shown[self.shown.rfind("\x1b[?1049l") :]
-        is_as_before = termios.tcgetattr(self._file) == self.before
-        return is_as_before and "\x1b[?1049l" in tail and "\x1b[?25h" in self.shown[-100:]
+    def left(self) -> list[str]:
+        """What is not as it was before: line editing, the normal screen, the cursor."""
+        is_as_before = {
+            "attributes": termios.tcgetattr(self._file) == self.before,
+            "screen": "\x1b[?1049l" in self.shown,
+            "cursor": "\x1b[?25h" in self.shown[-100:],
+        }
+        return [name for name, holds in is_as_before.items() if not holds]

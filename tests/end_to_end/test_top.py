@@ -36,14 +36,14 @@ def test_it_watches_until_q(terminal):
     terminal.wait_for("sorted by TOKENS")
     terminal.send("q")
 
-    assert (terminal.wait(), terminal.is_restored) == (0, True)
+    assert (terminal.wait(), terminal.left) == (0, [])
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_the_terminal_is_restored_after_a_signal(terminal, number, status):
     terminal.signal(number)
 
-    assert (terminal.wait(), terminal.is_restored) == (status, True)
+    assert (terminal.wait(), terminal.left) == (status, [])
 
 
 def test_it_follows_the_terminals_size(terminal):
@@ -64,7 +64,7 @@ def test_a_broker_that_goes_is_said_and_waited_for(terminal, spawn, broker, free
     while "NO ANSWER" in terminal.wait_for("sorted by"):
         pass
     terminal.send("q")
-    assert (terminal.wait(), terminal.is_restored) == (0, True)
+    assert (terminal.wait(), terminal.left) == (0, [])
 
 
 def test_without_a_broker_it_fails_as_status_does(free_address):
