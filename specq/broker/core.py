@@ -36,6 +36,7 @@ from specq.protocol import (
     Activations,
     Cancel,
     Draft,
+    Drafts,
     FetchTokenizer,
     Follow,
     GetClock,
@@ -142,6 +143,8 @@ class Broker:
                 return self._from_verifier(verifier, frames) if verifier is not None else []
             if kind is Draft:
                 self.gate.pass_draft(identity, frames, who)
+            elif kind is Drafts:
+                self.gate.pass_drafts(identity, frames, who)
             elif (message := self.gate.admit(identity, frames, who)) is not None:
                 self._dispatch(self._front, identity, message)
         except ProtocolError as error:
@@ -292,7 +295,9 @@ class Broker:
     def journaled(self, sequence: int, now: float) -> list[Effect]:
         """Note that the journal holds all records up to this one. Clients may now receive their contents."""
         self.state.clock.now = now
-        self.delivery.update(self.state.ledger.settle(sequence))
+        settled = self.state.ledger.settle(sequence)
+        self.delivery.update(settled)
+        self.intake.lookup.settled(settled)
         return self._effects()
 
     def troubled(self, reason: str, now: float) -> list[Effect]:

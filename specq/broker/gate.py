@@ -16,7 +16,7 @@ calibrate`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import structlog
 
@@ -32,6 +32,7 @@ from specq.protocol import (
     NAME,
     Cancel,
     Draft,
+    Drafts,
     Failed,
     Follow,
     GetStatus,
@@ -64,7 +65,7 @@ MAX_SESSIONS = 4096  # in a heartbeat, beyond the worker's own: left over from b
 _TOKENS = array_frame(Draft, "token_ids")
 MAX_WORKERS = 4096
 _AWAITED = (Submit, Follow, Cancel, Hello)  # the sender waits for an answer
-_OF_WORKERS = (Hello, Heartbeat, Draft, TraceEvents)  # not requests: no answer to charge
+_OF_WORKERS = (Hello, Heartbeat, Draft, Drafts, TraceEvents)  # not requests: no answer to charge
 
 
 class Gate:
@@ -158,36 +159,94 @@ class Gate:
             self.state.counts["forbidden"] += 1
             return
         header = decode_header(frames)
-        job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
-        if job is None or job.session.epoch != header.get("epoch"):
-            self.state.counts["late_drafts"] += 1
+        num_nodes = len(frames[_TOKENS]) // 4 if len(frames) > _TOKENS else 0
+        claim = _Claim(int.from_bytes(frames[0], "little"), header.get("epoch"), header.get("lane", -1), num_nodes)
+        verifier = self._taker(identity, claim, sum(map(len, frames)))
+        if verifier is None:
             return
-        lane = _lane_of(job.drafters, header.get("lane", -1), identity)
+        worker = self.state.workers.get(identity)
+        if header.get("q_size") and not self.state.roles.trusts(worker.shown if worker is not None else NOBODY):
+            frames = encode(stripped(cast("Draft", decode(frames))))
+        verifier.num_unanswered += 1
+        self.state.outbox.add(Send("back", verifier.identity, list(frames)))
+
+    def pass_drafts(self, identity: bytes, frames: Sequence[bytes], who: str) -> None:
+        """Forward the drafts of several sessions to their verifiers, each under the rules of a single one.
+
+        Raises ProtocolError for the first one of a lane that is not the sender's, after the others were forwarded.
+        """
+        if self.state.roles.refusal(identity, who, Drafts):
+            self.state.counts["forbidden"] += 1
+            return
+        if sum(map(len, frames)) > MAX_DRAFT_BYTES:
+            raise ProtocolError(f"drafts of more than {MAX_DRAFT_BYTES} bytes in one message")
+        drafts = cast("Drafts", decode(frames))
+        drafts.check()
+        columns = drafts.session_ids, drafts.epochs, drafts.lanes, drafts.num_nodes
+        takers, error = dict[bytes, list[int]](), None
+        num_bytes = sum(map(len, frames)) // max(len(drafts.session_ids), 1)
+        for i, claim in enumerate(map(_Claim, *(column.tolist() for column in columns))):
+            try:
+                if (verifier := self._taker(identity, claim, num_bytes)) is not None:
+                    takers.setdefault(verifier.identity, []).append(i)
+            except ProtocolError as found:
+                error = error or found
+        for taker, places in takers.items():
+            self._forward(taker, drafts, places, frames)
+        if error is not None:
+            raise error
+
+    def _forward(self, taker: bytes, drafts: Drafts, places: Sequence[int], frames: Sequence[bytes]) -> None:
+        """Send a verifier the drafts at these places; `frames` are all of them."""
+        verifier = self.state.workers.get(taker)
+        assert verifier is not None, "it was found to take them"
+        part = drafts if len(places) == len(drafts.session_ids) else drafts.take(places)
+        if not verifier.reads_many_drafts:
+            sent = list(map(encode, part.each()))
+        else:
+            sent = [list(frames) if part is drafts else encode(part)]
+        verifier.num_unanswered += len(sent)
+        for one in sent:
+            self.state.outbox.add(Send("back", taker, one))
+
+    def _taker(self, identity: bytes, claim: _Claim, num_bytes: int) -> Worker | None:
+        """Return the verifier that takes this draft, if one does. Counts it.
+
+        Raises ProtocolError if the lane is not the sender's.
+        """
+        job = self.state.jobs.active.get(claim.session_id)
+        if job is None or job.session.epoch != claim.epoch:
+            self.state.counts["late_drafts"] += 1
+            return None
+        lane = _lane_of(job.drafters, claim.lane, identity)
         worker = self.state.workers.get(identity)
         if worker is not None:
             worker.last_seen = self.state.clock.now
             worker.num_drafts += 1
-        num_bytes = sum(map(len, frames))
         verifier = self.state.workers.get(job.session.verifier)
-        if verifier is None or not self._is_taken(job, lane, verifier, frames, num_bytes):
+        if verifier is None or not self._is_taken(job, lane, verifier, claim.num_nodes, num_bytes):
             self.state.counts["limited_drafts"] += 1
-            return
-        if header.get("q_size") and not self.state.roles.trusts(worker.shown if worker is not None else NOBODY):
-            frames = encode(stripped(cast("Draft", decode(frames))))
+            return None
         job.stats.draft_bytes += num_bytes
-        verifier.num_unanswered += 1
-        self.state.outbox.add(Send("back", job.session.verifier, list(frames)))
+        return verifier
 
-    def _is_taken(
-        self, job: BrokerJob, lane: DrafterLane, verifier: Worker, frames: Sequence[bytes], num_bytes: int
-    ) -> bool:
+    def _is_taken(self, job: BrokerJob, lane: DrafterLane, verifier: Worker, num_nodes: int, num_bytes: int) -> bool:
         """Return whether the job's verifier can take a draft of this size on this lane."""
         now = self.state.clock.now
         if now - verifier.last_seen > self.state.settings.quiet_s:
             return False
         if verifier.dials_out and verifier.num_unanswered >= MOST_UNANSWERED:
             return False
-        return admit_draft(job.drafters, lane, verifier, frames, num_bytes, now)
+        return admit_draft(job.drafters, lane, verifier, num_nodes, num_bytes, now)
+
+
+class _Claim(NamedTuple):
+    """What a draft says of itself."""
+
+    session_id: int
+    epoch: object
+    lane: object
+    num_nodes: int
 
 
 def _lane_of(drafters: Drafters, number: object, sender: bytes) -> DrafterLane:
@@ -202,14 +261,13 @@ def _lane_of(drafters: Drafters, number: object, sender: bytes) -> DrafterLane:
 
 
 def admit_draft(
-    drafters: Drafters, lane: DrafterLane, verifier: Worker, frames: Sequence[bytes], num_bytes: int, now: float
+    drafters: Drafters, lane: DrafterLane, verifier: Worker, num_nodes: int, num_bytes: int, now: float
 ) -> bool:
     """Return whether this draft of `num_bytes` bytes on a lane of a job may use the verifier's time.
 
     Only the cost of earlier drafts decides. The size of this one depends on its sampled tokens, and these must not
     decide whether it arrives (decision 0008).
     """
-    num_nodes = len(frames[_TOKENS]) // 4 if len(frames) > _TOKENS else 0
     if num_nodes > MAX_DRAFT_NODES or num_bytes > MAX_DRAFT_BYTES:
         return False
     rate = 1e6 * DRAFTS_SHARE / ((verifier.num_sessions or 1) * len(drafters.lanes))

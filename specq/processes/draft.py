@@ -51,8 +51,9 @@ class DrafterLoop:
         if self._nice and self.links.registered:
             give_way(self._nice)
             self._nice = 0
-        for draft in self.worker.step():  # of sessions that are still there
-            self.links.send(self._broker_of(draft.session_id), draft)
+        drafts = self.worker.step()  # of sessions that are still there
+        for broker in {self._broker_of(draft.session_id) for draft in drafts}:
+            self.links.send_drafts(broker, [one for one in drafts if self._broker_of(one.session_id) == broker])
         if self.links.heartbeat.due():
             self._beat()
 

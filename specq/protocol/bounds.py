@@ -228,7 +228,8 @@ NODE_NAMES, NODE_DISTRIBUTIONS = replace(NODE_IDS, most=MAX_NODES), replace(REFE
 # For drafts, the most frequent messages: `specq.protocol.draft_checks` checks each of their numbers more strictly.
 NODE_TOKENS = Elements("token ids of the vocabulary", most=MAX_NODES)
 NODE_PARENTS = Elements("ids of nodes before the child's, or -1", most=MAX_NODES)
-NODE_SCORES = Elements("log-probabilities: 0 or less, and no NaN", most=MAX_NODES)
+DRAFT_SCORES = Elements("log-probabilities: 0 or less, and no NaN")
+NODE_SCORES = replace(DRAFT_SCORES, most=MAX_NODES)
 
 # Log-probabilities of a prompt (`specq.protocol.logprobs`), with room for the other bytes of a journal's row.
 MAX_PROMPT_ROWS = 8 * 1024 * 1024

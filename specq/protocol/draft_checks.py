@@ -19,7 +19,7 @@ import numpy as np
 
 from specq.protocol.arrays import Int32Array, UInt16Array
 from specq.protocol.bounds import MAX_INT32
-from specq.protocol.messages import Draft
+from specq.protocol.messages import Draft, Drafts
 from specq.protocol.origins import LEAST_OWN_LANE
 from specq.protocol.types import NO_TOKENS, NO_WEIGHTS, DraftDistribution, ModelInfo
 
@@ -77,6 +77,21 @@ def reason_against(draft: Draft, vocab_size: int) -> str:
         return "a parent does not come before its child"
     has_duplicates = len(set(zip(parents, tokens, strict=True))) < len(tokens)
     return "two siblings have the same token" if has_duplicates else _reason_against_distributions(draft, vocab_size)
+
+
+def are_well_formed(drafts: Drafts, vocab_size: int) -> bool:
+    """Return whether each of these drafts is valid for a target of this vocabulary; see `reason_against`."""
+    tokens, parents, counts = drafts.token_ids, drafts.parent_ids, drafts.num_nodes
+    most = np.maximum(drafts.base_lens, drafts.first_ids.astype(np.int64) + counts).max(initial=0)
+    are_in_range = most <= MAX_INT32 and drafts.lanes.max(initial=0) < LEAST_OWN_LANE
+    if not are_in_range or tokens.max(initial=0) >= vocab_size or not np.all(drafts.scores <= 0):  # NaN fails this, too
+        return False
+    of_draft = np.arange(len(counts)).repeat(counts)
+    if np.any(parents >= (drafts.first_ids - (counts.cumsum() - counts)).repeat(counts) + np.arange(len(tokens))):
+        return False
+    order = np.lexsort((tokens, parents, of_draft))
+    pairs = np.stack((of_draft[order], parents[order], tokens[order]))
+    return not np.any(np.all(pairs[:, 1:] == pairs[:, :-1], axis=0))
 
 
 def _reason_against_distributions(draft: Draft, vocab_size: int) -> str:

@@ -12,7 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from specq.drafting.worker import DraftWorker
-from specq.protocol import SUFFIX, Brokers, Draft, Hello, Message, ProtocolError, Refused, Verdict, Verdicts, Welcome
+from specq.protocol import (
+    SUFFIX,
+    Brokers,
+    Draft,
+    Drafts,
+    Hello,
+    Message,
+    ProtocolError,
+    Refused,
+    Verdict,
+    Verdicts,
+    Welcome,
+)
 from specq.simulate.machine import EventQueue, SimulatedMachine, Tenant
 from specq.simulate.settings import HostSettings
 from specq.verifier import Verifier
@@ -23,9 +35,10 @@ MICROSECOND = 1e-6
 
 
 class Timed(Protocol):
-    """A stub model: `busy_s` grows by the time that each of its steps or passes takes alone."""
+    """A stub model: `busy_s` grows by the time that each of its steps or passes takes its process alone."""
 
     busy_s: float
+    clock: Callable[[], float]
 
 
 class Process:
@@ -120,10 +133,11 @@ class Process:
 
 
 class _WorkClock:
-    """The clock of a process that computes from `start` on: it advances by the time that its model is busy."""
+    """The clock of a process that computes from `start` on: it advances by what its model takes."""
 
     def __init__(self, process: Process, start: float) -> None:
         self._process, self._now, self._busy_s = process, start, process.model.busy_s
+        process.model.clock = self
 
     def __call__(self) -> float:
         fresh, self._busy_s = self._process.model.busy_s - self._busy_s, self._process.model.busy_s
@@ -137,7 +151,7 @@ class VerifierProcess(Process):
     worker: Verifier
 
     def cost(self, message: Message) -> float:
-        if not isinstance(message, Draft):
+        if not isinstance(message, Draft | Drafts):
             return 0.0
         seconds = (self.host.draft_us + self.host.graft_us * len(message.token_ids)) * MICROSECOND
         self.worker.sources.account(seconds)
@@ -175,7 +189,7 @@ class DrafterProcess(Process):
         drafts = self.worker.step()
         num_passes = self.worker.num_passes - before
         self.ready_at = self.compute(clock(), num_passes * self.host.pass_us * MICROSECOND)
-        for draft in drafts:
+        for draft in Drafts.packed(drafts):
             self.ready_at = self.compute(self.ready_at, self.host.send_us * MICROSECOND)
             self.transmit(self.ready_at, self, draft)
         return self.ready_at > started

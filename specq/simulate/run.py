@@ -101,7 +101,7 @@ class Simulation:
             else StubGuesses(self.text, settings.acceptance, settings.ranks, settings.claims, model)
         )
         proposer = TimedProposer(settings, guesses, self._info(f"stub-draft-{model}"))
-        options = {name: getattr(settings, name) for name in ("width", "fan_out", "max_ahead")}
+        options = {name: getattr(settings, name) for name in ("width", "fan_out", "max_ahead", "chain")}
         self.world.add_drafter(f"draft-{number}".encode(), proposer, _far(self.scenario.network), **options)
         return proposer
 
@@ -169,7 +169,7 @@ class Simulation:
             steps=sum(engine.num_steps for engine in engines),
             rows=sum(engine.num_rows for engine in engines),
             passes=sum(proposer.num_passes for proposer in proposers),
-            engine_s=sum(engine.busy_s for engine in engines),
+            engine_s=sum(engine.computed_s for engine in engines),
             draft_s=sum(proposer.busy_s for proposer in proposers),
             draft_bytes=sum(up.num_bytes for up, _ in far),
             verdict_bytes=sum(down.num_bytes for _, down in far),

@@ -52,6 +52,8 @@ class EngineSettings(ScenarioSection):
                    helper.
     session_us     added for each session of a step.
     context_us     added for each 1,000 tokens of KV of the step's sessions.
+    overlaps       1: a device computes, and the next step may be launched before the last one ends. 0: the host
+                   computes.
     """
 
     NAME = "engine"
@@ -60,6 +62,7 @@ class EngineSettings(ScenarioSection):
     helped_ms: Points = _option(())
     session_us: float = _option(20.0)
     context_us: float = _option(0.0)
+    overlaps: int = _option(0, high=1)
     kv_slots: int = _option(10_000_000, low=1)
     max_sessions: int = _option(64, low=1, high=65_536)
     max_step_rows: int = _option(512, low=1, high=65_536)
@@ -79,7 +82,7 @@ class DrafterSettings(ScenarioSection):
     models       the number of draft models among them. Each makes its own errors.
     pass_ms      [[rows, milliseconds], ...]: a pass over this number of nodes (and tokens without KV).
     acceptance, ranks, claims   as in `specq.simulate.stubs.StubGuesses`.
-    width, fan_out, max_ahead   as in `specq.config.sections.DraftConfig`.
+    width, fan_out, max_ahead, chain   as in `specq.config.sections.DraftConfig`. A chain takes a pass a level.
     """
 
     NAME = "draft"
@@ -92,6 +95,7 @@ class DrafterSettings(ScenarioSection):
     width: int = _option(8, low=1, high=1024)
     fan_out: int = _option(3, low=1, high=64)
     max_ahead: int = _option(32, low=1, high=1024)
+    chain: int = _option(1, low=1, high=32)
 
     def __post_init__(self) -> None:
         ScenarioSection.__post_init__(self)

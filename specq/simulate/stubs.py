@@ -10,7 +10,7 @@ Both are stubs that implement `specq.engines.Engine` and `specq.drafting.Drafter
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -188,13 +188,32 @@ class RecordedGuesses(StubGuesses):
         return self._ranks[self.text.place(session_id, position) % len(self._ranks)]
 
 
+@dataclass(frozen=True, slots=True)
+class TimedFlight:
+    """A step that a device computes until a time; see `specq.engines.Launched`."""
+
+    engine: TimedEngine
+    output: StepOutput
+    until: float
+    feeds: bool
+
+    def collect(self) -> StepOutput:
+        self.engine.wait(self.until)
+        return self.output
+
+    def discard(self) -> None:
+        raise NotImplementedError("a simulated step does not fail")
+
+
 PROFILED_SESSIONS = 8  # a profiled step's rows are divided among this number, as in the torch engine
 
 
 class TimedEngine:
     """Judges by the stub text.
 
-    busy_s      grows by the time of each step.
+    busy_s      grows by the time that each step takes the host: all of it, or with `overlaps` to plan it and to wait.
+    computed_s  grows by the time of each step.
+    clock       the host's time in seconds, which its process sets. Only used with `overlaps`.
     help_part   the part of the last step that a thread on another core did.
 
     The other numbers are counts since the start. A step takes its curve's time for its rows (there are two curves if it
@@ -204,9 +223,8 @@ class TimedEngine:
 
     max_chain = 0
     num_tap_layers = 0
-    overlaps = False
     jumps: tuple[int, ...] = ()
-    takes_scratch = False
+    takes_scratch = takes_unread = False
 
     def __init__(
         self,
@@ -220,8 +238,13 @@ class TimedEngine:
         """Start with no sessions. `knows_prompts`: the KV of prompts is there, as if each had been computed before."""
         self._knows_prompts = knows_prompts
         self.settings, self.text, self.info = settings, text, info
-        self._per_session_s = (settings.session_us + plan_us) / 1e6
-        self.busy_s = self.help_part = 0.0
+        self.overlaps = bool(settings.overlaps)
+        self._plan_s = plan_us / 1e6
+        self._session_s = settings.session_us / 1e6 + self._plan_s * (not self.overlaps)
+        self.busy_s = self.computed_s = self.help_part = 0.0
+        self.clock: Callable[[], float] = float
+        self._busy_until = 0.0
+        self._last: dict[int, int] = {}  # session -> its last token
         self.num_steps = self.num_rows = self.num_rounds = self.num_nodes = self.num_accepted = 0
         self.is_helped = bool(settings.helped_ms)
         self._unhelped = HardwareCurve(settings.step_ms)
@@ -248,23 +271,39 @@ class TimedEngine:
     def close(self, session_id: int) -> None:
         """Free the session's KV."""
         self._num_held -= self._lengths.pop(session_id, 0)
+        self._last.pop(session_id, None)
 
     def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         """Judge the steps, and add their time."""
+        return self.launch(steps, tap).collect()
+
+    def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: object = None) -> TimedFlight:
+        """Judge the steps, and begin to compute them behind the steps before."""
         if tap.layers or any(step.scratch.num_rows for step in steps):
             raise EngineError("a simulated engine has no hidden states and no logits")
         num_rows = sum(step.num_rows for step in steps)
         if num_rows > self.free_slots:
             raise EngineError(f"{num_rows} rows need as many KV slots; {self.free_slots} are free")
-        self.busy_s += (seconds := self._seconds(steps, num_rows))
+        self.computed_s += (seconds := self._seconds(steps, num_rows))
         alone_s = seconds + self._unhelped(num_rows) - self._curve(num_rows)
         self.help_part = max(1 - seconds / alone_s, 0.0)
         self.num_steps += 1
         self.num_rows += num_rows
-        return StepOutput([judgement for step in steps if (judgement := self._run(step)) is not None])
+        output = StepOutput([judgement for step in steps if (judgement := self._run(step)) is not None])
+        if self.overlaps:
+            self.busy_s += len(steps) * self._plan_s
+            self._busy_until = max(self._busy_until, self.clock()) + seconds
+        else:
+            self.busy_s += seconds
+        return TimedFlight(self, output, self._busy_until, feeds=not any(step.tree.num_nodes for step in steps))
+
+    def wait(self, until: float) -> None:
+        """Let the host wait for the device."""
+        if self.overlaps:
+            self.busy_s += max(until - self.clock(), 0.0)
 
     def _seconds(self, steps: Sequence[SessionStep], num_rows: int) -> float:
-        seconds = self._curve(num_rows) + len(steps) * self._per_session_s
+        seconds = self._curve(num_rows) + len(steps) * self._session_s
         if self.settings.context_us:
             seconds += sum(step.base_len for step in steps) * self.settings.context_us / 1e9
         return seconds
@@ -285,7 +324,8 @@ class TimedEngine:
     def _judge(self, step: SessionStep) -> Judgement:
         """Follow the target's own text down the tree; parents come before children, so one pass is enough."""
         session_id, position, at = step.session_id, step.base_len, -1
-        wanted = self.text.token(session_id, position, int(step.token_ids[-1]))
+        last = self._last.get(session_id, int(step.token_ids[-1])) if self.overlaps else int(step.token_ids[-1])
+        wanted = self.text.token(session_id, position, last)
         path, tokens = [], [wanted]
         if step.tree.num_nodes:
             for i, (token, parent) in enumerate(
@@ -299,6 +339,7 @@ class TimedEngine:
         self.num_rounds += 1
         self.num_nodes += step.tree.num_nodes
         self.num_accepted += len(path)
+        self._last[session_id] = tokens[-1]
         return Judgement(session_id, tuple(path), np.array(tokens, np.int32))
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
@@ -343,6 +384,11 @@ class TimedProposer(Drafter):
         self.num_passes = self.num_rows = 0
         self._curve = HardwareCurve(settings.pass_ms)
         self._sessions: dict[int, _Session] = {}
+
+    @property
+    def has_chains(self) -> bool:
+        """See `Drafter.has_chains`."""
+        return self.settings.chain > 1
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session; the first pass computes its context."""

@@ -15,6 +15,7 @@ import zmq
 
 from specq.protocol import (
     DIALS_OUT,
+    MANY_DRAFTS,
     OLDEST_VERSION,
     ConfigError,
     Frames,
@@ -60,7 +61,7 @@ class BrokerLink:
         self.endpoint = self.name = endpoint
         self.hello, self.is_named, self.listed = hello, False, frozenset[str]()
         self.socket = connect_dealer(context, endpoint, curve=curve, identity=identity)
-        self.registered = False
+        self.registered, self.reads_many_drafts = False, False
         self.heartbeat_ms = HELLO_MS
         self.num_dropped = self.num_welcomes = self.num_hellos = 0
         self._warned_at = time.monotonic()
@@ -110,6 +111,7 @@ class BrokerLink:
             self.num_welcomes += 1
             self.is_named, self.listed = False, frozenset()
         self.registered, self.heartbeat_ms = True, max(message.heartbeat_ms, 10)
+        self.reads_many_drafts = MANY_DRAFTS in message.capabilities
         log.info("worker_welcomed", name=self.hello.name, broker=self.endpoint, capabilities=message.capabilities)
 
     def _refused(self, message: Refused) -> None:

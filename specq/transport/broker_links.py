@@ -16,7 +16,7 @@ All brokers of a journal have the same keys. Addresses in `Brokers` that are not
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -26,6 +26,8 @@ import zmq
 from specq.protocol import (
     Brokers,
     ConfigError,
+    Draft,
+    Drafts,
     Frames,
     Heartbeat,
     Hello,
@@ -106,6 +108,14 @@ class BrokerLinks:
     def send(self, name: str, message: Message) -> bool:
         """Send to the broker of this name. Return False if it cannot be sent now."""
         return any(link.send(message) for link in self if link.name == name and link.registered)
+
+    def send_drafts(self, name: str, drafts: Sequence[Draft]) -> None:
+        """Send the drafts of a pass to the broker of this name, together if it reads them so."""
+        for link in self:
+            if link.name == name and link.registered:
+                for message in Drafts.packed(drafts) if link.reads_many_drafts else drafts:
+                    link.send(message)
+                return
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 

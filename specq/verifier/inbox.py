@@ -15,6 +15,7 @@ from specq.protocol import (
     Clock,
     Close,
     Draft,
+    Drafts,
     Fault,
     FetchTokenizer,
     GetActivations,
@@ -23,6 +24,7 @@ from specq.protocol import (
     Open,
     ProtocolError,
     SpecqError,
+    are_well_formed,
     reason_against,
     stripped,
     trace_events,
@@ -75,6 +77,7 @@ class VerifierInbox:
             Close: self._close,
             Ack: self._ack,
             Draft: self._draft,
+            Drafts: self._drafts,
             FetchTokenizer: self._fetch_tokenizer,
             GetActivations: self._get_activations,
             Clock: self._clock,
@@ -162,6 +165,40 @@ class VerifierInbox:
         if self._tracer.is_on:
             values = (message.lane, len(message.token_ids), message.base_len)
             self._tracer.note(message.session_id, trace_events.DRAFT_ARRIVED, now, *values)
+        return []
+
+    def _drafts(self, message: Drafts, now: float, broker: str) -> list[Message]:
+        """Take the drafts of several sessions. Raises ProtocolError for the first bad one, after the others."""
+        message.check()
+        if not are_well_formed(message, self._model.vocab_size) or self._tracer.is_on:
+            return self._one_by_one(message, now, broker)
+        known, places, is_foreign = list[Session](), list[int](), False
+        columns = message.session_ids, message.epochs, message.base_lens
+        for i, (session_id, epoch, base_len) in enumerate(zip(*(one.tolist() for one in columns), strict=True)):
+            session = self.sessions.get(session_id)
+            if session is None or session.epoch != epoch:
+                continue
+            if session.broker != broker:
+                is_foreign = True
+                continue
+            self._control.note_draft(session_id, base_len, now)
+            known.append(session)
+            places.append(i)
+        if known:
+            self._sources.put_all(known, message if len(known) == len(message.session_ids) else message.take(places))
+        if is_foreign:
+            raise ProtocolError(f"drafts from {broker or 'a broker'} for a session of another broker")
+        return []
+
+    def _one_by_one(self, message: Drafts, now: float, broker: str) -> list[Message]:
+        errors = list[ProtocolError]()
+        for draft in message.each():
+            try:
+                self.handle(draft, now, broker)
+            except ProtocolError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
         return []
 
     def _get_activations(self, message: GetActivations, now: float, broker: str) -> list[Message]:

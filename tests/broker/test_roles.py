@@ -19,6 +19,7 @@ from specq.protocol.messages import (
     Assign,
     Cancel,
     Draft,
+    Drafts,
     Failed,
     Follow,
     Heartbeat,
@@ -99,7 +100,7 @@ def passed_on(effects: list[Effect]) -> list[Draft]:
 def test_every_message_to_the_front_has_its_roles():
     """A new message that the broker takes must say who may send it."""
     broker = Broker(incarnation=1)
-    taken = set(broker._front) | {Draft}
+    taken = set(broker._front) | {Draft, Drafts}
     assert broker._of_verifiers == OF_VERIFIERS
     assert taken | OF_VERIFIERS == set(MAY)
     assert set(MESSAGES.values()) > taken
@@ -111,7 +112,7 @@ def test_each_role_may_say_what_the_table_says(kind):
     clients = {"submit", "follow", "cancel", "list_jobs", "fetch_tokenizer"}
     by_hand = {
         "client": clients | {"get_status", "get_trace", "get_clock", "trace_events"},
-        "draft": {"draft", "hello", "heartbeat", "get_status", "get_clock", "trace_events"},
+        "draft": {"draft", "drafts", "hello", "heartbeat", "get_status", "get_clock", "trace_events"},
         "target": {"hello", "heartbeat", "get_status", "get_clock", "trace_events", "verdict", "verdicts"}
         | {"session_failed", "activations", "tokenizer_chunk"},
         "broker": {"get_status", "get_trace"},

@@ -116,6 +116,41 @@ def test_the_jobs_of_a_lost_broker_continue_at_another_one_with_their_tokens() -
     assert journal.fake.jobs[1].finish == "stop"
 
 
+def test_no_read_is_older_than_one_before_it_at_another_broker() -> None:
+    """The second broker reads a job's end in the journal before the first one knows that it is there."""
+    for message in (Follow(job_id=1), submit(1)):
+        journal, first, second = two_brokers()
+        first.ask(ANN, submit(1))
+        first.say(1, 7)
+        first.verdict(1, 8, finish="stop")
+        written, first.writes = first.writes, []
+        journal.write(FIRST, [write.record for write in written])
+        assert [one.finish for one in second.ask(BEN, Follow(job_id=1)) if isinstance(one, Tokens)] == ["stop"]
+        assert first.front(BEN, message) == []
+        first.take(first.broker.journaled(written[-1].sequence, first.now))
+        read = [one for one in first.received(BEN) if isinstance(one, Tokens)]
+        assert (token_ids(read), read[-1].finish) == ([7, 8], "stop")
+
+
+def test_a_read_of_an_ending_job_does_not_wait_for_a_journal_that_is_away() -> None:
+    _, first, _ = two_brokers()
+    first.ask(ANN, submit(1))
+    first.say(1, 7)
+    first.broker.troubled("away", first.now)
+    first.verdict(1, 8, finish="stop")
+    assert token_ids(first.front(BEN, Follow(job_id=1))) == [7]
+
+
+def test_a_read_that_waits_for_the_end_of_a_lost_job_is_sent_on() -> None:
+    _, first, second = two_brokers()
+    first.ask(ANN, submit(1))
+    first.verdict(1, 8, finish="stop")
+    assert first.front(BEN, Follow(job_id=1)) == []
+    lapse(first, second)
+    first.write()
+    assert [one.address for one in first.received(BEN) if isinstance(one, Moved)] == [SECOND]
+
+
 def test_epochs_of_a_taker_are_higher_whichever_broker_is_older() -> None:
     """A broker's own count is not enough: a broker that took jobs last has the highest one."""
     for takes in (1, 2):

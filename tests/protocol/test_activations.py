@@ -16,12 +16,11 @@ from specq.protocol import (
     ProtocolError,
     decode,
     encode,
-    from_bf16,
     pack_activations,
     row_bytes,
     to_bf16,
 )
-from specq.protocol.activations import unpack_activations
+from specq.protocol.activations import from_bf16, unpack_activations
 from tests.each import each
 
 

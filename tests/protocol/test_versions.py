@@ -34,7 +34,7 @@ from specq.protocol import (
     type_of,
     version_spoken,
 )
-from specq.protocol.messages import MESSAGES, Brokers, Message, Moved
+from specq.protocol.messages import MESSAGES, Brokers, Drafts, Message, Moved
 from specq.protocol.messages.base import Ids, Lengths, empty
 from specq.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION, refusal_of, since_of
 from specq.testing.toy import toy_info
@@ -113,7 +113,7 @@ def test_what_is_new_is_written_in_the_new_version_only(message: Message, new: d
 
 
 def test_each_message_was_recorded_and_all_that_is_new_is_among_these() -> None:
-    later = {Brokers, Moved}  # `Brokers` is for workers that name the capability, `Moved` for jobs of other brokers
+    later = {Brokers, Drafts, Moved}  # to peers that name the capability; `Moved` for jobs of other brokers
     assert {type_of(frames) for frames in RECORDED} == set(MESSAGES.values()) - later
     kinds = [*MESSAGES.values(), ModelInfo]
     marked = {(kind, f.name) for kind in kinds for f in fields(kind) if since_of(f) > OLDEST_VERSION}

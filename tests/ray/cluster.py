@@ -93,7 +93,13 @@ class RayCluster:
     def add_node(self) -> int:
         """Start a worker node; return its raylet's process id."""
         before = set(self._raylets())
-        self._ray("start", "--address", self.address, "--num-cpus", "8")
+        try:
+            self._ray("start", "--address", self.address, "--num-cpus", "8")
+        except subprocess.TimeoutExpired:  # the machine stood still
+            for pid in set(self._raylets()) - before:
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: set(self._raylets()) <= before, START_S)
+            self._ray("start", "--address", self.address, "--num-cpus", "8")
         (found,) = set(self._raylets()) - before
         self.raylets.append(found)
         return found

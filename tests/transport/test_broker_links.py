@@ -15,6 +15,8 @@ from specq.protocol import (
     Brokers,
     Clock,
     ConfigError,
+    Draft,
+    Drafts,
     GetClock,
     Heartbeat,
     Hello,
@@ -173,6 +175,21 @@ def test_a_broker_of_the_previous_version_receives_its_format(house: House) -> N
     hub.tell(Refused(reason=f"protocol version 6; this side speaks {OLDEST_VERSION - 1}"))
     with pytest.raises(ConfigError, match="refuses this worker: protocol version 6"):
         house.until(lambda: False)
+
+
+@pytest.mark.parametrize(("capabilities", "kinds"), [(CAPABILITIES, [Drafts]), ((), [Draft, Draft])])
+def test_drafts_travel_together_to_a_broker_that_reads_them_so(house: House, capabilities, kinds) -> None:
+    hub = house.hub("a")
+    hub.answers[0] = Welcome(heartbeat_ms=10, capabilities=capabilities)
+    links = house.link(hub.address)
+    house.until(lambda: links.is_served("a"))
+    one = {"epoch": 1, "lane": 0, "base_len": 1, "first_id": 0, "token_ids": [1], "parent_ids": [-1], "scores": [0]}
+    links.send_drafts("a", [Draft(session_id=i, **one) for i in (1, 2)])
+    house.until(lambda: sum(isinstance(message, Draft | Drafts) for message in hub.heard) == len(kinds))
+    sent = [message for message in hub.heard if isinstance(message, Draft | Drafts)]
+    assert [type(message) for message in sent] == kinds
+    singles = [single for message in sent for single in (message.each() if isinstance(message, Drafts) else [message])]
+    assert [single.session_id for single in singles] == [1, 2]
 
 
 # --- several ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,9 @@ Rule: requests about one job wait for one answer of the journal. Their order sta
 Rule: a broker whose lease may have run out shows no client a running job. Another broker may have continued it. The
 journal is asked for its holder.
 
+Rule: a read of a job shows its end if any broker has shown it before. The others read it in the journal, perhaps before
+this broker knows that it is there. So a client that asks for such a job waits until this broker knows.
+
 A journal for several brokers may know a job of another broker. The client then receives its address (`Moved`). If that
 broker is gone, the client receives no answer. It asks again, and by then a broker will have taken the job. A job that
 this broker lost is dropped here. What it did after the loss was never journaled, so no client has seen it.
@@ -30,6 +33,7 @@ log = structlog.get_logger(__name__)
 MAX_ASKING = 64  # messages about one job that wait for the journal's answer
 MAX_LOOKUPS = 10_000  # jobs that the journal is asked for at a time
 Ask = Callable[[bytes, Any, BrokerJob | None], None]
+_Request = tuple[Ask, bytes, Any]
 
 
 class JobLookup:
@@ -37,7 +41,8 @@ class JobLookup:
 
     def __init__(self, state: BrokerState, placement: Placement) -> None:
         self.state, self._placement = state, placement
-        self._asked: dict[int, list[tuple[Ask, bytes, Any]]] = {}  # job id -> requests waiting for the journal
+        self._asked: dict[int, list[_Request]] = {}  # job id -> requests waiting for the journal's answer
+        self._ending: dict[int, list[_Request]] = {}  # job id -> requests waiting until its end is in the journal
 
     def with_job(self, act: Ask, client: bytes, message: Submit | Follow | Cancel) -> None:
         """Act on the job that a message names. If it is not in memory, ask the journal first."""
@@ -45,7 +50,7 @@ class JobLookup:
         job = self.state.jobs.get(job_id)
         is_sure = job is not None and not (isinstance(message, Follow) and self._may_be_lost(job))
         if is_sure or not self.state.ledger.has_journal:
-            act(client, message, job)
+            self._act(act, client, message)
         elif len(self._asked) >= MAX_LOOKUPS:
             refuse(self.state, client, job_id, "busy", "too many clients wait for the journal")
         else:
@@ -54,6 +59,16 @@ class JobLookup:
             waiting = self._asked.setdefault(job_id, [])
             if len(waiting) < MAX_ASKING:  # else the client asks again
                 waiting.append((act, client, message))
+
+    def _act(self, act: Ask, client: bytes, message: Submit | Follow | Cancel) -> None:
+        """Act on the job that a message names, if there is no reason to wait for its end."""
+        job = self.state.jobs.get(message.job_id)
+        if job is None or isinstance(message, Cancel) or not self._is_ending(job):
+            act(client, message, job)
+            return
+        waiting = self._ending.setdefault(message.job_id, [])
+        if len(waiting) < MAX_ASKING:  # else the client asks again
+            waiting.append((act, client, message))
 
     def is_asking(self, job_id: int) -> bool:
         """Return whether the journal is being asked for a job."""
@@ -75,7 +90,23 @@ class JobLookup:
             waiting = [one for one in waiting if not self._sent_away(one[1], stored)]
         for act, client, message in waiting:
             if self.state.roles.is_client(client):
-                act(client, message, self.state.jobs.get(job_id))
+                self._act(act, client, message)
+
+    def settled(self, jobs: Iterable[BrokerJob]) -> None:
+        """Handle the requests that waited for the end of these jobs, if it is in the journal."""
+        for job in jobs if self._ending else ():
+            if job.durable.has_ended:
+                self._repeat(self._ending.pop(job.job_id, []))
+
+    def _repeat(self, requests: Iterable[_Request]) -> None:
+        for act, client, message in requests:
+            if self.state.roles.is_client(client):
+                self.with_job(act, client, message)
+
+    def _is_ending(self, job: BrokerJob) -> bool:
+        """Return whether other brokers may know the end of a job before this one knows that they do."""
+        is_shared = bool(self.state.brokers) and not self.state.ledger.trouble
+        return is_shared and bool(job.transcript.finish) and not job.durable.has_ended
 
     def _may_be_lost(self, job: BrokerJob) -> bool:
         """Return whether another broker may have taken a job that this one has in memory."""
@@ -97,6 +128,7 @@ class JobLookup:
         self.state.jobs.drop(job)
         self.state.end_trace(job)
         readers, job.readers.by_client = job.readers.by_client, {}
+        self._repeat(self._ending.pop(job.job_id, []))
         return readers
 
     def lose(self, job_ids: Iterable[int], follow: Ask) -> None:

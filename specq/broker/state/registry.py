@@ -19,6 +19,7 @@ from specq.protocol import (
     ALLOWED_TOKENS,
     BACKGROUND,
     GRAMMAR_TEXTS,
+    MANY_DRAFTS,
     OWNERS,
     PROMPT_LOGPROBS,
     Heartbeat,
@@ -89,6 +90,11 @@ class Worker:
     def knows_grammars(self) -> bool:
         """Return whether it can take part in jobs with a grammar. Of a drafter: whether it reads their verdicts."""
         return GRAMMAR_TEXTS in self.capabilities
+
+    @property
+    def reads_many_drafts(self) -> bool:
+        """Return whether it reads the drafts of several sessions in one message."""
+        return MANY_DRAFTS in self.capabilities
 
     @property
     def knows_background(self) -> bool:

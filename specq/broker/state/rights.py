@@ -22,6 +22,7 @@ from specq.protocol import (
     Activations,
     Cancel,
     Draft,
+    Drafts,
     Failed,
     FetchTokenizer,
     Follow,
@@ -59,6 +60,7 @@ MAY: dict[type[Message], frozenset[str]] = {
     Hello: _WORKER,
     Heartbeat: _WORKER,
     Draft: frozenset({"draft"}),
+    Drafts: frozenset({"draft"}),
     Verdict: _TARGET,  # these at the front only from verifiers that dial out: `Gate.dialled_verifier`
     Verdicts: _TARGET,
     SessionFailed: _TARGET,

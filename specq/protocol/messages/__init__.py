@@ -16,7 +16,7 @@ message's own.
 """
 
 from specq.protocol.messages.base import Message
-from specq.protocol.messages.hot_path import Activations, Draft, SessionFailed, Verdict, Verdicts
+from specq.protocol.messages.hot_path import Activations, Draft, Drafts, SessionFailed, Verdict, Verdicts
 from specq.protocol.messages.to_broker import (
     Cancel,
     FetchTokenizer,
@@ -62,7 +62,7 @@ MESSAGES: dict[str, type[Message]] = {
     for cls in (
         Hello, Heartbeat, Submit, Follow, ListJobs, Cancel, GetStatus, GetTrace, GetClock, TraceEvents, FetchTokenizer,
         Welcome, Brokers, Refused, Clock, Open, Close, Ack, GetActivations, Assign, Release,
-        Draft, Verdict, Verdicts, Activations, SessionFailed,
+        Draft, Drafts, Verdict, Verdicts, Activations, SessionFailed,
         Accepted, Moved, JobInfo, JobList, Tokens, JobTokens, Failed, Status, Trace, TokenizerChunk,
     )
 }  # fmt: skip
@@ -80,6 +80,7 @@ __all__ = [
     "Clock",
     "Close",
     "Draft",
+    "Drafts",
     "Failed",
     "FetchTokenizer",
     "Follow",

@@ -35,6 +35,7 @@ from specq.protocol.messages.base import (
     PromptRows,
     References,
     Scales,
+    Scores16,
     TapForm,
     TapLayers,
     Tokens32,
@@ -74,6 +75,95 @@ class Draft(Message):
     q_ids: References = empty("<i4")
     q_weights: Weights = empty("<u2")
     q_rows: NodeDistributions = empty("<i4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drafts(Message):
+    """The drafts of a pass for n sessions, all of point masses. Other drafts travel as `Draft`.
+
+    The fields are those of `Draft`. Each array holds the values of one session after the other.
+
+    - session_ids i64[n], epochs i64[n], lanes u8[n], base_lens i32[n], first_ids i32[n].
+    - num_nodes i32[n]: number of elements of each session in the arrays below.
+    - token_ids i32[nodes], parent_ids i32[nodes], scores f16[nodes].
+    """
+
+    TYPE: ClassVar[str] = "drafts"
+    session_ids: Ids
+    epochs: Ids
+    lanes: Bytes
+    base_lens: Lengths
+    first_ids: Lengths
+    num_nodes: Lengths
+    token_ids: Tokens32
+    parent_ids: References
+    scores: Scores16
+
+    @classmethod
+    def of(cls, drafts: Sequence[Draft]) -> Drafts:
+        """Return drafts without distributions as one message."""
+        return cls(
+            session_ids=np.array([draft.session_id for draft in drafts], np.int64),
+            epochs=np.array([draft.epoch for draft in drafts], np.int64),
+            lanes=np.array([draft.lane for draft in drafts], np.uint8),
+            base_lens=np.array([draft.base_len for draft in drafts], np.int32),
+            first_ids=np.array([draft.first_id for draft in drafts], np.int32),
+            num_nodes=np.array([len(draft.token_ids) for draft in drafts], np.int32),
+            token_ids=np.concatenate([draft.token_ids for draft in drafts]),
+            parent_ids=np.concatenate([draft.parent_ids for draft in drafts]),
+            scores=np.concatenate([draft.scores for draft in drafts]),
+        )
+
+    @staticmethod
+    def packed(drafts: Sequence[Draft]) -> list[Draft | Drafts]:
+        """Return drafts in as few messages as possible, for a receiver that reads this one."""
+        found: list[Draft | Drafts] = [draft for draft in drafts if draft.q_size]
+        part, num_nodes = list[Draft](), 0
+        for draft in (draft for draft in drafts if not draft.q_size):
+            if part and num_nodes + len(draft.token_ids) > MOST_TOGETHER:
+                found.append(Drafts.of(part))
+                part, num_nodes = [], 0
+            part.append(draft)
+            num_nodes += len(draft.token_ids)
+        return [*found, *(part if len(part) < 2 else [Drafts.of(part)])]
+
+    def each(self) -> list[Draft]:
+        """Return them as single drafts. The arrays must fit together."""
+        columns = self.session_ids, self.epochs, self.lanes, self.base_lens, self.first_ids
+        numbers = zip(*(column.tolist() for column in columns), spans_of(self.num_nodes), strict=True)
+        return [
+            Draft(
+                session_id=session_id,
+                epoch=epoch,
+                lane=lane,
+                base_len=base_len,
+                first_id=first_id,
+                token_ids=self.token_ids[nodes],
+                parent_ids=self.parent_ids[nodes],
+                scores=self.scores[nodes],
+            )
+            for session_id, epoch, lane, base_len, first_id, nodes in numbers
+        ]
+
+    def take(self, places: Sequence[int]) -> Drafts:
+        """Return the drafts at these places. The arrays must fit together."""
+        parts = (places, _OF_DRAFTS), (places_of(self.num_nodes, places), _OF_DRAFT_NODES)
+        return replace(self, **{name: getattr(self, name)[of_part] for of_part, names in parts for name in names})
+
+    def check(self) -> None:
+        """Check that the arrays fit together.
+
+        Raises ProtocolError with the reason if they do not.
+        """
+        nodes = int(self.num_nodes.sum(dtype=np.int64))
+        check_sizes(self, ((self.session_ids.size, _OF_DRAFTS), (nodes, _OF_DRAFT_NODES)))
+        if self.num_nodes.max(initial=0) > bounds.MAX_NODES:
+            raise ProtocolError(f"a draft has more than {bounds.MAX_NODES} nodes")
+
+
+_OF_DRAFTS = "session_ids", "epochs", "lanes", "base_lens", "first_ids", "num_nodes"
+_OF_DRAFT_NODES = "token_ids", "parent_ids", "scores"
+MOST_TOGETHER = 8192  # nodes of one `Drafts`; another begins after them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import Draft, DraftDistribution, Float64Array, Int32Array, Int64Array
+from specq.protocol import Draft, DraftDistribution, Drafts, Float64Array, Int32Array, Int64Array
 from specq.verification import DeviceTokens
 from specq.verifier.sessions.session import Session
 from specq.verifier.trees import NEXT_IDS, Grafted
@@ -101,6 +101,12 @@ def batch_of(arrived: Sequence[tuple[Session, Draft]], *, is_measured: bool = Fa
         rows=None if drawn is None else drawn.rows,
         distributions=() if drawn is None else drawn.distributions,
     )
+
+
+def batch_of_drafts(sessions: Sequence[Session], drafts: Drafts) -> DraftBatch:
+    """Return well-formed drafts of several sessions as a batch."""
+    fields = drafts.lanes, drafts.base_lens, drafts.first_ids, drafts.num_nodes
+    return DraftBatch(sessions, *fields, drafts.token_ids, drafts.parent_ids, drafts.scores)
 
 
 def batch_of_chains(

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from specq.protocol import REMOTE, Draft
-from specq.verifier.sessions.grafting import DraftBatch, batch_of
+from specq.protocol import REMOTE, Draft, Drafts
+from specq.verifier.sessions.grafting import DraftBatch, batch_of, batch_of_drafts
 from specq.verifier.sessions.session import Session
 from specq.verifier.sources.activations import ActivationFeeds
 from specq.verifier.sources.interface import Budget, ComputedDrafts, DraftSource
@@ -32,7 +32,7 @@ class Mailbox(DraftSource):
     name = REMOTE
 
     def __init__(self) -> None:
-        self._drafts: deque[tuple[Session, Draft]] = deque()
+        self._drafts: deque[tuple[Sequence[Session], Draft | Drafts]] = deque()
         self._num_waiting = 0
         self.feeds = ActivationFeeds()
 
@@ -49,20 +49,34 @@ class Mailbox(DraftSource):
 
     def put(self, session: Session, draft: Draft) -> bool:
         """Add a draft that was checked; return False if there is no room."""
-        count = len(draft.token_ids)
+        return self.put_all([session], draft)
+
+    def put_all(self, sessions: Sequence[Session], drafts: Draft | Drafts) -> bool:
+        """Add checked drafts of several sessions, in their order; return False if there is no room."""
+        count = len(drafts.token_ids)
         if self._num_waiting + count > MAX_NODES:
             return False
-        self._drafts.append((session, draft))
+        self._drafts.append((sessions, drafts))
         self._num_waiting += count
         return True
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """Return the oldest drafts as one batch. It ends with the draft that reaches BATCH_NODES nodes."""
+        """Return the oldest drafts as one batch. It ends with the draft that reaches BATCH_NODES nodes.
+
+        Drafts of several sessions that came together are a batch of their own.
+        """
         taken: list[tuple[Session, Draft]] = []
         num_nodes = 0
         while self._drafts and num_nodes < BATCH_NODES:
-            taken.append(self._drafts.popleft())
-            num_nodes += len(taken[-1][1].token_ids)
+            sessions, drafts = self._drafts[0]
+            if taken and isinstance(drafts, Drafts):
+                break
+            self._drafts.popleft()
+            num_nodes += len(drafts.token_ids)
+            if isinstance(drafts, Drafts):
+                self._num_waiting -= num_nodes
+                return [batch_of_drafts(sessions, drafts)]
+            taken.append((sessions[0], drafts))
         self._num_waiting -= num_nodes
         return [batch_of(taken)] if taken else ()
 

@@ -15,6 +15,7 @@ from specq.protocol import (
     Activations,
     ConfigError,
     Draft,
+    Drafts,
     EngineLostError,
     GetActivations,
     ProtocolError,
@@ -114,6 +115,13 @@ class SourceSet:
             self.num_sent[self.mailbox.name] += len(draft.token_ids)
         else:
             self.num_dropped += 1
+
+    def put_all(self, sessions: Sequence[Session], drafts: Drafts) -> None:
+        """Add the remote drafts of several sessions, as `put` adds one."""
+        if self.mailbox.put_all(sessions, drafts):
+            self.num_sent[self.mailbox.name] += len(drafts.token_ids)
+        else:
+            self.num_dropped += len(sessions)
 
     def ask_activations(self, session: Session, message: GetActivations) -> list[Activations]:
         """Send hidden states to a remote drafter from now on; return the messages with the states that are kept.

@@ -27,10 +27,10 @@ from specq.protocol import (
     ModelInfo,
     SamplingParams,
     UInt16Array,
-    from_bf16,
     pack_activations,
     to_bf16,
 )
+from specq.protocol.activations import from_bf16
 from specq.testing.checkpoints import VOCAB
 from specq.testing.checkpoints_eagle import WEIGHTS, eagle_logits, eagle_shape_of
 from specq.verifier.sources import Followed
