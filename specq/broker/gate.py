@@ -164,9 +164,10 @@ class Gate:
         verifier = self._taker(identity, claim, sum(map(len, frames)))
         if verifier is None:
             return
-        worker = self.state.workers.get(identity)
-        if header.get("q_size") and not self.state.roles.trusts(worker.shown if worker is not None else NOBODY):
-            frames = encode(stripped(cast("Draft", decode(frames))))
+        if header.get("q_size"):
+            worker = self.state.workers.get(identity)
+            if not self.state.roles.trusts(worker.shown if worker is not None else NOBODY):
+                frames = encode(stripped(cast("Draft", decode(frames))))
         verifier.num_unanswered += 1
         self.state.outbox.add(Send("back", verifier.identity, list(frames)))
 
@@ -183,23 +184,21 @@ class Gate:
         drafts = cast("Drafts", decode(frames))
         drafts.check()
         columns = drafts.session_ids, drafts.epochs, drafts.lanes, drafts.num_nodes
-        takers, error = dict[bytes, list[int]](), None
+        takers, error = dict[bytes, tuple[Worker, list[int]]](), None
         num_bytes = sum(map(len, frames)) // max(len(drafts.session_ids), 1)
         for i, claim in enumerate(map(_Claim, *(column.tolist() for column in columns))):
             try:
                 if (verifier := self._taker(identity, claim, num_bytes)) is not None:
-                    takers.setdefault(verifier.identity, []).append(i)
+                    takers.setdefault(verifier.identity, (verifier, []))[1].append(i)
             except ProtocolError as found:
                 error = error or found
-        for taker, places in takers.items():
-            self._forward(taker, drafts, places, frames)
+        for verifier, places in takers.values():
+            self._forward(verifier, drafts, places, frames)
         if error is not None:
             raise error
 
-    def _forward(self, taker: bytes, drafts: Drafts, places: Sequence[int], frames: Sequence[bytes]) -> None:
+    def _forward(self, verifier: Worker, drafts: Drafts, places: Sequence[int], frames: Sequence[bytes]) -> None:
         """Send a verifier the drafts at these places; `frames` are all of them."""
-        verifier = self.state.workers.get(taker)
-        assert verifier is not None, "it was found to take them"
         part = drafts if len(places) == len(drafts.session_ids) else drafts.take(places)
         if not verifier.reads_many_drafts:
             sent = list(map(encode, part.each()))
@@ -207,7 +206,7 @@ class Gate:
             sent = [list(frames) if part is drafts else encode(part)]
         verifier.num_unanswered += len(sent)
         for one in sent:
-            self.state.outbox.add(Send("back", taker, one))
+            self.state.outbox.add(Send("back", verifier.identity, one))
 
     def _taker(self, identity: bytes, claim: _Claim, num_bytes: int) -> Worker | None:
         """Return the verifier that takes this draft, if one does. Counts it.

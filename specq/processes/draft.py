@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from itertools import product
 from typing import Any
@@ -18,7 +19,7 @@ from specq.drafting.worker import DraftWorker
 from specq.engines import tokenizer_files
 from specq.grammar import GrammarBuilder, limits_of
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
-from specq.protocol import Assign, ConfigError, ModelInfo, ProtocolError, Release, SamplingParams
+from specq.protocol import Assign, ConfigError, Draft, ModelInfo, ProtocolError, Release, SamplingParams
 from specq.runtime import HealthFile, Tell, apply_cpu, give_way, teller
 from specq.transport import BrokerLinks, Stop, calm_collector, curve_to_broker, new_incarnation
 
@@ -51,9 +52,11 @@ class DrafterLoop:
         if self._nice and self.links.registered:
             give_way(self._nice)
             self._nice = 0
-        drafts = self.worker.step()  # of sessions that are still there
-        for broker in {self._broker_of(draft.session_id) for draft in drafts}:
-            self.links.send_drafts(broker, [one for one in drafts if self._broker_of(one.session_id) == broker])
+        drafts = defaultdict[str, list[Draft]](list)
+        for draft in self.worker.step():  # of sessions that are still there
+            drafts[self._broker_of(draft.session_id)].append(draft)
+        for broker, own in drafts.items():
+            self.links.send_drafts(broker, own)
         if self.links.heartbeat.due():
             self._beat()
 

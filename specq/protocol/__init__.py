@@ -48,15 +48,7 @@ from specq.protocol.bounds import (
     TOKEN_IDS,
     shown,
 )
-from specq.protocol.draft_checks import (
-    are_well_formed,
-    fits,
-    mismatch,
-    pack_distributions,
-    reason_against,
-    stacked,
-    stripped,
-)
+from specq.protocol.draft_checks import are_valid, fits, mismatch, pack_distributions, reason_against, stacked, stripped
 from specq.protocol.errors import (
     BROKER_GONE,
     ConfigError,
@@ -359,7 +351,7 @@ __all__ = [
     "Verdict",
     "Verdicts",
     "Welcome",
-    "are_well_formed",
+    "are_valid",
     "array_frame",
     "bounds",
     "decode",

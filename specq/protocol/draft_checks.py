@@ -79,7 +79,7 @@ def reason_against(draft: Draft, vocab_size: int) -> str:
     return "two siblings have the same token" if has_duplicates else _reason_against_distributions(draft, vocab_size)
 
 
-def are_well_formed(drafts: Drafts, vocab_size: int) -> bool:
+def are_valid(drafts: Drafts, vocab_size: int) -> bool:
     """Return whether each of these drafts is valid for a target of this vocabulary; see `reason_against`."""
     tokens, parents, counts = drafts.token_ids, drafts.parent_ids, drafts.num_nodes
     most = np.maximum(drafts.base_lens, drafts.first_ids.astype(np.int64) + counts).max(initial=0)

@@ -14,6 +14,7 @@ from specq.protocol import ModelInfo, Speculation
 from specq.simulate.figures import CLIENT, Counts, Figures, Users, figures
 from specq.simulate.machine import LineSettings
 from specq.simulate.settings import NetworkSettings, Scenario, TrafficSettings
+from specq.simulate.stub_drafter import TimedProposer
 from specq.simulate.stubs import (
     Choices,
     RecordedGuesses,
@@ -22,7 +23,6 @@ from specq.simulate.stubs import (
     StubText,
     Texts,
     TimedEngine,
-    TimedProposer,
 )
 from specq.simulate.world import SimulatedWorld
 from specq.verifier import step_curves

@@ -24,7 +24,7 @@ from specq.protocol import (
     Open,
     ProtocolError,
     SpecqError,
-    are_well_formed,
+    are_valid,
     reason_against,
     stripped,
     trace_events,
@@ -170,7 +170,7 @@ class VerifierInbox:
     def _drafts(self, message: Drafts, now: float, broker: str) -> list[Message]:
         """Take the drafts of several sessions. Raises ProtocolError for the first bad one, after the others."""
         message.check()
-        if not are_well_formed(message, self._model.vocab_size) or self._tracer.is_on:
+        if not are_valid(message, self._model.vocab_size) or self._tracer.is_on:
             return self._one_by_one(message, now, broker)
         known, places, is_foreign = list[Session](), list[int](), False
         columns = message.session_ids, message.epochs, message.base_lens

@@ -22,7 +22,8 @@ from specq.models import resolve_model
 from specq.runtime.usage import Usage, busy_s, cpu_s
 from specq.simulate.scenarios import drafting, points, read_measured
 from specq.simulate.settings import DrafterSettings, EngineSettings, HostSettings
-from specq.simulate.stubs import StubGuesses, StubText, TimedEngine, TimedProposer
+from specq.simulate.stub_drafter import TimedProposer
+from specq.simulate.stubs import StubGuesses, StubText, TimedEngine
 from specq.testing.toy import toy_info
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.protocol import Draft, Drafts, ProtocolError, are_well_formed, decode, encode, reason_against
+from specq.protocol import Draft, Drafts, ProtocolError, are_valid, decode, encode, reason_against
 
 VOCAB = 20
 
@@ -38,8 +38,8 @@ def any_draft(draw: st.DrawFn) -> Draft:
 
 
 @given(st.lists(any_draft(), min_size=1, max_size=4))
-def test_they_are_well_formed_iff_each_is(drafts: list[Draft]) -> None:
-    assert are_well_formed(Drafts.of(drafts), VOCAB) == (not any(reason_against(one, VOCAB) for one in drafts))
+def test_they_are_valid_iff_each_is(drafts: list[Draft]) -> None:
+    assert are_valid(Drafts.of(drafts), VOCAB) == (not any(reason_against(one, VOCAB) for one in drafts))
 
 
 def test_each_returns_what_was_packed() -> None:
@@ -77,5 +77,5 @@ def test_arrays_that_do_not_fit_together_are_named(field: str, value: object, re
 def test_only_siblings_of_one_draft_must_differ() -> None:
     """Here the first draft has two children of the root with the same token; the others repeat each other."""
     twins = drafted(1, 2, token_ids=np.array([3, 3], np.int32), parent_ids=np.array([-1, -1], np.int32))
-    assert not are_well_formed(Drafts.of([twins, drafted(2)]), VOCAB)
-    assert are_well_formed(Drafts.of([drafted(2), drafted(2)]), VOCAB)
+    assert not are_valid(Drafts.of([twins, drafted(2)]), VOCAB)
+    assert are_valid(Drafts.of([drafted(2), drafted(2)]), VOCAB)

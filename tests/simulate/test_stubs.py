@@ -12,7 +12,8 @@ from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep, Tree
 from specq.simulate.scenarios import HardwareCurve
 from specq.simulate.settings import DrafterSettings, EngineSettings
-from specq.simulate.stubs import StubGuesses, StubText, TimedEngine, TimedProposer
+from specq.simulate.stub_drafter import TimedProposer
+from specq.simulate.stubs import StubGuesses, StubText, TimedEngine
 from specq.testing.toy import toy_info
 
 TEXT = StubText(seed=5)

@@ -111,12 +111,9 @@ class SourceSet:
 
     def put(self, session: Session, draft: Draft) -> None:
         """Add a remote draft that was checked to the mailbox, or drop it if there is no room."""
-        if self.mailbox.put(session, draft):
-            self.num_sent[self.mailbox.name] += len(draft.token_ids)
-        else:
-            self.num_dropped += 1
+        self.put_all([session], draft)
 
-    def put_all(self, sessions: Sequence[Session], drafts: Drafts) -> None:
+    def put_all(self, sessions: Sequence[Session], drafts: Draft | Drafts) -> None:
         """Add the remote drafts of several sessions, as `put` adds one."""
         if self.mailbox.put_all(sessions, drafts):
             self.num_sent[self.mailbox.name] += len(drafts.token_ids)
