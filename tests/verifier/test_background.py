@@ -12,7 +12,7 @@ import pytest
 from specq.protocol import Close, Open, SamplingParams, SessionFailed, Verdict
 from specq.testing.late import LateEngine
 from specq.testing.toy import ToyEngine, toy_info, toy_text
-from specq.verifier.control.background import MOST_SLOWDOWN, Background, ExpectedStep, Waiting
+from specq.verifier.control.background import MOST_SLOWDOWN, PERIOD, Background, ExpectedStep, Waiting
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
 from specq.verifier.sessions import admission
@@ -256,19 +256,35 @@ def test_an_arrival_that_finds_the_memory_full_evicts_a_batch(
     assert {one.session_id for one in found if one.finish} == {1, 2, 3, 9}
 
 
-def test_waiting_sessions_take_turns() -> None:
-    """However many are in the background, each goes on."""
-    service = Service(CPU, overlaps=False)
-    for _ in range(16):
-        service.open(2, 40, is_background=True)
+def test_the_first_in_the_background_decode_until_they_end() -> None:
+    """And their number changes at most once a period: changed sessions cost the host more."""
+    service = Service(GPU, overlaps=True)
+    for _ in range(64):
+        service.open(2, 4000, is_background=True)
     times = Times()
     for _ in range(4):
         service._step(times)
-    service.open(PROMPT, 400, is_background=False)
-    lengths = []
-    for _ in range(200):
+    service.open(PROMPT, 10_000, is_background=False)
+    joined = []
+    for _ in range(20 * PERIOD):
+        before = {i: one.length for i, one in service.verifier.sessions.items() if i in service.in_background}
         service._step(times)
-        lengths.append([one.length for i, one in service.verifier.sessions.items() if i in service.in_background])
-    spread = [max(one) - min(one) for one in lengths if one]
-    assert max(spread) <= 3
-    assert all(sum(b) >= sum(a) for a, b in pairwise(lengths) if len(a) == len(b))
+        after = {i: service.verifier.sessions[i].length for i in before if i in service.verifier.sessions}
+        joined.append([i for i in after if after[i] > before[i]])
+    for own in joined[PERIOD:]:
+        assert own == [*range(1, len(own) + 1)]
+    changes = [(a, b) for a, b in pairwise(joined[PERIOD:]) if a != b]
+    assert len(changes) <= 2.2 * 19
+    assert max(len(own) for own in joined) > 10
+
+
+def test_a_debt_is_paid_before_anything_is_spent() -> None:
+    curve, background = StepCurve([1, 100], [0.01, 0.03]), Background()
+    waiting = Waiting(8, 60, has_prompts=False)
+    for _ in range(2 * PERIOD):
+        background.share(waiting, curve, 0.001)
+    assert background.share(waiting, curve, 0.001).decoding > 3
+    base_s = curve(8)
+    background.learn(ExpectedStep(base_s), 9 * base_s)
+    for _ in range(PERIOD):  # what was saved is less than eight steps
+        assert background.share(waiting, curve, 0.001).decoding == 0

@@ -66,15 +66,14 @@ class OpenSessions(dict[int, Session]):
         return self.pop(session_id, None)
 
     def put_behind(self, sessions: Sequence[Session]) -> None:
-        """Move the sessions of a step behind all others, if some waited. If only the background did, move its own."""
+        """Move the sessions of a step behind all others, if some waited. Those in the background keep their turn."""
         if len(sessions) == len(self):
             return
         moved = sessions
         if self._have_background:
-            own = [session for session in sessions if session.is_background]
-            moved = own if len(sessions) - len(own) == self._num_others else sessions
-        if not moved:
-            return
+            moved = [session for session in sessions if not session.is_background]
+            if len(moved) == self._num_others:
+                return
         for session in moved:
             self[session.session_id] = self.pop(session.session_id)
         self._order = self._known = None
