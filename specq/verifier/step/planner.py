@@ -122,5 +122,5 @@ class StepPlanner:
             return None
         num_others, num_nodes = sum(not session.is_background for session in shares.sessions), len(shares.nodes)
         base_s = curve.profiled(num_others + num_nodes)
-        added_s = curve.profiled(shares.num_decoding + num_nodes) - base_s
-        return ExpectedStep(base_s, added_s, prompt_s, self._control.background.is_second)
+        added_s = curve.profiled(shares.num_decoding + num_nodes) - base_s + prompt_s
+        return ExpectedStep(base_s, added_s, self._control.background.is_base)
