@@ -29,6 +29,7 @@ from specq.protocol import Float64Array
 from specq.verifier.models.step_curve import StepCurve
 
 MOST_SLOWDOWN = 1.1  # mean factor on the seconds of the others' steps
+EARNED = 0.09  # part of a step; the rest is for what is not counted, in steps with prompts of the others
 MOST_LONGER = 3.0  # factor on the seconds of a step with prompts in the background
 PERIOD, PLAIN = 32, 4  # steps with others, and those of them without rows in the background
 MOST_SAVED = 2.0  # earnings of so many periods
@@ -98,7 +99,7 @@ class Background:
         fixed_s   the fixed seconds of a step with prompts.
         """
         step_s = self._base * curve.profiled(waiting.others)
-        earned_s = (MOST_SLOWDOWN - 1) * step_s
+        earned_s = EARNED * step_s
         self._saved_s = min(self._saved_s + earned_s, MOST_SAVED * PERIOD * earned_s)
         times = curve.profiled_times(waiting.others, waiting.decoding + 1)
         added_s = (times - times[0]) * self._price
