@@ -51,7 +51,7 @@ RECOVERY_S = 10.0  # until every session advances, after the last fault
 MOVE_S = 5.0  # until the jobs of a dead broker do, after its death or the database's return
 LOOK_S = 0.2  # for processes that ended by themselves, and brokers that reach the database again
 MOST_ASKED = 4  # jobs of a broker that wakes
-IN_FLIGHT_S = 0.05  # what a broker sent before its death has arrived by then
+IN_FLIGHT_S = 0.05  # until what was sent to a frozen broker waits there
 LONGEST_STOP_S = 5.0  # longer than a lease
 AUDIT_S = 120.0  # for all jobs to end, when all is well again
 KINDS = ("broker", "target", "draft", "client", "gateway")
@@ -209,23 +209,26 @@ class Injector:
             time.sleep(rng.uniform(0.05, LONGEST_STOP_S))
             process.send_signal(signal.SIGCONT)
         elif role == "broker":
-            self._kill_broker(load, name)
+            self._kill_broker(load, name, kind)
         else:
             cluster.kill(name)
             time.sleep(rng.choice([0.0, 0.1, 1.5]))
             cluster.start(name)
         return name
 
-    def _kill_broker(self, load: Load, name: str) -> None:
-        """Kill it, and start it again when its jobs have moved."""
+    def _kill_broker(self, load: Load, name: str, kind: str) -> None:
+        """Kill it, and the database with it unless the kind is "kill". Start it again when its jobs have moved."""
         ids, held = load.ids(), self.cluster.held()[name]
         self.cluster.kill(name)
         killed = time.monotonic()
-        time.sleep(IN_FLIGHT_S)
-        load.recovered(killed + IN_FLIGHT_S, 2 * RECOVERY_S, [ids[one] for one in held & ids.keys()])
+        watch = self._interrupt(kind) if kind != "kill" else None
+        # After half a lease nobody has its jobs yet, and what it sent has arrived, also on a busy machine.
+        load.recovered(killed + LEASE_S / 2, 2 * RECOVERY_S, [ids[one] for one in held & ids.keys()])
         if held & ids.keys():
             self.times.events += [(killed, "died"), (time.monotonic(), "moved")]
             self.times.moved += len(held & ids.keys())
+        if watch is not None:
+            watch.join()
         self.cluster.start(name)
 
     def _freeze_past_its_lease(self, name: str) -> None:
@@ -297,10 +300,14 @@ class Injector:
 
 
 def faults_of(kills: int, restarts: int, failovers: int, partitions: int, seed: int) -> list[tuple[str, str]]:
-    """Return faults in random order: half of `kills` are freezes; a third of both are brokers'."""
+    """Return faults in random order: half of `kills` are freezes; a third of both are brokers'.
+
+    With every third restart or failover of the database a broker dies.
+    """
     roles = [role for role in KINDS for _ in range(4 if role == "broker" else 2)]
     found = [("stop" if i % 2 else "kill", roles[i // 2 % len(roles)]) for i in range(kills)]
-    found += [("restart", "database")] * restarts + [("failover", "database")] * failovers
+    kinds = ["restart"] * restarts + ["failover"] * failovers
+    found += [(kind, "broker" if i % 3 == 1 else "database") for i, kind in enumerate(kinds)]
     found += [("cut", "/".join(PAIRS[i % len(PAIRS)])) for i in range(partitions)]
     random.Random(seed).shuffle(found)
     return found
