@@ -33,10 +33,11 @@ import zmq
 
 from specq.client.detached import JobDesk
 from specq.config.values import free_address
+from specq.journal import LEASE_S
 from specq.runtime.machine import describe
 from specq.transport import connect_dealer
 from tests.chaos.clients import Scribe, fetch, look
-from tests.chaos.history import Operation, check, jobs_of, read_history
+from tests.chaos.history import Operation, check, jobs_of, moves_apart, read_history
 from tests.chaos.links import WAYS, Links
 from tests.chaos.load import Load
 from tests.chaos.processes import OURS, SPECQ, Deployment, Siege, attack, toy_prompts
@@ -47,10 +48,10 @@ BEATS = ("--heartbeat-ms", "250", "--liveness-ms", "3000")
 STEP_MS = 40
 JOBS = 6
 RECOVERY_S = 10.0  # until every session advances, after the last fault
-MOVE_S = 5.0  # until the jobs of a dead broker do
-LOOK_S = 0.2  # for processes that ended by themselves
+MOVE_S = 5.0  # until the jobs of a dead broker do, after its death or the database's return
+LOOK_S = 0.2  # for processes that ended by themselves, and brokers that reach the database again
 MOST_ASKED = 4  # jobs of a broker that wakes
-IN_FLIGHT_S = 0.05  # what a broker sent before its death has arrived by then
+IN_FLIGHT_S = 0.05  # until what was sent to a frozen broker waits there
 LONGEST_STOP_S = 5.0  # longer than a lease
 AUDIT_S = 120.0  # for all jobs to end, when all is well again
 KINDS = ("broker", "target", "draft", "client", "gateway")
@@ -154,22 +155,34 @@ class Cluster(Deployment):
                     self.start(name)
             self.deaths.update(dead)
 
+    @property
+    def _fronts(self) -> dict[str, str]:
+        """The brokers' names by their addresses."""
+        return dict(zip(self.address.split(","), self.names("broker"), strict=True))
+
     def held(self) -> dict[str, set[int]]:
         """Return the jobs that each broker holds, by its name."""
-        fronts = dict(zip(self.address.split(","), self.names("broker"), strict=True))
-        found: dict[str, set[int]] = {name: set() for name in fronts.values()}
+        found: dict[str, set[int]] = {name: set() for name in self._fronts.values()}
         statement = "SELECT address, job_id FROM specq.active JOIN specq.brokers ON number = broker"
         for address, job_id in self.database.run(statement):
-            found[fronts[address]].add(job_id)
+            found[self._fronts[address]].add(job_id)
         return found
+
+    def has_database(self, since: float) -> bool:
+        """Return whether each broker that runs has renewed its lease since then."""
+        now = time.monotonic()
+        age = f"{LEASE_S} + extract(epoch FROM clock_timestamp() - max(until))::float8"
+        ages = dict(self.database.run(f"SELECT address, {age} FROM specq.brokers GROUP BY address"))
+        running = [front for front, name in self._fronts.items() if self.processes[name].poll() is None]
+        return all(front in ages and now - ages[front] > since for front in running)
 
 
 @dataclass
 class Times:
     """Measured times, in seconds."""
 
-    moves: list[float] = field(default_factory=list)  # of all jobs of a broker that was killed
-    moved: int = 0  # such jobs
+    events: list[tuple[float, str]] = field(default_factory=list)  # as `moves_apart` takes them
+    moved: int = 0  # jobs of brokers that were killed
     restarts: list[float] = field(default_factory=list)  # of the database, until all jobs advance
     failovers: list[float] = field(default_factory=list)
 
@@ -196,23 +209,26 @@ class Injector:
             time.sleep(rng.uniform(0.05, LONGEST_STOP_S))
             process.send_signal(signal.SIGCONT)
         elif role == "broker":
-            self._kill_broker(load, name)
+            self._kill_broker(load, name, kind)
         else:
             cluster.kill(name)
             time.sleep(rng.choice([0.0, 0.1, 1.5]))
             cluster.start(name)
         return name
 
-    def _kill_broker(self, load: Load, name: str) -> None:
-        """Kill it, and start it again when its jobs have moved."""
+    def _kill_broker(self, load: Load, name: str, kind: str) -> None:
+        """Kill it, and the database with it unless the kind is "kill". Start it again when its jobs have moved."""
         ids, held = load.ids(), self.cluster.held()[name]
         self.cluster.kill(name)
         killed = time.monotonic()
-        time.sleep(IN_FLIGHT_S)
-        took = load.recovered(killed + IN_FLIGHT_S, 2 * RECOVERY_S, [ids[one] for one in held & ids.keys()])
+        watch = self._interrupt(kind) if kind != "kill" else None
+        # After half a lease nobody has its jobs yet, and what it sent has arrived, also on a busy machine.
+        load.recovered(killed + LEASE_S / 2, 2 * RECOVERY_S, [ids[one] for one in held & ids.keys()])
         if held & ids.keys():
-            self.times.moves.append(2 * RECOVERY_S if took is None else took + IN_FLIGHT_S)
+            self.times.events += [(killed, "died"), (time.monotonic(), "moved")]
             self.times.moved += len(held & ids.keys())
+        if watch is not None:
+            watch.join()
         self.cluster.start(name)
 
     def _freeze_past_its_lease(self, name: str) -> None:
@@ -254,24 +270,44 @@ class Injector:
         return f"{'/'.join(names)} {'+'.join(ways)}"
 
     def _database(self, load: Load, kind: str) -> str:
-        servers = self.cluster.servers
         start = time.monotonic()
+        watch = self._interrupt(kind)
+        took = load.recovered(time.monotonic(), 6 * RECOVERY_S)
+        times = self.times.restarts if kind == "restart" else self.times.failovers
+        times.append(time.monotonic() - start if took is not None else 6 * RECOVERY_S)
+        watch.join()
+        return kind
+
+    def _interrupt(self, kind: str) -> threading.Thread:
+        """Let the database be away; return the thread that notes when all brokers reach it again."""
+        servers = self.cluster.servers
+        self.times.events.append((time.monotonic(), "gone"))
         if kind == "restart":
             servers.primary.control("restart", "-m", "immediate", "--wait")
         else:
             servers.fail_over()
             self.cluster.database = Database(servers.primary, self.cluster.database.name)
-        took = load.recovered(time.monotonic(), 6 * RECOVERY_S)
-        times = self.times.restarts if kind == "restart" else self.times.failovers
-        times.append(time.monotonic() - start if took is not None else 6 * RECOVERY_S)
-        return kind
+        watch = threading.Thread(target=self._note_return, args=(time.monotonic(),))
+        watch.start()
+        return watch
+
+    def _note_return(self, since: float) -> None:
+        try:
+            while not self.cluster.has_database(since) and time.monotonic() < since + 6 * RECOVERY_S:
+                time.sleep(LOOK_S)
+        finally:  # else all later moves would count as disturbed
+            self.times.events.append((time.monotonic(), "back"))
 
 
 def faults_of(kills: int, restarts: int, failovers: int, partitions: int, seed: int) -> list[tuple[str, str]]:
-    """Return faults in random order: half of `kills` are freezes; a third of both are brokers'."""
+    """Return faults in random order: half of `kills` are freezes; a third of both are brokers'.
+
+    With every third restart or failover of the database a broker dies.
+    """
     roles = [role for role in KINDS for _ in range(4 if role == "broker" else 2)]
     found = [("stop" if i % 2 else "kill", roles[i // 2 % len(roles)]) for i in range(kills)]
-    found += [("restart", "database")] * restarts + [("failover", "database")] * failovers
+    kinds = ["restart"] * restarts + ["failover"] * failovers
+    found += [(kind, "broker" if i % 3 == 1 else "database") for i, kind in enumerate(kinds)]
     found += [("cut", "/".join(PAIRS[i % len(PAIRS)])) for i in range(partitions)]
     random.Random(seed).shuffle(found)
     return found
@@ -317,10 +353,17 @@ def report(found: Siege, times: Times, history: Sequence[Operation]) -> dict[str
     """Return all figures."""
     wrong = check(history)
     kinds = Counter(one.kind for one in history)
-    return found.report() | {
+    there, away = moves_apart(times.events)
+    return {
+        **found.report(),
         "moved_jobs": times.moved,
-        "move_p50_s": _figure(median, times.moves),
-        "move_max_s": _figure(max, times.moves),
+        "moves": len(there),  # of all jobs of a dead broker, the database being there
+        "move_p50_s": _figure(median, there),
+        "move_max_s": _figure(max, there),
+        "away_moves": len(away),  # the database being away for a time
+        "away_move_p50_s": _figure(median, [took for took, _ in away]),
+        "away_move_max_s": _figure(max, [took for took, _ in away]),
+        "away_move_back_max_s": _figure(max, [since_back for _, since_back in away]),
         "restart_p50_s": _figure(median, times.restarts),
         "restart_max_s": _figure(max, times.restarts),
         "failover_p50_s": _figure(median, times.failovers),
@@ -336,8 +379,8 @@ def _figure(of: Any, found: list[float]) -> float | None:
 
 
 def is_good(one: dict[str, Any]) -> bool:
-    """Return whether nothing was lost, doubled or wrong, and nothing stood still."""
-    return is_whole(one) and (one["move_max_s"] or 0.0) <= MOVE_S
+    """Return whether nothing was lost, doubled or wrong, and the jobs of dead brokers moved in time."""
+    return is_whole(one) and max(one[name] or 0.0 for name in ("move_max_s", "away_move_back_max_s")) <= MOVE_S
 
 
 def is_whole(one: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ cancel  somebody asked for its end
 http    a request with an Idempotency-Key: `key`, `text`, and no job
 
 `check` takes a history and returns what is wrong with it. It is a pure function. What an operation without an answer
-did is not known, so it says nothing.
+did is not known, so it says nothing. `moves_apart` is another one, on what the harness did.
 """
 
 from __future__ import annotations
@@ -174,3 +174,31 @@ def _errors(job: JobHistory) -> Faults:
         for one in job.errors
         if one.start > job.acked or (one.kind == "tokens" and one.end > job.acked)
     ]
+
+
+def moves_apart(events: Iterable[tuple[float, str]]) -> tuple[list[float], list[tuple[float, float]]]:
+    """Return the times in which the jobs of dead brokers moved, those with the database away in the midst apart.
+
+    Args:
+        events: (seconds, what), in any order. A broker "died", and its jobs have "moved" before the next one dies. The
+            database is "gone", and "back" when all brokers reach it.
+
+    Returns:
+        The seconds from each death to its move, if the database was there all the time. For the other moves these
+        seconds, and those since the database was last back (0 if it was away until the move).
+    """
+    there, away = list[float](), list[tuple[float, float]]()
+    died = back = 0.0
+    is_away = was_away = False
+    for at, what in sorted(events):
+        if what == "gone":
+            is_away = was_away = True
+        elif what == "back":
+            is_away, back = False, at
+        elif what == "died":
+            died, was_away = at, is_away
+        elif was_away:
+            away.append((at - died, 0.0 if is_away else at - back))
+        else:
+            there.append(at - died)
+    return there, away

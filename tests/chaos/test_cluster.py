@@ -18,6 +18,7 @@ FAULTS = [
     ("restart", "database"),
     ("failover", "database"),
     ("kill", "broker"),
+    ("failover", "broker"),
 ]
 
 

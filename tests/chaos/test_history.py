@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from specq.testing.toy import toy_text
-from tests.chaos.history import Operation, check, read_history
+from tests.chaos.cluster import is_good
+from tests.chaos.history import Operation, check, moves_apart, read_history
 
 PROMPT, NUM, SEED = [5, 6, 7], 6, 3
 TEXT = toy_text(PROMPT, NUM, SEED)
@@ -98,3 +99,39 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     path.write_text(f"{BEGIN.line()}\n{read(2.0, 2).line()}\n{read(3.0, 3).line()[:-9]}")
     assert read_history([path]) == [BEGIN, read(2.0, 2)]
     assert json.loads(BEGIN.line())["job"] == 1
+
+
+DIED, MOVED = (10.0, "died"), (14.0, "moved")
+
+
+@pytest.mark.parametrize(
+    ("database", "since_back"),
+    [
+        ([], None),
+        ([(1.0, "gone"), (9.0, "back")], None),
+        ([(15.0, "gone"), (16.0, "back")], None),
+        ([(1.0, "gone"), (11.0, "back")], 3.0),
+        ([(11.0, "gone"), (12.0, "back")], 2.0),
+        ([(1.0, "gone"), (10.5, "back"), (12.0, "gone"), (12.5, "back")], 1.5),
+        ([(11.0, "gone"), (15.0, "back")], 0.0),
+        ([(9.0, "gone"), (15.0, "back")], 0.0),
+    ],
+)
+def test_moves_with_the_database_away_are_measured_apart(
+    database: list[tuple[float, str]], since_back: float | None
+) -> None:
+    """Away at any time between the death and the move; neither the move before nor the one after matters."""
+    others = [(0.0, "died"), (0.5, "moved"), (20.0, "died"), (22.0, "moved")]
+    there, away = moves_apart([*others, DIED, MOVED, *database])
+    assert there == ([0.5, 4.0, 2.0] if since_back is None else [0.5, 2.0])
+    assert away == ([] if since_back is None else [(4.0, since_back)])
+
+
+def test_each_kind_of_move_has_its_own_limit() -> None:
+    """5 s after the death, and with the database away 5 s after it is back."""
+    whole = {"lost": 0, "doubled": 0, "wrong": 0, "stuck": [], "history": {"wrong": 0}}
+    names = ("move_max_s", "away_move_max_s", "away_move_back_max_s")
+    for times, expected in [
+        ((None, None, None), True), ((5.0, 9.0, 5.0), True), ((5.1, None, None), False), ((4.0, 9.0, 5.1), False),
+    ]:  # fmt: skip
+        assert is_good(whole | dict(zip(names, times, strict=True))) == expected
