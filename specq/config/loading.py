@@ -308,6 +308,12 @@ def wants_colours() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def ray_address() -> str:
+    """Return HOST:PORT of the Ray cluster in RAY_ADDRESS, or "" if it has none or another form."""
+    found = os.environ.get("RAY_ADDRESS", "")
+    return found if ":" in found and "://" not in found else ""
+
+
 def environment_of_children() -> dict[str, str]:
     """Return the environment for processes that receive their configuration on the command line."""
     not_theirs = ("SPECQ_CONFIG", "SPECQ_BROKER", "SPECQ_HEALTH")

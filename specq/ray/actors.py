@@ -15,7 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -32,18 +34,23 @@ log = structlog.get_logger(__name__)
 NAMESPACE = "specq"
 PROGRAM = ("-m", "specq")
 YOUNG_S, BACKOFF_S = 10.0, 5.0  # a process that ends so early starts again after a delay
+TAIL_BYTES = 2000  # of a log, which have the last line
 STOP_MARGIN_S = 10.0  # beyond the time that a process takes to drain
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessHealth:
-    """What an actor reports: its specification; its process's id, age and exit status (None: it runs)."""
+    """What an actor reports: its specification; its process's id, age and exit status (None: it runs).
+
+    last_line: what a process that ended wrote last to its standard error, "" if that is not known.
+    """
 
     spec: ProcessSpec
     pid: int
     age_s: float
     status: int | None
     is_stopping: bool
+    last_line: str = ""
 
 
 class ProcessActor:
@@ -88,9 +95,9 @@ class ProcessActor:
     def health(self) -> ProcessHealth:
         """Return what the process is."""
         assert self._process is not None
-        return ProcessHealth(
-            self.spec, self._process.pid, time.monotonic() - self._began, self._process.poll(), self._stopping.is_set()
-        )
+        status, age_s = self._process.poll(), time.monotonic() - self._began
+        said = "" if status is None else _last_line()
+        return ProcessHealth(self.spec, self._process.pid, age_s, status, self._stopping.is_set(), said)
 
     def use_brokers(self, brokers: tuple[str, ...]) -> None:
         """Note the brokers for the next start. Begin anew if the process knows none of them."""
@@ -106,6 +113,21 @@ class ProcessActor:
         assert self._process is not None
         self._process.terminate()
         reap(self._process, patience_s)
+
+
+def _last_line() -> str:
+    """Return the last line of the file that is this actor's standard error, and its process's (on Linux).
+
+    Ray's own lines begin with a colon; the actor's events go to standard output.
+    """
+    with suppress(OSError):
+        path = Path("/proc/self/fd/2").readlink()
+        if path.is_file():
+            with path.open("rb") as file:
+                file.seek(-min(path.stat().st_size, TAIL_BYTES), os.SEEK_END)
+                lines = file.read().decode("utf-8", "replace").split("\n")
+            return next((line for line in reversed(lines) if line.strip() and line[0] != ":"), "")
+    return ""
 
 
 def start(spec: ProcessSpec, program: Sequence[str]) -> Any:

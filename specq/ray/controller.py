@@ -46,12 +46,13 @@ log = structlog.get_logger(__name__)
 NAME, FAILED = "controller", "failed"
 LOOK_S = 0.5  # between two comparisons
 ANSWER_S = 1.0  # for an actor, and for a broker
+MOST_REASON = 500  # characters
 SILENT_S = 30.0  # for an actor of a former controller
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """A line of `specq ray status`."""
+    """A line of `specq ray status`. `reason`: why a process that is not ready ended, "" if it did not."""
 
     name: str
     state: str
@@ -59,6 +60,7 @@ class ProcessRow:
     pid: int = 0
     listens_at: str = ""
     age_s: float = 0.0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class ClusterController:
         self.handles: dict[str, Any] = {}
         self.health: dict[str, ProcessHealth] = {}
         self.specs: dict[str, ProcessSpec] = {}  # of the handles; unknown for those of a former controller at first
+        self.reasons: dict[str, str] = {}  # why a process ended last
         self.stopping: dict[str, Any] = {}  # name -> the call that stops it
         self._clients: dict[str, Client] = {}
         self._status = ClusterStatus((), least, {}, is_settled=False, num_nodes=0, gains={})
@@ -175,6 +178,7 @@ class ClusterController:
             try:
                 self.health[name] = ray.get(answer, timeout=0)
                 self.specs[name] = self.health[name].spec
+                self._note_end(name, self.health[name])
                 if self.health[name].is_stopping:  # a former controller began it
                     self._stop(name)
             except (ActorDiedError, ActorUnschedulableError):
@@ -184,6 +188,12 @@ class ClusterController:
                 known = self.specs.get(name)
                 if known is not None and known.node_id not in alive:
                     self._forget(name)
+
+    def _note_end(self, name: str, health: ProcessHealth) -> None:
+        """Keep why a process ended: its actor ends too, and its successor does not know it."""
+        if health.status is not None:
+            said = health.last_line.removeprefix("specq: ")[:MOST_REASON]
+            self.reasons[name] = said or f"ended with status {health.status}"
 
     def _give_up_silent(self) -> None:
         """End actors of a former controller that do not answer: they have no place, or lost it."""
@@ -214,7 +224,7 @@ class ClusterController:
         handle = self.handles.pop(name, None)
         if handle is not None:
             ray.kill(handle, no_restart=True)
-        for known in (self.health, self.specs, self.stopping):
+        for known in (self.health, self.specs, self.stopping, self.reasons):
             known.pop(name, None)
 
     def _tell_brokers(self, wanted: Mapping[str, ProcessSpec]) -> None:
@@ -275,9 +285,17 @@ class ClusterController:
         for name, one in sorted(present.items(), key=lambda item: (ROLES.index(item[0].rpartition("-")[0]), item[0])):
             health = self.health.get(name)
             pid, age_s = (health.pid, health.age_s) if health else (0, 0.0)
-            rows.append(ProcessRow(name, one.state, hosts.get(one.spec.node_id, ""), pid, one.spec.address, age_s))
+            if one.state == READY:
+                self.reasons.pop(name, None)
+            shown = (hosts.get(one.spec.node_id, ""), pid, self._shown(one.spec), age_s, self.reasons.get(name, ""))
+            rows.append(ProcessRow(name, one.state, *shown))
         gains = dict(self.scale.gains)
         self._status = ClusterStatus(tuple(rows), numbers, dict(wanted.waiting), is_settled, len(nodes), gains)
+
+    def _shown(self, spec: ProcessSpec) -> str:
+        """Return the address as clients name it."""
+        scheme = "https" if self.config.serve.tls_cert else "http"
+        return spec.address.replace("tcp", scheme, 1) if spec.role == "gateway" else spec.address
 
 
 def _is_ours(named: Mapping[str, str]) -> bool:

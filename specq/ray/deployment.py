@@ -17,23 +17,33 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from specq import __version__
-from specq.config import Config
+from specq.config import Config, ray_address
+from specq.journal import kind_of
 from specq.protocol import ConfigError, EngineError
 from specq.ray.actors import NAMESPACE, PROGRAM
 from specq.ray.controller import FAILED, NAME, ClusterController, ClusterStatus, living_nodes
 from specq.ray.plan import ClusterNode, NodeCheck, check_config, check_node, one_address, plan, start_numbers
 from specq.runtime import columns
+from specq.transport import listens
 
+ATTEMPTS = 10  # to reach a head; one takes at most a quarter of a second
 ANSWER_S = 30.0  # for a node or the controller
 DRAIN_S = 3600.0  # more than any process takes to stop
 LOOK_S = 0.5
+WHAT_NOW = "the other processes run on; correct this and repeat `specq ray up`, or stop all with `specq ray down`"
 FAILED_S = 12.0  # two attempts; one may fail for a port that is not free yet
-HOW_TO_START = "start one: ray start --head (docs/guides/ray.md), or name it in RAY_ADDRESS"
+HOW_TO_START = (
+    "start one: ray start --head (docs/guides/ray.md), or name it in RAY_ADDRESS. A cluster with a token does not "
+    "answer without it: RAY_AUTH_MODE=token, and the head's ~/.ray/auth_token here"
+)
 
 
 @contextmanager
 def connected() -> Iterator[None]:
     """Connect to the cluster of RAY_ADDRESS, or to this machine's. Raises ConfigError if there is none."""
+    named = ray_address()
+    if named and not any(listens(f"tcp://{named}") for _ in range(ATTEMPTS)):  # Ray would try for many minutes
+        raise ConfigError(f"no Ray cluster can be reached (nothing listens at {named}); {HOW_TO_START}")
     try:
         ray.init(address="auto", namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RayError, RuntimeError, ValueError) as error:
@@ -74,7 +84,8 @@ def up(config: Config, tell: Callable[[str], object], program: Sequence[str] = P
     Raises ConfigError if it cannot start, EngineError if it is not ready after `wait_s` seconds.
     """
     check_config(config)
-    check_journal(config.broker.journal)
+    for address in (config.broker.journal, config.serve.batches):
+        check_database(address)
     nodes = living_nodes()
     check_nodes(nodes)
     only_at = one_address(nodes)
@@ -85,9 +96,9 @@ def up(config: Config, tell: Callable[[str], object], program: Sequence[str] = P
     _wait_settled(tell, time.monotonic() + wait_s)
 
 
-def check_journal(address: str) -> None:
+def check_database(address: str) -> None:
     """Raise ConfigError for a PostgreSQL address that has a password or is not valid."""
-    if address.startswith("postgresql://"):
+    if kind_of(address) == "postgresql":
         from specq.journal.postgres.address import parse
 
         parse(address)
@@ -158,7 +169,8 @@ def _wait_settled(tell: Callable[[str], object], deadline: float) -> None:
                 known[row.name] = row.state
             now = time.monotonic()
             if row.state.startswith(FAILED) and now > failed.setdefault(row.name, now) + FAILED_S:
-                raise EngineError(f"{row.name} {row.state}; its last lines: ray logs actor, or Ray's dashboard")
+                said = row.reason or "its last lines: ray logs actor --id ID (ray list actors), or Ray's dashboard"
+                raise EngineError(f"{row.name} {row.state}: {said}\n{WHAT_NOW}")
         if found.is_settled:
             return
         if time.monotonic() > deadline:
@@ -173,7 +185,8 @@ def table(found: ClusterStatus) -> str:
     rows += [
         (row.name, row.state, row.address, str(row.pid or ""), f"{row.age_s:.0f}", row.listens_at) for row in found.rows
     ]
-    lines = [columns(rows), *found.waiting.values()]
+    reasons = [f"{row.name}: {row.reason}" for row in found.rows if row.reason]
+    lines = [columns(rows), *reasons, *found.waiting.values()]
     gains = ", ".join(f"{number}: {one:.2f}" for number, one in sorted(found.gains.items()))
     lines.append(f"{found.num_nodes} nodes; {'all ready' if found.is_settled else 'not all ready'}")
     return "\n".join([*lines, f"gain by number of draft workers: {gains}"] if gains else lines)

@@ -17,7 +17,8 @@ from pathlib import PurePath
 from typing import Any
 
 from specq import __version__
-from specq.config import Config, Section, connect_address, options_of, section_name, to_arguments
+from specq.config import NO_ADDRESS, Config, Section, connect_address, options_of, section_name, to_arguments
+from specq.journal import kind_of
 from specq.processes.deployment import draft_section
 from specq.protocol import ConfigError, parse_address
 
@@ -146,15 +147,13 @@ def one_address(nodes: Iterable[ClusterNode]) -> str:
 def check_config(config: Config) -> None:
     """Raise ConfigError for a configuration that cannot serve on a cluster."""
     journal = config.broker.journal
-    if config.ray.brokers > 1 and not journal.startswith("postgresql://"):
+    if config.ray.brokers > 1 and kind_of(journal) != "postgresql":
         raise ConfigError(
             f"ray.brokers is {config.ray.brokers}, and broker.journal is {journal or 'a file'}; several brokers need "
             "journal = postgresql://USER@HOST/DATABASE (docs/guides/postgresql.md)"
         )
-    for name, address in (("broker.bind", config.broker.bind), ("serve.bind", config.serve.bind)):
-        found = parse_address(address)
-        if not found.is_tcp or found.is_any_port:
-            raise ConfigError(f"{name} is {address}; specq ray up needs tcp:// and a fixed port")
+    _check_ports(config)
+    _check_keys(config)
     for section in (config.broker, config.target, config.draft, config.serve):
         for name in PATHS:
             value = getattr(section, name, "")
@@ -167,6 +166,41 @@ def check_config(config: Config) -> None:
     ):
         if most and most < least:
             raise ConfigError(f"ray.{name} is {most}, less than {least} in section up; raise it, or leave it out")
+
+
+def _check_ports(config: Config) -> None:
+    """Raise ConfigError unless each broker, gateway and verifier has a port of its own, whichever node it gets."""
+    most = most_numbers(config)
+    taken: dict[int, str] = {}
+    for name, bind, number in (
+        ("broker.bind", config.broker.bind, most.broker),
+        ("serve.bind", config.serve.bind, most.gateway),
+    ):
+        found = parse_address(bind)
+        if not found.is_tcp or found.is_any_port:
+            raise ConfigError(f"{name} is {bind}; specq ray up needs tcp:// and a fixed port")
+        for port in range(found.port, found.port + number):
+            if port in taken:
+                raise ConfigError(
+                    f"{name} and {taken[port]} both take port {port}: each takes {number} ports, {name} from "
+                    f"{found.port} on; give them ports further apart"
+                )
+            taken[port] = name
+    bind = config.target.bind
+    port = 0 if bind == NO_ADDRESS else parse_address(bind).port
+    if port and most.target > 1:
+        raise ConfigError(f"target.bind is {bind}; several verifiers need port *")
+    if port in taken:
+        raise ConfigError(f"target.bind and {taken[port]} both take port {port}; give them different ports")
+
+
+def _check_keys(config: Config) -> None:
+    """Raise ConfigError for a section without keys beside others with keys: the broker would not answer it."""
+    most, keys = most_numbers(config), config.broker.keys
+    for section, number in ((config.target, most.target), (config.draft, most.draft), (config.serve, most.gateway)):
+        if number and bool(section.keys) != bool(keys):
+            given, lacks = ("broker", section_name(type(section)))[:: 1 if keys else -1]
+            raise ConfigError(f"{given}.keys is set and {lacks}.keys is not; give keys in both sections or in neither")
 
 
 def plan(

@@ -194,16 +194,15 @@ def own_keys(keys: str, *roles: str) -> KeyPair:
 
 
 def keys_of_gateway(keys: str) -> str:
-    """Return the option `keys` for a gateway.
+    """Return the option `keys` for a gateway, as DIRECTORY/NAME: a key that joins the directory later changes nothing.
 
-    A directory with exactly one key that may submit for tenants becomes DIRECTORY/NAME of that key. Any other option is
-    unchanged. Raises ConfigError.
+    Of several keys of clients, the only one that may submit for tenants is taken. Raises ConfigError if none is.
     """
     path, is_directory = _place(keys)
     if not keys or not is_directory:
         return keys
     able = [grant.name for grant in read_grants(path) if grant.tenants and (path / (grant.name + SECRET)).exists()]
-    return f"{keys}/{able[0]}" if len(able) == 1 else keys
+    return f"{keys}/{able[0] if len(able) == 1 else own_keys(keys, *CLIENT_ROLES).name}"
 
 
 def curve_to_broker(keys: str, *roles: str) -> Curve | None:

@@ -29,6 +29,7 @@ from specq.ray.plan import (
     start_numbers,
 )
 
+SERVED = UpConfig(targets=1, drafters=0, serve=True)
 JOURNAL = "postgresql://specq@db.example.org/specq"
 NODES = [ClusterNode(f"n{i}", f"10.0.0.{i}", cpus=4) for i in range(1, 6)]
 GPU_NODES = [ClusterNode(f"g{i}", f"10.0.1.{i}", cpus=8, gpus=4) for i in (1, 2)]
@@ -43,6 +44,11 @@ CONFIG = Config(
 
 def by_name(config=CONFIG, nodes=NODES, **more) -> dict[str, ProcessSpec]:
     return {one.name: one for one in plan(config, nodes, start_numbers(config), **more).processes}
+
+
+def served(target: TargetConfig = CONFIG.target, **section) -> Config:
+    """Return a configuration with a verifier, two brokers and two gateways."""
+    return replace(CONFIG, up=SERVED, target=target, serve=ServeConfig(**{"keys": "/etc/keys"} | section))
 
 
 def option(spec: ProcessSpec, name: str) -> str:
@@ -159,11 +165,32 @@ def test_what_has_no_place_waits_with_a_reason():
         (replace(CONFIG, broker=BrokerConfig(journal=JOURNAL, bind="tcp://127.0.0.1:*")), "a fixed port"),
         (replace(CONFIG, draft=DraftConfig(keys="keys")), "draft.keys is keys; give an absolute path"),
         (replace(CONFIG, ray=RayConfig(max_targets=1)), "ray.max_targets is 1, less than 2"),
+        (served(bind="tcp://127.0.0.1:5750"), "serve.bind and broker.bind both take port 5750"),
+        (served(bind="tcp://127.0.0.1:5749"), "serve.bind and broker.bind both take port 5750"),
+        (served(target=TargetConfig(keys="/etc/keys", bind="tcp://127.0.0.1:8001")), "target.bind and serve.bind"),
+        (replace(CONFIG, target=TargetConfig(keys="/etc/keys", bind="tcp://127.0.0.1:6000")), "verifiers need port *"),
+        (served(keys=""), "broker.keys is set and serve.keys is not"),
+        (replace(CONFIG, draft=DraftConfig()), "broker.keys is set and draft.keys is not"),
+        (replace(CONFIG, broker=BrokerConfig(journal=JOURNAL)), "target.keys is set and broker.keys is not"),
+        (replace(CONFIG, broker=BrokerConfig(journal="postgresql:specq")), "write postgresql://"),
     ],
 )
 def test_wrong_configurations_are_refused(config, said):
     with pytest.raises(ConfigError, match=said):
         check_config(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(CONFIG, served(), served(bind="tcp://127.0.0.1:5752")),
+        replace(CONFIG, serve=ServeConfig(bind="tcp://127.0.0.1:5750")),  # no gateway runs
+        served(target=TargetConfig(keys="/etc/keys", bind="none")),
+        replace(CONFIG, up=SERVED, broker=BrokerConfig(journal=JOURNAL), target=TargetConfig(), draft=DraftConfig()),
+    ],
+)
+def test_right_configurations_are_taken(config):
+    check_config(config)
 
 
 def test_the_section_is_read_and_gives_the_numbers(tmp_path: Path):

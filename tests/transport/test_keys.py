@@ -98,16 +98,17 @@ def test_a_gateway_takes_the_key_that_may_submit_for_tenants(folder):
     guessed."""
     keys = str(folder)
     make_keys(folder, "alice", ("client",))
-    assert keys_of_gateway(keys) == keys
+    assert keys_of_gateway(keys) == f"{keys}/alice"
     make_keys(folder, "web", ("client",), tenants=True)
     assert own_keys(keys_of_gateway(keys), "client").name == "web"
     assert keys_of_gateway(f"{keys}/alice") == f"{keys}/alice"
     assert keys_of_gateway("") == ""
     (folder / "web.secret").unlink()
-    assert keys_of_gateway(keys) == keys
+    assert keys_of_gateway(keys) == f"{keys}/alice"
     make_keys(folder, "api", ("client",), tenants=True)
     make_keys(folder, "more", ("client",), tenants=True)
-    assert keys_of_gateway(keys) == keys
+    with pytest.raises(ConfigError, match=r"several keys of the role client; name one: .*keys/alice or .*keys/api"):
+        keys_of_gateway(keys)
 
 
 def _lines(path, *changes):
