@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -173,8 +171,7 @@ def main(
     figures["allowed_per_s"] = round(min(step_share / row_s, places / (MOST_SLOWDOWN * curve["step_ms"] / 1e3)), 1)
     click.echo(json.dumps(figures))
     if out is not None:
-        command = shlex.join(["python", "-m", "bench.background", *sys.argv[1:]])
-        report = describe(command) | options | {"load": os.getloadavg(), "others": others, "places": places} | figures
+        report = describe() | options | {"load": os.getloadavg(), "others": others, "places": places} | figures
         out.write_text(json.dumps(report), "utf-8")
     verifier.engine.shutdown()
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -125,8 +123,7 @@ def main(sessions: tuple[int, ...], rounds: int, out: Path | None) -> None:
         rows.append((count, *(f"{one:.2f}" for one in middle), f"{middle[0] - middle[2]:.2f}"))
     click.echo(columns(rows))
     if out is not None:
-        command = shlex.join(["python", "-m", "bench.draft_rounds", *sys.argv[1:]])
-        out.write_text(json.dumps(describe(command) | {"load": os.getloadavg(), "ms": found}), "utf-8")
+        out.write_text(json.dumps(describe() | {"load": os.getloadavg(), "ms": found}), "utf-8")
 
 
 if __name__ == "__main__":

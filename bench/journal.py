@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -93,8 +91,7 @@ def main(database: str, turns: int, out: Path | None) -> None:
             rows.append((sessions, tokens, kind, f"{rate * tokens * GROUPS:.0f}", f"{rate:.0f}", said))
     click.echo(columns(rows))
     if out is not None:
-        command = shlex.join(["python", "-m", "bench.journal", *sys.argv[1:]])
-        out.write_text(json.dumps(describe(command) | {"load": os.getloadavg(), "seconds": found}), "utf-8")
+        out.write_text(json.dumps(describe() | {"load": os.getloadavg(), "seconds": found}), "utf-8")
 
 
 if __name__ == "__main__":

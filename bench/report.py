@@ -13,8 +13,6 @@ side's spread is beside it. A ratio within the spread is not significant."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -61,7 +59,7 @@ class Report:
         commit   the commit of the measured code, if git does not know it.
         """
         self.out, self._unwritten = out, ""  # the latter: why the file is incomplete, if it is
-        about = describe(shlex.join(["specq", *sys.argv[1:]]), commit)
+        about = describe(commit)
         self.content: dict[str, Any] = {"suite": suite, **about, "settings": {}, "figures": {}, "results": {}}
 
     def resume(self) -> None:

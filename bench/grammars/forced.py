@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -145,8 +143,7 @@ def main(model: str, turns: int, warm_up: int, out: Path | None) -> None:
     }
     click.echo(json.dumps(report, indent=1))
     if out is not None:
-        command = shlex.join(["python", "-m", "bench.grammars.forced", *sys.argv[1:]])
-        out.write_text(json.dumps(describe(command) | report, indent=1) + "\n", "utf-8")
+        out.write_text(json.dumps(describe() | report, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

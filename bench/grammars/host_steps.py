@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -200,9 +198,8 @@ def main(model: str, sessions: tuple[int, ...], steps: int, device_ms: float, ou
             side.close()
         click.echo(json.dumps(rows[-1]))
     if out is not None:
-        command = shlex.join(["python", "-m", "bench.grammars.host_steps", *sys.argv[1:]])
         report = {"model": model, "load": os.getloadavg(), "device_ms": device_ms, "steps": rows}
-        out.write_text(json.dumps(describe(command) | report) + "\n", "utf-8")
+        out.write_text(json.dumps(describe() | report) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -158,8 +156,7 @@ def main(
         report["steps"].append(steps(walker, tokenizer, ends, number, num_steps))
         click.echo(json.dumps(report["steps"][-1]))
     if out is not None:
-        command = shlex.join(["python", "-m", "bench.grammars.mask_times", *sys.argv[1:]])
-        out.write_text(json.dumps(describe(command) | report, indent=1) + "\n", "utf-8")
+        out.write_text(json.dumps(describe() | report, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

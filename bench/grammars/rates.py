@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -156,13 +154,12 @@ def main(
     config = TargetConfig(**options, max_sessions=MOST_SESSIONS, drafts="always")
     verifier, ids, rows = build_verifier(config, "rates"), count(1), list[dict[str, Any]]()
     calm_collector()
-    command = shlex.join(["python", "-m", "bench.grammars.rates", *sys.argv[1:]])
     for degree in temperature:
         for number in sessions:
             rows.append(measure(verifier, number, turns, tokens, degree, ids))
             click.echo(json.dumps(rows[-1]))
             if out is not None:
-                report = describe(command) | options | {"load": os.getloadavg(), "rows": rows}
+                report = describe() | options | {"load": os.getloadavg(), "rows": rows}
                 out.write_text(json.dumps(report), "utf-8")
     verifier.engine.shutdown()
 

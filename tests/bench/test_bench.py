@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -219,12 +220,19 @@ def test_the_command(tmp_path, monkeypatch, keys):
     assert report["figures"]["specq tokens/s"]["repeats"] == own["tokens_per_second"]["repeats"]
 
 
-def test_circumstances():
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [(None, "specq"), ("specq.__main__", "specq"), ("bench.journal", "python -m bench.journal")],
+)
+def test_circumstances(monkeypatch, module, command):
     """A figure says where it comes from."""
-    told = describe("specq bench")
+    spec = module and ModuleSpec(module, None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    monkeypatch.setattr(sys, "argv", ["program", "--out", "a b"])
+    told = describe()
     assert told["machine"]["cores"] >= 1
     assert told["versions"]["pyzmq"]
-    assert told["command"] == "specq bench"
+    assert told["command"] == f"{command} --out 'a b'"
 
 
 # --- round trips --------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shlex
 import shutil
 import signal
 import sys
@@ -389,13 +388,14 @@ def is_whole(one: dict[str, Any]) -> bool:
     return not counts and not one["stuck"] and not one["history"]["wrong"]
 
 
-def conclude(program: str, found: dict[str, Any], directory: Path, out: Path | None, *, good: bool) -> NoReturn:
+def conclude(found: dict[str, Any], directory: Path, out: Path | None, *, good: bool) -> NoReturn:
     """Print the figures, write them to a file, keep logs and histories if all is not good, and end the program."""
     for name, value in found.items():
         click.echo(f"{name:24} {json.dumps(value)}")
     if out is not None:
-        command = shlex.join(["scripts/cluster.sh", "python", "-m", program, *sys.argv[1:]])
-        out.write_text(json.dumps(describe(command) | found) + "\n")
+        about = describe()
+        about["command"] = f"scripts/cluster.sh {about['command']}"
+        out.write_text(json.dumps(about | found) + "\n")
     if good:
         shutil.rmtree(directory)
     else:
@@ -425,7 +425,7 @@ def main(
     directory = Path(tempfile.mkdtemp())
     found = siege(directory, in_time, seed=seed, bug=bug)
     found["seconds"] = round(time.monotonic() - started, 1)
-    conclude("tests.chaos.cluster", found, directory, out, good=is_good(found))
+    conclude(found, directory, out, good=is_good(found))
 
 
 if __name__ == "__main__":

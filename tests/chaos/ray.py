@@ -358,7 +358,7 @@ def main(*, actors: int, nodes: int, size: int, head: str | None, minutes: float
     run_siege = partial(siege, directory, faults, nodes=size, seed=seed, seconds=60 * minutes)
     found = behead(directory, head) if head else run_siege()
     found["seconds"] = round(time.monotonic() - started, 1)
-    conclude("tests.chaos.ray", found, directory, out, good=is_whole(found))
+    conclude(found, directory, out, good=is_whole(found))
 
 
 if __name__ == "__main__":

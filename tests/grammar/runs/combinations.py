@@ -12,7 +12,6 @@ ways of its engine run. It needs the package jsonschema, and Debian's json-schem
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 from collections import Counter
@@ -196,7 +195,7 @@ def main(model: str, num: int, only: tuple[int, ...], some_ways: tuple[str, ...]
 
 
 def _described() -> dict[str, Any]:
-    return describe(shlex.join(["python", "-m", "tests.grammar.runs.combinations", *sys.argv[1:]]))
+    return describe()
 
 
 def _count(counter: Counter[str], one: Combination, found: WayOutcome, fault: str) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -133,7 +132,7 @@ def main(only: tuple[str, ...], out: Path | None) -> None:
         report[name] = run(SCENARIOS[name])
         click.echo(f"{name}: {json.dumps(report[name], ensure_ascii=False)[:1500]}")
         if out is not None:
-            about = describe(shlex.join(["python", "-m", "tests.grammar.runs.mixed", *sys.argv[1:]]))
+            about = describe()
             out.write_text(json.dumps(about | {"load": os.getloadavg(), "scenarios": report}, indent=1) + "\n", "utf-8")
     sys.exit(any(one["faults"] for one in report.values()))
 
