@@ -152,7 +152,7 @@ class Broker:
         return self.gate.charge(identity, kind, self._effects())
 
     def from_back(self, identity: bytes, frames: Sequence[bytes], now: float, *, more: bool = False) -> list[Effect]:
-        """Take a message from a verifier. With `more`, the clients' part of a verdict waits for `deliver`."""
+        """Take a message from a verifier. With `more`, the clients' part of verdicts waits for `deliver`."""
         worker = self.state.workers.get(identity)
         if worker is None:  # its DEALER closes soon
             return []
@@ -172,7 +172,6 @@ class Broker:
                 self.activations.take(identity, frames)
             elif kind is Verdicts:
                 self.verdicts.take_all(identity, frames)
-                more = False
             else:
                 self._dispatch(self._back, identity, decode(frames))
         except ProtocolError as error:

@@ -11,7 +11,7 @@ then the broker does not answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 
 from specq.client.brokers import KnownBrokers
@@ -21,6 +21,7 @@ from specq.protocol import Cancel, Failed, JobError, Message, Tokens
 
 MAX_UNANSWERED = 256  # most jobs sent and not answered; the others wait
 MOST_HOPS = 2  # how often a request follows `Moved` at once
+SEEK_S = 0.5  # pause between questions for a job whose broker is silent: another one may take it at any moment
 
 
 class Turns:
@@ -104,27 +105,27 @@ class OpenRequests(dict[int | str, PendingRequest]):
                 continue
             place = self._brokers.place(key)
             if place in silent:
-                self._turn_to(self._brokers.other(place, silent), key, request)
+                self._turn_to(self._brokers.other(place, silent), key, request, silent)
             elif now < request.due:
                 continue
             elif request.is_sought(place):
                 other = self._brokers.other(place, silent)
-                self._turn_to(None if other in silent else other, key, request)
+                self._turn_to(None if other in silent else other, key, request, silent)
             else:
                 request.patience = min(2 * request.patience, self._longest)
             request.hops = 0
             found.append((key, request))
         return found
 
-    def _turn_to(self, broker: str | None, key: int | str, request: PendingRequest) -> None:
+    def _turn_to(self, broker: str | None, key: int | str, request: PendingRequest, silent: Collection[str]) -> None:
         """Let a request's next messages go to this broker."""
-        request.patience = self._patience
+        request.patience = min(self._patience, SEEK_S) if request.holder in silent else self._patience
         if broker is not None:
             self._brokers.put(key, broker)
 
     def move(self, key: int | str, request: PendingRequest, address: str, now: float) -> None:
         """Send a request again to the broker that `Moved` names; after MOST_HOPS only when it is due."""
-        self._turn_to(address, key, request)
+        self._turn_to(address, key, request, self._brokers.silent(now))
         request.moved = now if request.moved is None else request.moved
         if isinstance(key, int):
             self._turns.answered(key)
@@ -135,12 +136,13 @@ class OpenRequests(dict[int | str, PendingRequest]):
     def try_another(self, key: int | str, request: PendingRequest, refusing: str, now: float) -> bool:
         """Send a request that a broker refuses to one that has neither refused it nor is silent, if there is one."""
         request.refused += (refusing,)
-        avoided = {*request.refused, *self._brokers.silent(now)}
+        silent = self._brokers.silent(now)
+        avoided = {*request.refused, *silent}
         other = self._brokers.other(refusing, avoided)
         if other is None or other in avoided or self.is_unsent(key):
             request.refused = ()
             return False
-        self._turn_to(other, key, request)
+        self._turn_to(other, key, request, silent)
         self.send(key, request, now)
         return True
 

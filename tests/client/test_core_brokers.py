@@ -217,19 +217,19 @@ def until_taken(at: float, *, holder: str = B, taker: str = A):
     return answer
 
 
-@each("at", [1.0, 2.5, 3.9, 6.0, 9.0])
+@each("at", [1.0, 2.2, 2.5, 3.3, 4.4, 9.0])
 @pytest.mark.parametrize(("holder", "taker"), [(B, A), (A, B), (D, B)])
 def test_a_job_of_a_dead_broker_is_found_at_the_next_holder(at, holder, taker):
-    """The others still name the dead one. So the client asks once a second, and goes on within two of the move."""
+    """The others still name the dead one. So the client asks again and again, and goes on soon after the move."""
     core = running_at(holder, known=(A, B, C))
     taken, events = [], []
     out, events = over_time(core, 0.0, at + 3.0, until_taken(at, holder=holder, taker=taker))
     assert new_ids(events) == TEXT[3:10]
     assert not any(isinstance(event, RequestFailed) for event in events)
     taken = [now for now, to, *_ in out if to == taker and now >= at]
-    assert taken[0] <= max(at, 3.0) + 2.1
+    assert taken[0] <= max(at, 2.0) + 0.6
     assert all(have == 3 for now, *_, have in out if now < at)
-    assert len(out) <= 3 * (at + 3) + 4
+    assert len(out) <= 6 * (at + 3) + 4
 
 
 @each("known", [(A, B), (A, B, C)])
