@@ -13,7 +13,9 @@ from __future__ import annotations
 import datetime as dt
 import json
 import platform
+import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,7 +29,6 @@ import transformers
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specq.runtime.machine import command_line
 from specq.training.architecture import hidden_states, load_model, weight_bytes
 from specq.training.corpus import load_dataset, load_tokenizer, stop_ids
 from specq.training.decoding import generate
@@ -219,7 +220,7 @@ def conditions(device: torch.device) -> dict[str, Any]:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "command": command_line(),
+        "command": shlex.join(["specq", *sys.argv[1:]]),
     }
 
 

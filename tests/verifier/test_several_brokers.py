@@ -152,7 +152,7 @@ def test_brokers_take_turns_where_sessions_wait_for_room(num_steps: int, backgro
     ended = order_of_ends(verifier)
     assert sorted(ended) == [*range(18)]
     if background:
-        assert {*ended[-2:]} == {16, 17}
+        assert min(ended.index(16), ended.index(17)) >= 13  # at most three are left, and all have room
     else:
         assert {16, 17} <= {*ended[: 5 + num_steps]}, ended
 

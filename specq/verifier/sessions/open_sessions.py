@@ -6,6 +6,7 @@ The states of all sessions are read from the arrays at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ class _States(NamedTuple):
 
 
 class OpenSessions(dict[int, Session]):
-    """Sessions by their ids; the sessions that have waited longest come first.
+    """Sessions by their ids; the sessions that have waited longest come first, those in the background last.
 
     `changed` must be called after any change to a session, except the changes made here. `has_flight` means that a step
     is in flight. Then a session has one more token than is known if all its tokens will have KV. Such a session joins
@@ -182,7 +183,7 @@ class OpenSessions(dict[int, Session]):
 
     def _look(self) -> _States:
         if self._order is None:
-            sessions = list(self.values())
+            sessions = sorted(self.values(), key=attrgetter("is_background"))
             in_background = np.array([session.is_background for session in sessions], np.bool_)
             self._order = sessions, np.array([session.place for session in sessions], np.intp), in_background
             self._num_others = len(sessions) - int(np.count_nonzero(in_background))
