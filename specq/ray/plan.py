@@ -182,8 +182,8 @@ def _check_ports(config: Config) -> None:
         for port in range(found.port, found.port + number):
             if port in taken:
                 raise ConfigError(
-                    f"{name} and {taken[port]} both take port {port}: each takes {number} ports, {name} from "
-                    f"{found.port} on; give them ports further apart"
+                    f"{name} and {taken[port]} both take port {port}: {name} takes {number} from {found.port} on; give "
+                    "them ports further apart"
                 )
             taken[port] = name
     bind = config.target.bind

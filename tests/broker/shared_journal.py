@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from specq.journal import HELD_S, LEASE_S
-from specq.protocol.messages import (
-    Submit,
-)
+from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams
 from specq.testing.fake_journal import SharedJournal
 from tests.broker.desk import ANN, Desk

@@ -161,10 +161,11 @@ class Cluster(Deployment):
 
     def held(self) -> dict[str, set[int]]:
         """Return the jobs that each broker holds, by its name."""
-        found: dict[str, set[int]] = {name: set() for name in self._fronts.values()}
+        fronts = self._fronts
+        found: dict[str, set[int]] = {name: set() for name in fronts.values()}
         statement = "SELECT address, job_id FROM specq.active JOIN specq.brokers ON number = broker"
         for address, job_id in self.database.run(statement):
-            found[self._fronts[address]].add(job_id)
+            found[fronts[address]].add(job_id)
         return found
 
     def has_database(self, since: float) -> bool:

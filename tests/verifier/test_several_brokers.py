@@ -127,10 +127,16 @@ def test_events_go_to_the_session_s_broker_by_its_clock() -> None:
 
 
 def order_of_ends(verifier: Verifier) -> list[int]:
-    """Serve until no session is left; return these in the order of their ends."""
+    """Serve until no session is left; return these in the order of their ends.
+
+    Those in the background get a token only in a step in which all others that are left do.
+    """
     ended = list[int]()
     while verifier.has_work:
-        step(verifier)
+        sessions = dict(verifier.sessions)
+        advanced = {verdict.session_id for verdict in step(verifier)}
+        if any(sessions[session_id].is_background for session_id in advanced):
+            assert advanced >= {i for i, session in sessions.items() if not session.is_background}
         for session in [one for one in verifier.sessions.values() if one.finish]:
             ended.append(session.session_id)
             verifier.handle(Close(session_id=session.session_id, epoch=1), 0.0, session.broker)

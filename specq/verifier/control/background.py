@@ -29,7 +29,7 @@ from specq.protocol import Float64Array
 from specq.verifier.models.step_curve import StepCurve
 
 MOST_SLOWDOWN = 1.1  # mean factor on the seconds of the others' steps
-EARNED = 0.09  # part of a step; the rest is for what is not counted, in steps with prompts of the others
+EARNED = 0.9 * (MOST_SLOWDOWN - 1)  # part of a step; steps with prompts of the others are not counted
 MOST_LONGER = 3.0  # factor on the seconds of a step with prompts in the background
 PERIOD, PLAIN = 32, 4  # steps with others, and those of them without rows in the background
 MOST_SAVED = 2.0  # earnings of so many periods
