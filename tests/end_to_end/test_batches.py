@@ -17,6 +17,7 @@ from specq.testing import wait_until
 from specq.transport import listens
 from tests.deploying import connected, group_of
 from tests.end_to_end.test_gateway import House
+from tests.freezing import freeze_between_writes
 from tests.submitting import run as submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -132,7 +133,7 @@ def test_a_frozen_gateway(spawn, tmp_path, own_cache):
     with client_of(house.http) as frozen, client_of(other) as api:
         batch = create(frozen, lines)
         until(frozen, batch, lambda one: one.request_counts.completed > 0)
-        house.processes["gateway"].send_signal(signal.SIGSTOP)
+        freeze_between_writes(house.processes["gateway"], tmp_path / "b")
         spawn("serve", "--broker", house.broker, "--bind", other, *store)
         wait_until(lambda: listens(other), 60)
         batch = until(api, batch, has_ended)

@@ -17,8 +17,9 @@ from specq.client.detached import JobDesk
 from specq.config import values
 from specq.protocol import SamplingParams, Submit
 from specq.testing import toy_text, wait_until
+from tests.freezing import freeze_between_writes
 from tests.gateway.test_process import is_up
-from tests.journal.test_processes import BEATS, PATIENCE_S, PROMPT, freeze_between_groups, said
+from tests.journal.test_processes import BEATS, PATIENCE_S, PROMPT, said
 
 pytestmark = pytest.mark.slow
 
@@ -125,7 +126,7 @@ def test_a_journal_has_one_owner_at_any_clock_setting(clocked: Clocked) -> None:
         assert second.wait(PATIENCE_S) == 2
         assert "in use by another broker" in said(second)
     clocked.submit(1, ENDLESS)
-    freeze_between_groups(clocked.broker, clocked.journal)
+    freeze_between_writes(clocked.broker, clocked.journal)
     clocked.set_clock(MONTH_S)
     third = clocked.start_broker("--take-over", address=other_address)
     with JobDesk(other_address, timeout_s=PATIENCE_S) as desk:

@@ -18,6 +18,7 @@ from specq.config.values import free_address
 from specq.journal.sqlite.connection import connect
 from specq.protocol.errors import JobError
 from specq.testing import toy_text, wait_until
+from tests.freezing import freeze_between_writes, locks
 
 pytestmark = pytest.mark.slow
 
@@ -112,17 +113,6 @@ def test_a_second_broker_is_refused(start_broker: StartBroker, free_address: str
     assert first.poll() is None
 
 
-def freeze_between_groups(broker: Process, journal: Path) -> None:
-    """Stop a broker that is not in the midst of writing; one that is holds the file until it ends."""
-    other = connect(journal)
-    broker.send_signal(signal.SIGSTOP)
-    while not locks(other):
-        broker.send_signal(signal.SIGCONT)
-        broker.send_signal(signal.SIGSTOP)
-    other.execute("ROLLBACK")
-    other.close()
-
-
 def test_a_frozen_broker_finds_that_it_lost(
     start_broker: StartBroker, client: Client, journal: Path, tmp_path: Path
 ) -> None:
@@ -131,7 +121,7 @@ def test_a_frozen_broker_finds_that_it_lost(
     client.wait_until_ready()
     stream = client.stream(token_ids=PROMPT, max_tokens=LONG)
     assert next(stream).token_ids
-    freeze_between_groups(first, journal)
+    freeze_between_writes(first, journal)
     refused = start_broker(address="tcp://127.0.0.1:*")
     assert refused.wait(PATIENCE_S) == 2
     assert "--take-over" in said(refused)
@@ -181,14 +171,6 @@ def test_a_locked_journal_is_temporary(start_broker: StartBroker, client: Client
     other.execute("ROLLBACK")
     other.close()
     check_goes_on(client, running)
-
-
-def locks(connection: object) -> bool:
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-    except Exception:  # noqa: BLE001 - the broker was faster
-        return False
-    return True
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits other processes' files")

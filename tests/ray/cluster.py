@@ -48,7 +48,8 @@ class RayCluster:
         self.port = free_address().rpartition(":")[2]
         self.folder = Path(tempfile.mkdtemp(prefix="ray"))  # short: paths of sockets have 107 bytes
         self.raylets: list[int] = []
-        self.head: list[int] = []
+        self.head = 0
+        self.sessions: list[int] = []  # of the operating system: one for each node
         auth = TOKEN if token else {"RAY_AUTH_MODE": "disabled"}
         self.environment = {
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -66,9 +67,8 @@ class RayCluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for pid in _ours(str(self.folder)):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for session in self.sessions:
+            kill_all(session)
         os.environ.pop("RAY_ADDRESS", None)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -78,84 +78,93 @@ class RayCluster:
 
     def start_head(self) -> None:
         """Start the head, at the same port each time."""
-        before = set(_ours(str(self.folder)))
         # Here the other nodes are on this machine too, and Ray would take them for the former head.
         (self.folder / "ray_current_cluster").unlink(missing_ok=True)
-        self._ray("start", "--head", "--port", self.port, "--num-cpus", "0", "--include-dashboard", "false",
+        self.head = self._ray("start", "--head", "--port", self.port, "--num-cpus", "0", "--include-dashboard", "false",
                   "--temp-dir", str(self.folder), "--system-config", NOTICE, "--ray-client-server-port",
                   free_address().rpartition(":")[2])  # fmt: skip
-        self.head = [pid for pid in _ours(str(self.folder)) if pid not in before]
-        gcs = next(Path(f"/proc/{pid}/cmdline").read_text("utf-8") for pid in self.head if "gcs_server" in _line(pid))
+        gcs = next(_line(pid) for pid in processes_of(self.head) if "gcs_server" in _line(pid))
         host = next(part.partition("=")[2] for part in gcs.split("\0") if part.startswith("--node-ip-address="))
         self.address = f"{host}:{self.port}"
         os.environ["RAY_ADDRESS"] = self.environment["RAY_ADDRESS"] = self.address
 
     def add_node(self) -> int:
         """Start a worker node; return its raylet's process id."""
-        before = set(self._raylets())
-        try:
-            self._ray("start", "--address", self.address, "--num-cpus", "8")
-        except subprocess.TimeoutExpired:  # the machine stood still
-            for pid in set(self._raylets()) - before:
-                os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: set(self._raylets()) <= before, START_S)
-            self._ray("start", "--address", self.address, "--num-cpus", "8")
-        (found,) = set(self._raylets()) - before
+        session = self._ray("start", "--address", self.address, "--num-cpus", "8")
+        (found,) = _raylets(session)
         self.raylets.append(found)
         return found
 
     def kill_node(self, raylet: int) -> None:
-        """Kill a node's raylet. Its other processes end when they notice."""
+        """Kill all processes of a node, as if its machine died."""
         self.raylets.remove(raylet)
-        os.kill(raylet, signal.SIGKILL)
+        kill_all(os.getsid(raylet))
 
     def kill_head(self) -> None:
         """Kill all processes of the head."""
-        for pid in self.head:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not any(_line(pid) for pid in self.head), START_S)
+        kill_all(self.head)
 
     @property
     def all_raylets(self) -> list[int]:
         """The raylets of all nodes, the head's too."""
-        return [*self.raylets, *(pid for pid in self.head if "/raylet\0" in _line(pid))]
+        return [*self.raylets, *_raylets(self.head)]
 
     @staticmethod
     def is_alive(pid: int) -> bool:
         return bool(_line(pid))
 
-    def _raylets(self) -> list[int]:
-        return [pid for pid in _ours(str(self.folder)) if "/raylet\0" in _line(pid) and pid not in self.head]
-
-    def _ray(self, *arguments: str) -> None:
-        store = ("--object-store-memory", STORE_BYTES, "--disable-usage-stats")
-        command = [str(RAY), *arguments, *store]
-        for _ in range(3):  # a start may find a port taken
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=START_S,
-                check=False,
-                env=self.environment_now(),
-            )
-            if not done.returncode:
-                return
+    def _ray(self, *arguments: str) -> int:
+        """Run `ray`; return the session of the processes that it leaves."""
+        command = [str(RAY), *arguments, "--object-store-memory", STORE_BYTES, "--disable-usage-stats"]
+        for _ in range(3):  # a start may find a port taken, or the machine stand still
+            ours = {"env": self.environment_now(), "start_new_session": True}
+            with (
+                tempfile.TemporaryFile() as said,
+                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, **ours) as process,
+            ):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(START_S)
+                if process.returncode == 0:
+                    self.sessions.append(process.pid)
+                    return process.pid
+                kill_all(process.pid)
+                said.seek(0)
+                reason = said.read().decode("utf-8", "replace")[-4000:]
             time.sleep(0.5)
-        raise AssertionError(done.stdout[-2000:] + done.stderr[-2000:])
+        raise AssertionError(reason)
+
+
+def processes_of(session: int) -> list[int]:
+    """Return the processes of a session of the operating system."""
+    found = []
+    for pid in (int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal()):
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) == session:
+                found.append(pid)
+    return found
+
+
+def kill_all(session: int) -> None:
+    """Kill the processes of a session, and wait until they are gone."""
+
+    def is_empty() -> bool:
+        found = [pid for pid in processes_of(session) if _line(pid)]
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not found
+
+    wait_until(is_empty, START_S)
+
+
+def _raylets(session: int) -> list[int]:
+    return [pid for pid in processes_of(session) if "/raylet\0" in _line(pid)]
 
 
 def _line(pid: int) -> str:
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace")
     return ""
-
-
-def _ours(folder: str) -> list[int]:
-    """Return the processes of Ray whose session is in a folder."""
-    found = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal()]
-    return [pid for pid in found if folder in _line(pid)]
 
 
 def socket_of(raylet: int) -> str:
