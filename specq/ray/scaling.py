@@ -1,7 +1,8 @@
 """How many verifiers and draft workers there should be. Pure: reports of brokers and the time in, numbers out.
 
 Draft workers, by gain: one more starts while there are more running jobs than draft workers. It stays if the tokens
-that drafts add rise by LEAST_GAIN. Otherwise it stops, and the next attempt waits, each time twice as long.
+that drafts add rise by LEAST_GAIN. Otherwise it stops, and the next attempt waits, each time twice as long. One more is
+tried also where the fewest add nothing: they may be too slow for all sessions, but not for some.
 Verifiers, by queue: one more starts if jobs wait during a whole window. One stops if the others could run all jobs
 with room to spare, during several windows.
 
@@ -120,7 +121,7 @@ def _drafters(state: Scale, sample: Sample, now: float, limits: ScaleLimits) -> 
     if number > least and (found < LEAST_GAIN or (state.grown and found < before + LEAST_GAIN)):
         retry_s = min(2 * state.retry_s, MOST_RETRY_S)
         return replace(state, drafters=number - 1, grown=False, retry_at=now + state.retry_s, retry_s=retry_s)
-    pays = found >= LEAST_GAIN or not number
+    pays = found >= LEAST_GAIN or number <= least
     if pays and number < min(most, state.most_running) and now >= state.retry_at:
         return replace(state, drafters=number + 1, grown=True)
     return replace(state, grown=False)

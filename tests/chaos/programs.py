@@ -11,6 +11,7 @@ planted BUG OPTIONS...   `broker` with one of the bugs of `tests.chaos.mutants.S
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import time
@@ -36,6 +37,7 @@ from tests.journal import toy_target
 from tests.journal.toy_target import info_with_tokenizer
 
 PASS_S = 0.001
+ROW_S = float(os.environ.get("TOY_ROW_MS", "0")) / 1000  # of each session in a pass
 
 
 def check_broker(*options: str) -> None:
@@ -73,11 +75,11 @@ def judge(*arguments: str) -> None:
 
 
 class SlowProposer(ToyProposer):
-    """A toy proposer whose passes take time."""
+    """A toy proposer whose passes take time, and more for more sessions."""
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Wait, and draft."""
-        time.sleep(PASS_S)
+        time.sleep(PASS_S + ROW_S * len(requests))
         return super().expand(requests)
 
 

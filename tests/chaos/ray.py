@@ -54,13 +54,16 @@ targets = {targets}
 drafters = {drafters}
 [ray]
 brokers = {brokers}
+max_drafters = {max_drafters}
 """
 
 
 class RayDeployment:
     """What the audit and the load need to know of it, and its configuration."""
 
-    def __init__(self, directory: Path, *, brokers: int = 2, targets: int = 2, drafters: int = 4) -> None:
+    def __init__(
+        self, directory: Path, *, brokers: int = 2, targets: int = 2, drafters: int = 4, max_drafters: int = 0
+    ) -> None:
         self.directory, self.histories = directory, directory / "histories"
         self.histories.mkdir()
         first = int(free_address().rpartition(":")[2])
@@ -70,6 +73,7 @@ class RayDeployment:
         self._values = {
             "port": first, "database": servers.new_database().name, "database_port": servers.primary.port,
             "brokers": brokers, "targets": targets, "drafters": drafters, "max_sessions": 64,
+            "max_drafters": max_drafters or drafters,
         }  # fmt: skip
         self.config = directory / "specq.toml"
         self.write()
@@ -84,8 +88,8 @@ class RayDeployment:
         return sum(self._values[name] for name in ("brokers", "targets", "drafters"))
 
     @contextmanager
-    def load(self) -> Iterator[Load]:
-        """Keep jobs under way, and a process of clients that write down what they see."""
+    def load(self, jobs: int = JOBS) -> Iterator[Load]:
+        """Keep so many jobs under way, and a process of clients that write down what they see."""
         ours = (sys.executable, "-m", "tests.chaos.clients", self.address, str(self.histories), "client")
         with ExitStack() as stack:
             clients = [
@@ -94,7 +98,7 @@ class RayDeployment:
             ]
             scribe = subprocess.Popen(ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
-                with Load(clients, toy_prompts(TOKENS), JOBS) as load:
+                with Load(clients, toy_prompts(TOKENS), jobs) as load:
                     wait_until(lambda: load.tally.arrivals, LIMIT_S)
                     yield load
                     load.finish(120.0)
