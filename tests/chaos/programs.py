@@ -37,7 +37,8 @@ from tests.journal import toy_target
 from tests.journal.toy_target import info_with_tokenizer
 
 PASS_S = 0.001
-ROW_S = float(os.environ.get("TOY_ROW_MS", "0")) / 1000  # of each session in a pass
+ROW_S = float(os.environ.get("TOY_ROW_MS", "0")) / 1000  # of each node that a pass expands
+WRONG_EVERY = int(os.environ.get("TOY_WRONG_EVERY", "4"))
 
 
 def check_broker(*options: str) -> None:
@@ -75,7 +76,7 @@ def judge(*arguments: str) -> None:
 
 
 class SlowProposer(ToyProposer):
-    """A toy proposer whose passes take time, and more for more sessions."""
+    """A toy proposer whose passes take time, and more for more nodes."""
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Wait, and draft."""
@@ -87,7 +88,9 @@ def draft(broker: str, name: str, keys: str = "") -> None:
     """Draft until SIGTERM."""
     log.configure("info")
     stop, info = Stop(), info_with_tokenizer(name, fingerprint=name)
-    drafter = DraftWorker(SlowProposer(info, wrong_every=4), incarnation=new_incarnation(), width=4, max_ahead=8)
+    drafter = DraftWorker(
+        SlowProposer(info, wrong_every=WRONG_EVERY), incarnation=new_incarnation(), width=4, max_ahead=8
+    )
     loop = DrafterLoop(DraftConfig(broker=broker, keys=keys), drafter, name)
     while not stop:
         loop.turn()
