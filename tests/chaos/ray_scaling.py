@@ -3,8 +3,8 @@
     scripts/cluster.sh python -m tests.chaos.ray_scaling --row-ms 2 --out scaling.json
 
 The toys' passes take `--row-ms` for each node that they expand, and use no core meanwhile. So two cores have room for
-several draft workers. Their drafts are all right, and a step of the verifier takes 40 ms. It prints when the number of draft workers changed, the last gain of each number, and the tokens a second
-in the last minute of each load.
+several draft workers. Their drafts are all right, and a step of the verifier takes 40 ms. It prints when the number of
+draft workers changed, the last gain of each number, and the tokens a second in the last minute of each load.
 """
 
 from __future__ import annotations
