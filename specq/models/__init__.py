@@ -207,6 +207,8 @@ def _checked(path: Path) -> Path:
         raise ConfigError(f"there is no {kind} {path}; named models: {known or 'none'}")
     if file := gguf_in(path):
         return file
+    if eagle_form.is_eagle(path):
+        raise ConfigError(f"{path} contains an EAGLE-3 head, not a model; its target is the model, and it the heads")
     if not _is_model(path):
         raise ConfigError(f"{path} contains no model: it has neither a config.json nor a GGUF file")
     return path

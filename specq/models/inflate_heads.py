@@ -60,7 +60,8 @@ Made = tuple[dict[str, Any], Tensors, str]  # config.json, the tensors, and the 
 def _eagle(heads: Path, num_layers: int, placer: Any) -> Made:
     """Inflate an EAGLE-3 head."""
     shape = eagle_form.eagle_shape(heads)
-    tensors = read_tensors(heads, eagle_form.WEIGHTS, partial(eagle_form.reason_against, shape), "an EAGLE-3 head")
+    stored = read_tensors(heads, eagle_form.WEIGHTS, partial(eagle_form.reason_against, shape), "an EAGLE-3 head")
+    tensors = {eagle_form.own_name(name): tensor for name, tensor in stored.items()}
     small = Shape(
         shape.hidden_size, 1, shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim,
         shape.intermediate_size, shape.vocab_size, tied=False,

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from specq.config import AUTO_DRAFTERS, NO_MODEL, Config, DraftConfig, TargetConfig, options_of, own_options
 from specq.drafting import DRAFTERS, SAME, DrafterSpec
+from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.medusa import form as medusa_form
 from specq.engines import ENGINES, EngineSpec, check_no_gguf
 from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
@@ -166,7 +167,7 @@ def placed(config: Config, machine: Hardware | None = None) -> Config:
     No drafters start if they need a draft model and the target has none. By default, no drafters start without a key
     of their own. `machine`: None for this machine.
     """
-    config = _without_no_model(config)
+    config = _without_no_model(with_speculator(config))
     model = config.target.model or default_model()
     draft = config.draft.model or drafted_by(config).model
     needs_model = DRAFTERS.resolve(config.draft.proposer).needs_model
@@ -182,6 +183,19 @@ def placed(config: Config, machine: Hardware | None = None) -> Config:
         return _with_workers(config, most)
     target = replace(config.target, draft_model=config.target.draft_model or draft)
     return _with_workers(replace(config, target=target), min(most, _spare_workers(machine or this_machine())))
+
+
+def with_speculator(config: Config) -> Config:
+    """Return the configuration with the target that its model's directory names, if that is a head of `speculators`."""
+    path = Path(config.target.model).expanduser()
+    named = eagle_form.target_of(path) if config.target.model and path.is_dir() else ""
+    if not named:
+        return config
+    if config.target.heads and Path(config.target.heads).expanduser() != path:
+        raise ConfigError(
+            f"target.model is a head for {named} ({path}), and target.heads names others; give one of them"
+        )
+    return replace(config, target=replace(config.target, model=named, heads=str(path)))
 
 
 def drafted_by(config: Config) -> DraftChoice:
@@ -276,7 +290,7 @@ def absent_sources(asked: Config, machine: Hardware | None = None) -> frozenset[
 def notes(asked: Config, machine: Hardware | None = None) -> list[str]:
     """Return notes to the user about the choices of `placed`."""
     chosen, said = placed(asked, machine), list[str]()
-    asked = _without_no_model(asked)
+    asked = _without_no_model(with_speculator(asked))
     if not asked.target.model and chosen.target.model != PREFERRED:
         said.append(
             f"{PREFERRED} is not on this machine (specq models pull {PREFERRED}); using the toy model {FALLBACK}"

@@ -55,6 +55,26 @@ def make_eagle(
     return directory
 
 
+def as_speculators(directory: Path, target: str, **config: Any) -> Path:
+    """Rewrite a head in the form of the library `speculators`. config: changes of its config.json."""
+    said = json.loads((directory / "config.json").read_text())
+    own = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "eagle_aux_hidden_state_layer_ids")
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    layer = (*sizes, "rms_norm_eps", "rope_theta", "num_hidden_layers", "rope_scaling")
+    found = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": target}},
+        "transformer_layer_config": {"model_type": "llama"} | {key: said[key] for key in layer if key in said},
+        **{key: said[key] for key in own if key in said},
+    }
+    found["transformer_layer_config"] |= config.pop("layer", {})
+    (directory / "config.json").write_text(json.dumps({**found, **config}))
+    tensors = load_file(directory / WEIGHTS)
+    save_file({name.replace("midlayer.", "layers.0."): one for name, one in tensors.items()}, directory / WEIGHTS)
+    return directory
+
+
 def _random(rng: np.random.Generator, scale: float, *shape: int) -> torch.Tensor:
     return torch.from_numpy(rng.normal(0, scale, shape).astype(np.float32))
 

@@ -21,6 +21,7 @@ from specq.processes.deployment import (
 )
 from specq.processes.up import members, pages
 from specq.protocol import ConfigError
+from specq.testing.checkpoints_eagle import as_speculators, eagle_shape_of, make_eagle
 from specq.testing.secured import make_all
 from tests.each import each
 
@@ -307,3 +308,15 @@ def test_it_is_said_where_the_page_is(serve: ServeConfig | None, expected: list[
         target=TargetConfig(model="tiny"), up=UpConfig(serve=serve is not None), serve=serve or ServeConfig()
     )
     assert pages(members(config), config.serve) == expected
+
+
+def test_a_head_of_speculators_names_its_target(tmp_path):
+    head = as_speculators(make_eagle(tmp_path / "head", eagle_shape_of(256, 4096, 30), embedding=False), "tiny")
+    asked = Config(target=TargetConfig(model=str(head)))
+    chosen = placed(asked, LAPTOP)
+    assert (chosen.target.model, chosen.target.heads) == ("tiny", str(head))
+    assert chosen == placed(Config(target=TargetConfig(model="tiny", heads=str(head))), LAPTOP)
+    assert notes(asked, LAPTOP) == notes(Config(target=TargetConfig(model="tiny", heads=str(head))), LAPTOP)
+    both = Config(target=TargetConfig(model=str(head), heads=str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"is a head for tiny .* and target\.heads names others"):
+        placed(both, LAPTOP)

@@ -56,7 +56,8 @@ def load_arrays(heads: str, target: str, info: ModelInfo) -> EagleArrays:
     said = read_json(Path(target), "config.json")
     _check_fit(directory, shape, said, info)
     layers = eagle_form.tapped_layers(shape, int(said["num_hidden_layers"]))
-    arrays = read_arrays(directory, eagle_form.WEIGHTS, partial(eagle_form.reason_against, shape), KIND)
+    stored = read_arrays(directory, eagle_form.WEIGHTS, partial(eagle_form.reason_against, shape), KIND)
+    arrays = {eagle_form.own_name(name): values for name, values in stored.items()}
     token_ids = _token_ids(directory, shape, arrays, info)
     embedding = _embedding(shape, arrays, Path(target), info)
     shape = replace(shape, draft_vocab_size=info.num_tokens if token_ids is None else len(token_ids))

@@ -4,6 +4,9 @@ A head is a directory with config.json and model.safetensors or pytorch_model.bi
 and SGLang read it (Li et al. 2025, arXiv 2503.01840). Its one decoder layer reads a token and a state of the text
 before it.
 
+The library `speculators` writes the same tensors, with `layers.0` instead of `midlayer`. The sizes of the layer are in
+`transformer_layer_config`, except where they have a Llama's default. `speculators_config` names the target.
+
 - `fc.weight` [hidden, 3 * target's hidden]: maps hidden states of three target layers to one state.
 - `midlayer.*`: a Llama layer whose queries, keys and values are made from [embedding; state], so they have twice the
   columns. Each half has a norm, `input_layernorm` and `hidden_norm`.
@@ -34,6 +37,22 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that exists is
 EMBEDDING, TO_TARGET, FROM_TARGET = "embed_tokens.weight", "d2t", "t2d"
 OUTPUT = "lm_head.weight"
 NUM_TAPS = 3
+SPECULATORS = "speculators_model_type"  # the key that its form has, with the method
+_LAYER, _THEIR_LAYER = "midlayer.", "layers.0."
+# Sizes that a Llama's config.json may leave out (transformers' LlamaConfig), and those of other authors may not.
+_LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32_000,
+    "rms_norm_eps": 1e-6,
+}
+_SCALING = {  # the numbers of each kind of rotary scaling
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 LEAST_LAYERS = 7  # minimum layers of a target for which the default tapped layers are three different ones
 
 Forms = dict[str, tuple[str, tuple[int, ...]]]
@@ -58,6 +77,12 @@ class EagleShape:
     layers: tuple[int, ...] = ()
     num_tokens: int = 0
     tokenizer_hash: str = ""
+    rope_scaling: tuple[tuple[str, Any], ...] = (("rope_type", "default"),)
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """The kind of rotary positions and its numbers; see `specq.engines.native.rotary`."""
+        return dict(self.rope_scaling) | {"rope_theta": self.rope_theta}
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.json."""
@@ -70,6 +95,7 @@ class EagleShape:
             "hidden_act": "silu",
             "tie_word_embeddings": False,
             "norm_before_residual": self.norm_before_residual,
+            **({"rope_scaling": dict(self.rope_scaling)} if len(self.rope_scaling) > 1 else {}),
             **{name: getattr(self, name) for name in (*sizes, *others, "max_position_embeddings")},
             **{name: value for name in ("num_tokens", "tokenizer_hash") if (value := getattr(self, name))},
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.layers), "use_aux_hidden_state": True},
@@ -85,7 +111,20 @@ class EagleShape:
 def is_eagle(heads: Path) -> bool:
     """Return whether a directory's config.json describes an EAGLE-3 head."""
     said = read_json(heads, "config.json")
-    return "draft_vocab_size" in said or "Eagle3" in str(said.get("architectures"))
+    return any(key in said for key in ("draft_vocab_size", SPECULATORS)) or "Eagle3" in str(said.get("architectures"))
+
+
+def target_of(heads: Path) -> str:
+    """Return the target that a directory of `speculators` names, or ""."""
+    said = read_json(heads, "config.json").get("speculators_config")
+    verifier = said.get("verifier") if isinstance(said, dict) else None
+    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def own_name(name: str) -> str:
+    """Return our name of a tensor that a file may have under that of `speculators`."""
+    return _LAYER + name.removeprefix(_THEIR_LAYER) if name.startswith(_THEIR_LAYER) else name
 
 
 def eagle_shape(heads: Path) -> EagleShape:
@@ -96,6 +135,8 @@ def eagle_shape(heads: Path) -> EagleShape:
     said = read_json(heads, "config.json")
     if not is_eagle(heads):
         raise ConfigError(f"{heads} does not contain an EAGLE-3 head: its config.json has no draft_vocab_size")
+    if SPECULATORS in said:
+        said = _flat(heads, said)
     _check_kind(heads, said)
     hidden, num_heads = _count(heads, said, "hidden_size"), _count(heads, said, "num_attention_heads")
     optional = {"head_dim": hidden // num_heads, "num_key_value_heads": num_heads, "target_hidden_size": hidden}
@@ -111,6 +152,7 @@ def eagle_shape(heads: Path) -> EagleShape:
         draft_vocab_size=_count(heads, said, "draft_vocab_size"),
         rms_norm_eps=_number(heads, said, "rms_norm_eps", 1e-6),
         rope_theta=_number(heads, {**said, **_rope(said)}, "rope_theta", 10_000.0),
+        rope_scaling=_scaling(heads, said),
         target_hidden_size=_count(heads, said, "target_hidden_size"),
         norm_before_residual=said.get("norm_before_residual") is True,
         layers=_layers(heads, said),
@@ -146,14 +188,40 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
     return 1, num_layers // 2 - 1, num_layers - 4
 
 
+def _flat(heads: Path, said: dict[str, Any]) -> dict[str, Any]:
+    """Return the config.json of `speculators` as SpecForge has it. Raises ConfigError for what is not supported."""
+    layer = said.get("transformer_layer_config")
+    if said[SPECULATORS] != "eagle3" or not isinstance(layer, dict):
+        raise ConfigError(
+            f"{heads / 'config.json'}: {SPECULATORS} is {said[SPECULATORS]!r} and transformer_layer_config is of the "
+            f"type {type(layer).__name__}; of the library speculators specq reads 'eagle3', with an object"
+        )
+    changed = {"norm_before_fc": False, "fc_norm": False, "norm_output": False, "model_type": "llama"}
+    for key, wanted in changed.items():
+        found = layer.get(key, "llama") if key == "model_type" else said.get(key) or False
+        if found != wanted:
+            raise ConfigError(
+                f"{heads / 'config.json'}: {key} is {found!r}; EAGLE-3 heads are computed with {wanted!r}"
+            )
+    own = {key: value for key, value in said.items() if key in _OF_SPECULATORS and value is not None}
+    return {**_LLAMA, "norm_before_residual": True, **layer, **own}
+
+
+_OF_SPECULATORS = (
+    "draft_vocab_size",
+    "target_hidden_size",
+    "norm_before_residual",
+    "eagle_aux_hidden_state_layer_ids",
+    "num_tokens",
+    "tokenizer_hash",
+)
+
+
 def _check_kind(heads: Path, said: dict[str, Any]) -> None:
-    """Raise ConfigError unless the head is a single Llama layer with plain rotations."""
-    scaling = said.get("rope_parameters") or said.get("rope_scaling") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else scaling
+    """Raise ConfigError unless the head is a single Llama layer."""
     known = (
         ("num_hidden_layers", said.get("num_hidden_layers", 1), 1),
         ("hidden_act", said.get("hidden_act", "silu"), "silu"),
-        ("rope_scaling", kind, "default"),
         ("attention_bias", said.get("attention_bias") or False, False),
     )
     for key, value, wanted in known:
@@ -161,6 +229,20 @@ def _check_kind(heads: Path, said: dict[str, Any]) -> None:
             raise ConfigError(
                 f"{heads / 'config.json'}: {key} is {value!r}; EAGLE-3 heads are computed with {wanted!r}"
             )
+
+
+def _scaling(heads: Path, said: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return the kind of rotary scaling and its numbers, as in transformers' `rope_parameters`."""
+    found = said.get("rope_parameters") or said.get("rope_scaling") or {}
+    kind = found.get("rope_type", found.get("type", "default")) if isinstance(found, dict) else found
+    if not isinstance(found, dict) or kind not in _SCALING:
+        raise ConfigError(
+            f"{heads / 'config.json'}: rope_scaling is {kind!r}; EAGLE-3 heads are computed with {', '.join(_SCALING)}"
+        )
+    numbers = {key: _number(heads, found, key, 0.0) for key in _SCALING[kind]}
+    if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
+        raise ConfigError(f"{heads / 'config.json'}: low_freq_factor must be below high_freq_factor")
+    return ("rope_type", kind), *numbers.items()
 
 
 def _rope(said: dict[str, Any]) -> dict[str, Any]:
@@ -227,6 +309,7 @@ def matrix_shapes(shape: EagleShape) -> dict[str, tuple[int, ...]]:
 
 def reason_against(shape: EagleShape, found: Forms) -> str:
     """Return the fault of a file's tensors, given the number format and shape of each, or ""."""
+    found = {own_name(name): form for name, form in found.items()}
     needed = matrix_shapes(shape)
     if shape.has_tables:
         needed |= {TO_TARGET: (shape.draft_vocab_size,)}

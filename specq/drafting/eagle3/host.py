@@ -17,6 +17,7 @@ from specq.drafting.eagle3.row_head import ALWAYS, LEAST_ROOM, MOST_BYTES, Eagle
 from specq.drafting.eagle3.texts import EagleText
 from specq.drafting.interface import Pending, ranking_params
 from specq.engines.models import rank_tokens
+from specq.engines.native import inverse_frequencies
 from specq.protocol import BoolArray, Float32Array, Int32Array, IntpArray
 from specq.verification import on_host
 
@@ -33,8 +34,7 @@ class HostNetwork:
         self._weights = {name.removeprefix(layer).removesuffix(".weight"): one for name, one in head.weights.items()}
         self._qkv = np.concatenate([self._weights.pop(f"self_attn.{name}_proj") for name in "qkv"])
         self._gate_up = np.concatenate([self._weights.pop(f"mlp.{name}_proj") for name in ("gate", "up")])
-        powers = np.arange(0, shape.head_dim, 2, dtype=np.float32) / np.float32(shape.head_dim)
-        self._frequencies = np.float32(shape.rope_theta) ** -powers
+        self._frequencies = inverse_frequencies(shape.rope, shape.head_dim, None)
 
     def project(self, taps: Float32Array) -> Float32Array:
         """Return states [n, hidden] from the target's hidden states [n, layers * target's hidden]."""

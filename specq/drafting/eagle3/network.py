@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from specq.drafting.eagle3 import form as eagle_form
+from specq.engines.native import inverse_frequencies
 from specq.engines.torch import RowNoise
 
 # Queries [b, rows, heads, dim], keys and values [b, rows, kv_heads, dim] of the new rows -> [b, rows, heads, dim].
@@ -143,8 +144,8 @@ class EagleNetwork(nn.Module):
         self.midlayer, self.norm = _Layer(shape), _norm(shape)
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
         self.register_buffer("embedding", embedding, persistent=False)
-        powers = torch.arange(0, shape.head_dim, 2, device=embedding.device, dtype=torch.float32) / shape.head_dim
-        self._frequencies = shape.rope_theta**-powers  # not a buffer, because it stays in float32
+        frequencies = torch.from_numpy(inverse_frequencies(shape.rope, shape.head_dim, None))
+        self._frequencies = frequencies.to(embedding.device)  # not a buffer, because it stays in float32
 
     @property
     def num_tokens(self) -> int:

@@ -26,7 +26,7 @@ from specq.engines.native.kv_pool import KvPool
 from specq.engines.native.loaded import ForwardOutput, HostForward, LoadedModel
 from specq.engines.native.loading import load, threads_of
 from specq.engines.native.pass_times import PassWork
-from specq.engines.native.rotary import rope_tables
+from specq.engines.native.rotary import inverse_frequencies, rope_tables
 from specq.engines.native.rows import ChainStarts, PackedRows, RowPacker, RowTap, pack_nodes, pack_tokens
 from specq.engines.native.weights import BlockWeight, DecoderLayer, Linear, NativeWeights
 
@@ -55,6 +55,7 @@ __all__ = [
     "Threads",
     "has_block_cache",
     "integer_weights",
+    "inverse_frequencies",
     "kernels",
     "load",
     "pack_nodes",

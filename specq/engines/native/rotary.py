@@ -94,9 +94,20 @@ def _yarn(said: Mapping[str, Any], head_dim: int) -> Float32Array:
     return found
 
 
+def _llama3(said: Mapping[str, Any], head_dim: int) -> Float32Array:
+    """Scale low frequencies, keep high ones, and blend between, as Llama 3.1 does (Grattafiori et al. 2024)."""
+    inverse, factor = _default(said, head_dim), np.float32(said["factor"])
+    low, high = said["low_freq_factor"], said["high_freq_factor"]
+    rotations = inverse * np.float32(said["original_max_position_embeddings"] / (2 * math.pi))
+    kept = np.clip((rotations - np.float32(low)) / np.float32(high - low), 0, 1)
+    found: Float32Array = (inverse / factor * (1 - kept) + inverse * kept).astype(np.float32)
+    return found
+
+
 KINDS: Mapping[str, Callable[[Mapping[str, Any], int], Float32Array]] = {
     "default": _default,
     "linear": _linear,
+    "llama3": _llama3,
     "yarn": _yarn,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +10,25 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from specq.drafting.eagle3.form import EagleShape, default_layers, eagle_shape, is_eagle
+from specq.drafting.eagle3.arrays import load_arrays
+from specq.drafting.eagle3.form import EagleShape, default_layers, eagle_shape, is_eagle, target_of
+from specq.drafting.eagle3.host import HostNetwork
 from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.head_files import input_matrix
 from specq.protocol import ConfigError, ModelInfo
 from specq.testing.checkpoints import VOCAB, make_checkpoint
-from specq.testing.checkpoints_eagle import PICKLED, WEIGHTS, change_eagle, eagle_logits, eagle_shape_of, make_eagle
+from specq.testing.checkpoints_eagle import (
+    PICKLED,
+    WEIGHTS,
+    as_speculators,
+    change_eagle,
+    eagle_logits,
+    eagle_shape_of,
+    make_eagle,
+)
 from specq.testing.checkpoints_gguf import write_gguf
 from specq.testing.checkpoints_heads import make_published
 
@@ -25,6 +38,13 @@ HIDDEN = 40
 KNOWN = 17  # tokens of the small vocabulary
 LAYERS = (0, 1, 2)
 SHAPE = eagle_shape_of(HIDDEN, VOCAB, KNOWN, layers=LAYERS)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 TOKENS = [5, 9, 33, 7, 61, 2]
 
 
@@ -175,10 +195,10 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
         ({"num_attention_heads": "4"}, "num_attention_heads is '4'"),
         ({"num_key_value_heads": 3}, "4 attention heads of size 8 cannot share 3 key-value heads"),
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2; EAGLE-3 heads are computed with 1"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, ("rope_scaling is 'llama3'; EAGLE-3 heads are computed with "
-            "'default'")),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "factor is 0.0, but must be a number above 0"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4}}, "low_freq_factor must be below high_freq_factor"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ("rope_scaling is 'yarn'; EAGLE-3 heads are "
-            "computed with 'default'")),
+            "computed with default, linear, llama3")),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0, but must be a number above 0"),
@@ -216,3 +236,70 @@ def test_the_shape_is_read_as_it_was_written(tmp_path):
     assert eagle_shape(make_eagle(tmp_path / "a", own)) == own
     made = make_eagle(tmp_path / "b", replace(SHAPE, head_dim=10), target_hidden_size=None, head_dim=None)
     assert eagle_shape(made) == replace(SHAPE, head_dim=10)
+
+
+@pytest.mark.parametrize("embedding", [False, True])
+@pytest.mark.parametrize("norm_before_residual", [False, True])
+def test_the_form_of_speculators_says_the_same(tmp_path, target, norm_before_residual, embedding):
+    shape = replace(SHAPE, norm_before_residual=norm_before_residual)
+    ours = make_eagle(tmp_path / "ours", shape, embedding=embedding)
+    theirs = as_speculators(make_eagle(tmp_path / "theirs", shape, embedding=embedding), "org/target")
+    assert is_eagle(theirs)
+    assert (target_of(theirs), target_of(ours)) == ("org/target", "")
+    found, expected = (loaded(heads, target) for heads in (theirs, ours))
+    assert found.layers == expected.layers
+    assert torch.equal(said_by(found, taps(), TOKENS), said_by(expected, taps(), TOKENS))
+
+
+def test_speculators_leave_out_what_a_llama_has_by_default(tmp_path):
+    made = as_speculators(make_eagle(tmp_path / "a", SHAPE), "org/target")
+    said = json.loads((made / "config.json").read_text())
+    said["transformer_layer_config"] = {"model_type": "llama", "num_hidden_layers": 1, "num_key_value_heads": 8}
+    for key in ("norm_before_residual", "target_hidden_size", "eagle_aux_hidden_state_layer_ids"):
+        del said[key]
+    (made / "config.json").write_text(json.dumps(said))
+    expected = LlamaConfig()
+    found = eagle_shape(made)
+    assert (found.hidden_size, found.intermediate_size) == (expected.hidden_size, expected.intermediate_size)
+    assert (found.num_attention_heads, found.head_dim) == (expected.num_attention_heads, expected.head_dim)
+    assert (found.vocab_size, found.rms_norm_eps) == (expected.vocab_size, expected.rms_norm_eps)
+    assert (found.num_key_value_heads, found.target_hidden_size) == (8, expected.hidden_size)
+    assert found.norm_before_residual  # as vLLM reads it
+    assert found.layers == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        (
+            {"speculators_model_type": "dflash"},
+            "is 'dflash' and .* of the type dict; of the library",
+        ),
+        ({"transformer_layer_config": None}, "of the type NoneType; of the library"),
+        ({"layer": {"model_type": "qwen3"}}, "model_type is 'qwen3'; EAGLE-3 heads are computed with 'llama'"),
+        ({"layer": {"num_hidden_layers": 2}}, "num_hidden_layers is 2"),
+        ({"norm_output": True}, "norm_output is True; EAGLE-3 heads are computed with False"),
+        ({"fc_norm": True}, "fc_norm is True"),
+        ({"norm_before_fc": True}, "norm_before_fc is True"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]}, "must be 3 layers"),
+    ],
+)
+def test_another_form_of_speculators_is_refused(tmp_path, target, config, match):
+    refused(as_speculators(made_of(tmp_path), "org/target", **config), target, match)
+
+
+def test_rotations_are_scaled_as_in_llama(tmp_path, target):
+    """By transformers' own frequencies; both networks use them."""
+    config = LlamaConfig(hidden_size=32, num_attention_heads=4, rope_theta=10_000.0, rope_scaling=dict(LLAMA3))
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    made = make_eagle(tmp_path / "head", replace(SHAPE, rope_scaling=tuple(LLAMA3.items())))
+    assert eagle_shape(made).rope_scaling == tuple(LLAMA3.items())
+    frequencies = [loaded(made, target).network._frequencies]
+    frequencies.append(torch.from_numpy(HostNetwork(load_arrays(str(made), str(target), INFO))._frequencies))
+    for found in frequencies:
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    plain, _ = ROPE_INIT_FUNCTIONS["linear"](
+        LlamaConfig(hidden_size=32, num_attention_heads=4, rope_scaling={"rope_type": "linear", "factor": 1.0}),
+        torch.device("cpu"),
+    )
+    assert not torch.allclose(plain, expected)
