@@ -69,8 +69,12 @@ def _eagle(heads: Path, num_layers: int, placer: Any) -> Made:
     made: Placer = placer(tensors, small, inputs=2)
     large = made.large
     check_fits(small, large)
-    if shape.hidden_size != shape.target_hidden_size or eagle_form.EMBEDDING in tensors:
-        raise ConfigError(f"{heads}: only an EAGLE-3 head of its target's hidden size and embedding can be inflated")
+    is_plain = shape.hidden_size == shape.target_hidden_size and not shape.has_head_norms
+    if not is_plain or eagle_form.EMBEDDING in tensors:
+        raise ConfigError(
+            f"{heads}: only an EAGLE-3 head of its target's hidden size and embedding, with a layer of a Llama, can be "
+            "inflated"
+        )
     config = replace(
         shape,
         hidden_size=large.hidden,

@@ -60,12 +60,13 @@ def as_speculators(directory: Path, target: str, **config: Any) -> Path:
     said = json.loads((directory / "config.json").read_text())
     own = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "eagle_aux_hidden_state_layer_ids")
     sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
-    layer = (*sizes, "rms_norm_eps", "rope_theta", "num_hidden_layers", "rope_scaling")
+    layer = (*sizes, "model_type", "rms_norm_eps", "rope_theta", "num_hidden_layers", "rope_scaling")
     found = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": target}},
-        "transformer_layer_config": {"model_type": "llama"} | {key: said[key] for key in layer if key in said},
+        "transformer_layer_config": {"model_type": said["model_type"]}
+        | {key: said[key] for key in layer if key in said},
         **{key: said[key] for key in own if key in said},
     }
     found["transformer_layer_config"] |= config.pop("layer", {})
@@ -120,6 +121,8 @@ def _row(
     query, key, value = (
         (layer[f"self_attn.{name}_proj.weight"] @ both).reshape(-1, shape.head_dim) for name in ("q", "k", "v")
     )
+    if shape.has_head_norms:
+        query, key = (_normed(x, layer[f"self_attn.{n}_norm.weight"], shape) for n, x in (("q", query), ("k", key)))
     keys.append(_rotated(key, position, shape))
     heads_values.append(value)
     group = shape.num_attention_heads // shape.num_key_value_heads

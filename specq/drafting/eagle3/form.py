@@ -39,14 +39,12 @@ OUTPUT = "lm_head.weight"
 NUM_TAPS = 3
 SPECULATORS = "speculators_model_type"  # the key that its form has, with the method
 _LAYER, _THEIR_LAYER = "midlayer.", "layers.0."
-# Sizes that a Llama's config.json may leave out (transformers' LlamaConfig), and those of other authors may not.
-_LLAMA = {
-    "hidden_size": 4096,
-    "intermediate_size": 11_008,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "vocab_size": 32_000,
-    "rms_norm_eps": 1e-6,
+_KINDS = ("llama", "qwen3")  # kinds of layers; those of Qwen3 have norms of each head's queries and keys
+# Sizes that a layer's config.json may leave out: those of transformers' LlamaConfig and Qwen3Config.
+_DEFAULTS = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-6}
+_OWN_DEFAULTS = {
+    "llama": {"intermediate_size": 11_008, "vocab_size": 32_000},
+    "qwen3": {"intermediate_size": 22_016, "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 32},
 }
 _SCALING = {  # the numbers of each kind of rotary scaling
     "default": (),
@@ -78,6 +76,7 @@ class EagleShape:
     num_tokens: int = 0
     tokenizer_hash: str = ""
     rope_scaling: tuple[tuple[str, Any], ...] = (("rope_type", "default"),)
+    has_head_norms: bool = False
 
     @property
     def rope(self) -> dict[str, Any]:
@@ -90,7 +89,7 @@ class EagleShape:
         others = ("vocab_size", "draft_vocab_size", "rms_norm_eps", "rope_theta", "target_hidden_size")
         return {
             "architectures": [ARCHITECTURE],
-            "model_type": "llama",
+            "model_type": "qwen3" if self.has_head_norms else "llama",
             "num_hidden_layers": 1,
             "hidden_act": "silu",
             "tie_word_embeddings": False,
@@ -153,6 +152,7 @@ def eagle_shape(heads: Path) -> EagleShape:
         rms_norm_eps=_number(heads, said, "rms_norm_eps", 1e-6),
         rope_theta=_number(heads, {**said, **_rope(said)}, "rope_theta", 10_000.0),
         rope_scaling=_scaling(heads, said),
+        has_head_norms=said.get("model_type") == "qwen3",
         target_hidden_size=_count(heads, said, "target_hidden_size"),
         norm_before_residual=said.get("norm_before_residual") is True,
         layers=_layers(heads, said),
@@ -196,15 +196,16 @@ def _flat(heads: Path, said: dict[str, Any]) -> dict[str, Any]:
             f"{heads / 'config.json'}: {SPECULATORS} is {said[SPECULATORS]!r} and transformer_layer_config is of the "
             f"type {type(layer).__name__}; of the library speculators specq reads 'eagle3', with an object"
         )
-    changed = {"norm_before_fc": False, "fc_norm": False, "norm_output": False, "model_type": "llama"}
-    for key, wanted in changed.items():
-        found = layer.get(key, "llama") if key == "model_type" else said.get(key) or False
-        if found != wanted:
-            raise ConfigError(
-                f"{heads / 'config.json'}: {key} is {found!r}; EAGLE-3 heads are computed with {wanted!r}"
-            )
+    for key in ("norm_before_fc", "fc_norm", "norm_output"):
+        if said.get(key):
+            raise ConfigError(f"{heads / 'config.json'}: {key} is {said[key]!r}; EAGLE-3 heads are computed without")
+    kind = layer.get("model_type", "llama")
+    if kind not in _KINDS:
+        raise ConfigError(
+            f"{heads / 'config.json'}: model_type is {kind!r}; EAGLE-3 heads are computed with {' or '.join(_KINDS)}"
+        )
     own = {key: value for key, value in said.items() if key in _OF_SPECULATORS and value is not None}
-    return {**_LLAMA, "norm_before_residual": True, **layer, **own}
+    return {**_DEFAULTS, **_OWN_DEFAULTS[kind], "norm_before_residual": True, **layer, **own}
 
 
 _OF_SPECULATORS = (
@@ -218,11 +219,12 @@ _OF_SPECULATORS = (
 
 
 def _check_kind(heads: Path, said: dict[str, Any]) -> None:
-    """Raise ConfigError unless the head is a single Llama layer."""
+    """Raise ConfigError unless the head is a single layer of a kind that we compute."""
     known = (
         ("num_hidden_layers", said.get("num_hidden_layers", 1), 1),
         ("hidden_act", said.get("hidden_act", "silu"), "silu"),
         ("attention_bias", said.get("attention_bias") or False, False),
+        ("layer_types", said.get("layer_types") or ["full_attention"], ["full_attention"]),
     )
     for key, value, wanted in known:
         if value != wanted:
@@ -290,7 +292,9 @@ def matrix_shapes(shape: EagleShape) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors that every head has, by name."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    norms = ("q_norm", "k_norm") if shape.has_head_norms else ()
     return {
+        **{f"midlayer.self_attn.{name}.weight": (shape.head_dim,) for name in norms},
         "fc.weight": (hidden, NUM_TAPS * shape.target_hidden_size),
         "midlayer.hidden_norm.weight": (hidden,),
         "midlayer.input_layernorm.weight": (hidden,),

@@ -62,6 +62,10 @@ class HostNetwork:
         heads, kv_heads = self.shape.num_attention_heads, self.shape.num_key_value_heads
         rows = _product(both, self._qkv).reshape(len(both), -1, self.shape.head_dim)
         turned, values = rows[:, : heads + kv_heads], rows[:, heads + kv_heads :]
+        if self.shape.has_head_norms:
+            queries, keys = turned[:, :heads], turned[:, heads:]
+            normed = self._norm(queries, "self_attn.q_norm"), self._norm(keys, "self_attn.k_norm")
+            turned = np.concatenate(normed, 1)
         angles = positions[:, None, None].astype(np.float32) * self._frequencies
         turned = _rotate(turned, np.cos(angles), np.sin(angles))
         return attend(turned[:, :heads], turned[:, heads:], values).reshape(len(both), -1)

@@ -53,10 +53,10 @@ def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -
 def eagle_kernels(head: EagleHead) -> FusedEagle | None:
     """Return our own kernels for the rows of a head.
 
-    None if its device does not run them, or the head has uncommon sizes.
+    None if its device does not run them, or the head has uncommon sizes, or norms of its heads.
     """
     network = head.network
-    is_fused = network.midlayer.self_attn.fused.weight.numel() > 0
+    is_fused = network.midlayer.self_attn.fused.weight.numel() > 0 and not network.shape.has_head_norms
     if not (runs_triton(network.fc.weight.device) and is_fused and network.shape.head_dim in HEAD_DIMS):
         return None
     from specq.drafting.eagle3.fused import FusedEagle

@@ -91,9 +91,13 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(2 * shape.hidden_size, keys, bias=False)
         self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
         self.fused = _Fused(self.q_proj, self.k_proj, self.v_proj)
+        self.q_norm, self.k_norm = (
+            RmsNorm(shape.head_dim, eps=shape.rms_norm_eps) if shape.has_head_norms else nn.Identity() for _ in range(2)
+        )
 
     def forward(self, both: torch.Tensor, rotations: Rotations, attend: Attend) -> torch.Tensor:
         queries, keys, values = (x.view(*x.shape[:-1], -1, self.head_dim) for x in self.fused(both))
+        queries, keys = self.q_norm(queries), self.k_norm(keys)
         attended = attend(_rotate(queries, *rotations), _rotate(keys, *rotations), values)
         found: torch.Tensor = self.o_proj(attended.flatten(-2))
         return found

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specq.drafting.eagle3.arrays import load_arrays
@@ -238,32 +239,51 @@ def test_the_shape_is_read_as_it_was_written(tmp_path):
     assert eagle_shape(made) == replace(SHAPE, head_dim=10)
 
 
+def said_by_arrays(heads: Path, target: Path, taps: torch.Tensor, token_ids: list[int]) -> torch.Tensor:
+    """The same by the network in NumPy."""
+    network, count = HostNetwork(load_arrays(str(heads), str(target), INFO)), len(token_ids)
+
+    def attend(*rows):
+        moved = (torch.from_numpy(part).transpose(0, 1)[None] for part in rows)
+        found = torch.nn.functional.scaled_dot_product_attention(*moved, is_causal=True, enable_gqa=True)
+        return found[0].transpose(0, 1).numpy()
+
+    states = network(network.project(taps.numpy()), np.array(token_ids), np.arange(count), attend)
+    return torch.from_numpy(network.logits(states))
+
+
+@pytest.mark.parametrize("has_head_norms", [False, True])
 @pytest.mark.parametrize("embedding", [False, True])
 @pytest.mark.parametrize("norm_before_residual", [False, True])
-def test_the_form_of_speculators_says_the_same(tmp_path, target, norm_before_residual, embedding):
-    shape = replace(SHAPE, norm_before_residual=norm_before_residual)
+def test_the_form_of_speculators_says_the_same(tmp_path, target, norm_before_residual, embedding, has_head_norms):
+    shape = replace(SHAPE, norm_before_residual=norm_before_residual, has_head_norms=has_head_norms)
     ours = make_eagle(tmp_path / "ours", shape, embedding=embedding)
     theirs = as_speculators(make_eagle(tmp_path / "theirs", shape, embedding=embedding), "org/target")
     assert is_eagle(theirs)
     assert (target_of(theirs), target_of(ours)) == ("org/target", "")
     found, expected = (loaded(heads, target) for heads in (theirs, ours))
     assert found.layers == expected.layers
-    assert torch.equal(said_by(found, taps(), TOKENS), said_by(expected, taps(), TOKENS))
+    logits = said_by(found, taps(), TOKENS)
+    assert torch.equal(logits, said_by(expected, taps(), TOKENS))
+    by_hand = eagle_logits(ours, shape, taps(), TOKENS, expected.network.get_buffer("embedding"))
+    torch.testing.assert_close(logits, by_hand, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(said_by_arrays(theirs, target, taps(), TOKENS), by_hand, atol=1e-4, rtol=1e-4)
 
 
-def test_speculators_leave_out_what_a_llama_has_by_default(tmp_path):
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config])
+def test_speculators_may_leave_out_defaults(tmp_path, kind):
     made = as_speculators(make_eagle(tmp_path / "a", SHAPE), "org/target")
     said = json.loads((made / "config.json").read_text())
-    said["transformer_layer_config"] = {"model_type": "llama", "num_hidden_layers": 1, "num_key_value_heads": 8}
+    said["transformer_layer_config"] = {"model_type": kind.model_type, "num_hidden_layers": 1}
     for key in ("norm_before_residual", "target_hidden_size", "eagle_aux_hidden_state_layer_ids"):
         del said[key]
     (made / "config.json").write_text(json.dumps(said))
-    expected = LlamaConfig()
+    expected = kind()
     found = eagle_shape(made)
     assert (found.hidden_size, found.intermediate_size) == (expected.hidden_size, expected.intermediate_size)
     assert (found.num_attention_heads, found.head_dim) == (expected.num_attention_heads, expected.head_dim)
     assert (found.vocab_size, found.rms_norm_eps) == (expected.vocab_size, expected.rms_norm_eps)
-    assert (found.num_key_value_heads, found.target_hidden_size) == (8, expected.hidden_size)
+    assert (found.num_key_value_heads, found.target_hidden_size) == (expected.num_key_value_heads, expected.hidden_size)
     assert found.norm_before_residual  # as vLLM reads it
     assert found.layers == ()
 
@@ -276,9 +296,11 @@ def test_speculators_leave_out_what_a_llama_has_by_default(tmp_path):
             "is 'dflash' and .* of the type dict; of the library",
         ),
         ({"transformer_layer_config": None}, "of the type NoneType; of the library"),
-        ({"layer": {"model_type": "qwen3"}}, "model_type is 'qwen3'; EAGLE-3 heads are computed with 'llama'"),
+        ({"layer": {"model_type": "gemma3"}}, "model_type is 'gemma3'; EAGLE-3 heads are computed with llama or qwen3"),
+        ({"layer": {"model_type": "qwen3"}}, "self_attn.k_norm.weight is missing|self_attn.q_norm.weight is missing"),
+        ({"layer": {"layer_types": ["sliding_attention"]}}, "layer_types is .'sliding_attention'."),
         ({"layer": {"num_hidden_layers": 2}}, "num_hidden_layers is 2"),
-        ({"norm_output": True}, "norm_output is True; EAGLE-3 heads are computed with False"),
+        ({"norm_output": True}, "norm_output is True; EAGLE-3 heads are computed without"),
         ({"fc_norm": True}, "fc_norm is True"),
         ({"norm_before_fc": True}, "norm_before_fc is True"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]}, "must be 3 layers"),
