@@ -88,23 +88,23 @@ class RayDeployment:
         return sum(self._values[name] for name in ("brokers", "targets", "drafters"))
 
     @contextmanager
-    def load(self, jobs: int = JOBS) -> Iterator[Load]:
-        """Keep so many jobs under way, and a process of clients that write down what they see."""
+    def load(self, jobs: int = JOBS, *, writes: bool = True) -> Iterator[Load]:
+        """Keep so many jobs under way, and a process of clients that write down what they see, if it `writes`."""
         ours = (sys.executable, "-m", "tests.chaos.clients", self.address, str(self.histories), "client")
         with ExitStack() as stack:
             clients = [
                 stack.enter_context(Client(",".join(order), timeout_s=120.0, cache_dir=self.directory / "cache"))
                 for order in (self.addresses, self.addresses[::-1])
             ]
-            scribe = subprocess.Popen(ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            try:
-                with Load(clients, toy_prompts(TOKENS), jobs) as load:
-                    wait_until(lambda: load.tally.arrivals, LIMIT_S)
-                    yield load
-                    load.finish(120.0)
-            finally:
-                scribe.kill()
-                scribe.wait()
+            if writes:
+                scribe = stack.enter_context(
+                    subprocess.Popen(ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                )
+                stack.callback(scribe.kill)
+            with Load(clients, toy_prompts(TOKENS), jobs) as load:
+                wait_until(lambda: load.tally.arrivals, LIMIT_S)
+                yield load
+                load.finish(120.0)
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Draft workers of a deployment on Ray that are scaled by their gain, under a load that rises and falls.
 
-    scripts/cluster.sh python -m tests.chaos.ray_scaling --row-ms 2 --out scaling.json
+    scripts/cluster.sh python -m tests.chaos.ray_scaling --row-ms 3 --out scaling.json
 
 The toys' passes take `--row-ms` for each node that they expand, and use no core meanwhile. So two cores have room for
 several draft workers. Their drafts are all right, and a step of the verifier takes 40 ms. It prints when the number of
@@ -52,7 +52,7 @@ def measure(directory: Path, loads: tuple[tuple[int, float], ...]) -> dict[str, 
         deployment.up(read(deployed.config), lambda _: None, PROGRAM, READY_S)
         begun, watched = time.monotonic(), partial(watch, changes=changes)
         for jobs, minutes in loads:
-            with deployed.load(jobs) as load:
+            with deployed.load(jobs, writes=False) as load:
                 watched(60 * minutes, begun)
                 now = time.monotonic()
                 rates.append({"jobs": jobs, "minutes": minutes, "rate": round(load.tally.rate(now - 60, now), 1)})
@@ -61,8 +61,8 @@ def measure(directory: Path, loads: tuple[tuple[int, float], ...]) -> dict[str, 
 
 
 @click.command()
-@click.option("--row-ms", default=2.0, show_default=True, help="Time of a draft worker for each node.")
-@click.option("--load", "loads", type=(int, float), multiple=True, default=((10, 6.0), (1, 7.0)), show_default=True,
+@click.option("--row-ms", default=3.0, show_default=True, help="Time of a draft worker for each node.")
+@click.option("--load", "loads", type=(int, float), multiple=True, default=((4, 6.0), (1, 7.0)), show_default=True,
               help="Jobs, and for how many minutes.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for the figures, as JSON.")
 def main(*, row_ms: float, loads: tuple[tuple[int, float], ...], out: Path | None) -> None:
