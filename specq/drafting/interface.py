@@ -176,9 +176,12 @@ class Drafter(ABC):
         This default makes one `expand` call a level. A chain ends early where a node has no children.
         """
         answers: list[list[Children]] = [[] for _ in requests]
-        alive = list(range(len(requests)))
+        ids, alive = [level_ids(request, depth) for request in requests], list(range(len(requests)))
         for level in range(depth):
-            asked = [_level(requests[i], level, depth) for i in alive]
+            asked = [
+                Expansion(requests[i].session_id, ids[i][level - 1][0] if level else requests[i].node_id, ids[i][level])
+                for i in alive
+            ]
             for i, children in zip(alive, self.expand(asked), strict=True):
                 answers[i].append(children)
             alive = [i for i in alive if len(answers[i][-1].token_ids)]
@@ -321,13 +324,6 @@ def ranking_params(params: SamplingParams) -> SamplingParams:
     Where the verifier draws by itself, its random numbers must not choose the tokens that it judges.
     """
     return replace(params, temperature=0.0) if draws_children(params) else params
-
-
-def _level(request: Expansion, level: int, depth: int) -> Expansion:
-    """Return the request for one level of a chain."""
-    ids = level_ids(request, depth)
-    parent = request.node_id if level == 0 else ids[level - 1][0]
-    return Expansion(request.session_id, parent, ids[level])
 
 
 def level_ids(request: Expansion, depth: int) -> list[tuple[int, ...]]:

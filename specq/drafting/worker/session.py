@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import accumulate, takewhile
+from operator import attrgetter
+
+import numpy as np
 
 from specq.drafting import Children, draws_children
-from specq.drafting.worker.draft_nodes import AcceptanceStats, DraftNode, draft_fields, judged
+from specq.drafting.worker.draft_nodes import AcceptanceStats, DraftNode, distribution_fields, judged
 from specq.drafting.worker.shapes import DEFAULT_DEPTH, Path, budget_of, shape_of
 from specq.protocol import Assign, Draft, SamplingParams, Speculation, Verdict
 
@@ -52,6 +55,7 @@ class DraftSession:
         self.token_ids: list[int] = message.token_ids.tolist()
         self.limit = message.prompt_len + message.params.max_tokens
         self.roots: dict[int, DraftNode] = {}
+        self.fresh: list[DraftNode] = []  # the nodes of the newest message, parents first
         self.root_expanded = False
         self.base_log_reach_prob = 0.0  # log_reach_prob of the committed context; the nodes' values include it
         self.next_id = 0
@@ -75,12 +79,12 @@ class DraftSession:
         """How many tokens beyond the context may be drafted."""
         return min(self.shape.max_depth, self.limit - self.length - 1)
 
-    def live_nodes(self) -> Iterator[DraftNode]:
-        """Yield the live nodes, parents first."""
-        level = list(self.roots.values())
-        while level:
-            yield from level
-            level = [child for node in level for child in node.children.values()]
+    def live_nodes(self) -> list[DraftNode]:
+        """Return the live nodes, level by level."""
+        found = list(self.roots.values())
+        for node in found:  # it grows meanwhile
+            found += node.children.values()
+        return found
 
     def frontier(self) -> Iterator[tuple[float, DraftNode | None]]:
         """Yield (log-probability, node) for each node that may be expanded; None: the context itself."""
@@ -146,58 +150,65 @@ class DraftSession:
             return least
         return max(least, heapq.nlargest(self.budget, (node.log_reach_prob for node in self.live_nodes()))[-1])
 
-    def grow(self, parent: DraftNode | None, children: Children, ids: Sequence[int]) -> DraftNode | None:
-        """Attach a drafter's children below a node, or below the context, as far as there is room; return the first.
+    def grow(self, parent: DraftNode | None, levels: Iterable[Children], ids: Iterable[Sequence[int]]) -> None:
+        """Attach a drafter's chain below a node, or below the context, as far as there is room.
 
-        A drawn child is judged if its earlier siblings are rejected. It never gets a higher rating than they do. So a
-        cut by probability removes the last sibling. A node is never cut because of its own token.
+        Each level, with the ids of its nodes, hangs below the first node of the level before. A drawn child is judged
+        if its earlier siblings are rejected. It never gets a higher rating than they do. So a cut by probability
+        removes the last sibling. A node is never cut because of its own token.
         """
-        if self.draws_children:
-            ids = ids[: max(0, self.most_live - self.num_live)]
-        siblings = self.roots if parent is None else parent.children
-        base = self.base_log_reach_prob if parent is None else parent.log_reach_prob
-        position = self.length if parent is None else parent.position + 1
-        left = most = 1.0
         probability, log = self.acceptance_stats.calibration.probability, math.log
-        tokens, scores = children.token_ids.tolist(), children.scores.tolist()
-        for rank, (node_id, token, predicted) in enumerate(zip(ids, tokens, scores, strict=False)):
-            node = siblings[token] = DraftNode(node_id, token, parent, position, rank, predicted)
-            chance = probability(predicted)
-            node.score = log(max(chance, LEAST_CHANCE))
-            if children.distribution is None:
-                node.log_reach_prob = base + node.score
-                continue
-            node.distribution = children.distribution
-            most = chance = min(most, left * chance)
-            left -= chance
-            node.log_reach_prob = base + log(max(chance, LEAST_CHANCE))
-        self.num_live += min(len(ids), len(tokens))
-        if not ids:
-            return None
-        if parent is None:
-            self.root_expanded = True
-        else:
-            parent.expanded = True
-        return siblings[tokens[0]] if tokens else None
+        for children, ids_of_level in zip(levels, ids, strict=False):
+            room = self.most_live - self.num_live if self.draws_children else len(ids_of_level)
+            own_ids = ids_of_level[: max(0, room)]
+            if parent is None:
+                siblings, base, position = self.roots, self.base_log_reach_prob, self.length
+            else:
+                siblings, base, position = parent.children, parent.log_reach_prob, parent.position + 1
+            left = most = 1.0
+            tokens, scores, distribution = children.token_ids.tolist(), children.scores.tolist(), children.distribution
+            for rank, (node_id, token, predicted) in enumerate(zip(own_ids, tokens, scores, strict=False)):
+                chance = probability(predicted)
+                score = log_chance = log(max(chance, LEAST_CHANCE))
+                if distribution is not None:
+                    most = chance = min(most, left * chance)
+                    left -= chance
+                    log_chance = log(max(chance, LEAST_CHANCE))
+                siblings[token] = DraftNode(
+                    node_id, token, parent, position, rank, predicted, score, base + log_chance, distribution
+                )
+            self.num_live += min(len(own_ids), len(tokens))
+            if not own_ids:
+                return
+            if parent is None:
+                self.root_expanded = True
+            else:
+                parent.expanded = True
+            if not tokens:
+                return
+            parent = siblings[tokens[0]]
 
-    def draft(self) -> Draft | None:
-        """Return the nodes that are likely enough and not yet sent, or None.
+    def draft(self) -> bool:
+        """Choose the nodes to send, those likely enough and not yet sent; return whether to send a message.
 
         An answer that the session waits for is sent whole, even if empty. Such answers are a synchronous round and a
         chain in `jit` mode.
         """
         is_answer = self.is_answer
         if is_answer and next(self.frontier(), None) is not None:
-            return None
+            return False
         floor = self._floor()
-        fresh = self._fresh(floor)
+        fresh = self.fresh = self._fresh(floor)
         self.awaits_verdict, self.owes_chain = self.is_sync, False
         is_miss = not is_answer and all(node.log_reach_prob < floor for node in fresh)
         if not is_miss:
             self.acceptance_stats.count_pass(is_miss=False)
         elif not any(node.wire_id >= 0 for node in self.roots.values()):
             self.backoff = self.acceptance_stats.count_pass(is_miss=True)
-        return self._message(fresh) if fresh or is_answer else None
+        for node in fresh:
+            node.wire_id = self.next_wire_id
+            self.next_wire_id += 1
+        return bool(fresh) or is_answer
 
     def _fresh(self, floor: float) -> list[DraftNode]:
         """Return the likely nodes that were not sent yet, within the budget.
@@ -206,7 +217,7 @@ class DraftSession:
         is sent at once even if not likely enough. The verifier must know which nodes were expanded before others
         (decision 0008).
         """
-        nodes = list(self.live_nodes())
+        nodes = self.live_nodes()
         is_shown = self.draws_children and not self.is_sync
         fresh = [
             node
@@ -217,22 +228,9 @@ class DraftSession:
             fresh.sort(key=lambda node: (-node.log_reach_prob, node.node_id))
         if self.budget:
             del fresh[max(0, self.budget - sum(node.wire_id >= 0 for node in nodes)) :]
-        return fresh if self.is_sync else sorted(fresh, key=lambda node: node.node_id)
-
-    def _message(self, fresh: Sequence[DraftNode]) -> Draft:
-        """Return nodes, parents first, as a message; this gives them their ids for the wire."""
-        first_id = self.next_wire_id
-        for node in fresh:
-            node.wire_id = self.next_wire_id
-            self.next_wire_id += 1
-        return Draft(
-            session_id=self.session_id,
-            epoch=self.epoch,
-            lane=self.lane,
-            base_len=self.length,
-            first_id=first_id,
-            **draft_fields(fresh),
-        )
+        if not self.is_sync:
+            fresh.sort(key=attrgetter("node_id"))
+        return fresh
 
     def learn(self, verdict: Verdict) -> None:
         """Learn from drawn nodes that were judged; `commit` learns from point masses."""
@@ -249,25 +247,26 @@ class DraftSession:
     def commit(self, tokens: Sequence[int]) -> list[int]:
         """Append committed tokens and move the root; return the ids of drafted nodes they followed."""
         path: list[int] = []
-        siblings: dict[int, DraftNode] | None = self.roots
-        last: DraftNode | None = None
+        siblings, last = self.roots, None
         for token in tokens:
-            for node in siblings.values() if siblings and not self.draws_children else ():
-                self.acceptance_stats.calibration.observe(node.predicted, node.token == token)
-            last = siblings.get(token) if siblings is not None else None
-            siblings = last.children if last is not None else None
-            if last is not None:
+            if not self.draws_children:
+                for node in siblings.values():
+                    self.acceptance_stats.calibration.observe(node.predicted, node.token == token)
+            last = siblings.get(token)
+            if last is None:
+                siblings = {}
+            else:
+                siblings = last.children
                 path.append(last.node_id)
         self.token_ids.extend(tokens)
         self.awaits_verdict, self.was_hit = False, last is not None
         if self.is_sync:  # each round is drafted from scratch
-            siblings = last = None
-        self.roots = siblings or {}
-        self.root_expanded = last is not None and last.expanded
+            siblings, last = {}, None
+        self.roots, self.root_expanded = siblings, last is not None and last.expanded
         self.base_log_reach_prob = last.log_reach_prob if last is not None else 0.0
         for node in self.roots.values():
             node.parent = None
-        self.num_live = sum(1 for _ in self.live_nodes())
+        self.num_live = len(self.live_nodes())
         self.owes_chain = self.is_jit and not any(node.wire_id >= 0 for node in self.roots.values())
         return path
 
@@ -296,6 +295,30 @@ class DraftSession:
             self.unused = 0
             for node in self.live_nodes():
                 node.wire_id = -1
+
+
+def drafts_of(sessions: Sequence[DraftSession]) -> list[Draft]:
+    """Return the messages with the `fresh` nodes of sessions. The arrays of a message are parts of larger arrays."""
+    nodes = [node for session in sessions for node in session.fresh]
+    token_ids = np.array([node.token for node in nodes], np.int32)
+    parent_ids = np.array([-1 if node.parent is None else node.parent.wire_id for node in nodes], np.int32)
+    scores = np.minimum([node.score for node in nodes], 0.0).astype(np.float16)
+    ends = accumulate(len(session.fresh) for session in sessions)
+    own = [(session, slice(end - len(session.fresh), end)) for session, end in zip(sessions, ends, strict=True)]
+    return [
+        Draft(
+            session_id=session.session_id,
+            epoch=session.epoch,
+            lane=session.lane,
+            base_len=session.length,
+            first_id=session.next_wire_id - len(session.fresh),
+            token_ids=token_ids[span],
+            parent_ids=parent_ids[span],
+            scores=scores[span],
+            **distribution_fields(session.fresh),
+        )
+        for session, span in own
+    ]
 
 
 def drafting_params(params: SamplingParams, speculation: Speculation) -> SamplingParams:

@@ -13,17 +13,18 @@ again.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 import structlog
 
-from specq.drafting import CONTEXT, Children, Drafter, Expansion, as_drafter, level_ids
+from specq.drafting import CONTEXT, Children, Drafter, Expansion, as_drafter
 from specq.drafting.worker.draft_nodes import AcceptanceStats, DraftNode
 from specq.drafting.worker.grammars import DraftGrammars
-from specq.drafting.worker.session import DraftSession
+from specq.drafting.worker.session import DraftSession, drafts_of
 from specq.grammar import GrammarBuilder
 from specq.protocol import (
     CAPABILITIES,
@@ -34,7 +35,6 @@ from specq.protocol import (
     Draft,
     Heartbeat,
     Hello,
-    Int32Array,
     Message,
     ProtocolError,
     Release,
@@ -65,8 +65,8 @@ class _Chosen(NamedTuple):
         return self.session.session_id
 
 
-# A node, and for each level below it the children, their ids, and how many are kept.
-_Grown = tuple[DraftNode | None, list[tuple[Children, tuple[int, ...], int]]]
+# A node to expand (None: the context), its new levels, and the ids of the children that are kept of each.
+_Grown = tuple[DraftNode | None, list[Children], list[tuple[int, ...]]]
 
 
 class DraftWorker:
@@ -148,7 +148,7 @@ class DraftWorker:
             raise ProtocolError(f"a context of {length} tokens with a prompt of {message.prompt_len}")
         if reason := reason_against(message.params.strategy):
             raise ProtocolError(reason)
-        _check_tokens(message.token_ids)
+        _check_tokens(int(message.token_ids.min()))
         if self._refused.get(message.session_id) == message.epoch:
             return
         known = self.sessions.get(message.session_id)
@@ -218,18 +218,19 @@ class DraftWorker:
         session = self._known(message, broker)
         if session is None or session.epoch != message.epoch:
             return
-        _check_tokens(message.token_ids)
-        self._note(message.session_id, trace_events.VERDICT_ARRIVED, message.base_len, len(message.token_ids))
+        token_ids = message.token_ids.tolist()
+        _check_tokens(min(token_ids, default=0))
+        self._note(message.session_id, trace_events.VERDICT_ARRIVED, message.base_len, len(token_ids))
         if message.finish:
             self._drop(session)
             return
         session.learn(message)
         known = session.length - message.base_len
-        if 0 <= known < len(message.token_ids):  # otherwise it is old, or there is a gap that the broker will fill
-            fresh = message.token_ids[known:]
-            path = session.commit(fresh.tolist())
-            self.grammars.commit(session.session_id, fresh.tolist())
-            self.drafter.commit(session.session_id, fresh, path)
+        if 0 <= known < len(token_ids):  # otherwise it is old, or there is a gap that the broker will fill
+            fresh = token_ids[known:]
+            path = session.commit(fresh)
+            self.grammars.commit(session.session_id, fresh)
+            self.drafter.commit(session.session_id, message.token_ids[known:], path)
         session.adjust(message)
 
     def _activations(self, message: Activations, broker: str) -> None:
@@ -248,9 +249,9 @@ class DraftWorker:
 
     @property
     def has_work(self) -> bool:
-        return any(map(self._offers, self.sessions.values()))
+        return any(map(self._needs_pass, self.sessions.values()))
 
-    def _offers(self, session: DraftSession) -> bool:
+    def _needs_pass(self, session: DraftSession) -> bool:
         """Return whether a session has a node to expand, or waits for an answer.
 
         Returns True if the check raises, so that `step` finds the cause.
@@ -275,29 +276,23 @@ class DraftWorker:
         faults = Faults()
         chosen = self._choose(faults)
         done = in_halves(list(chosen.values()), self._expand, faults, "drafted for")
-        drafts: list[Draft] = []
-        for one, grown in ((one, grown) for part, of_part in done for one, grown in zip(part, of_part, strict=True)):
-            with faults.of(one, "drafted for"):
-                for node, levels in grown:
-                    _grow(one.session, node, levels)
-                drafts += self._drafted(one.session)
-        for session in self.sessions.values():  # sessions that wait for a chain that was complete before
-            if session.owes_chain and session.session_id not in chosen:
-                with faults.of(session, "drafted for"):
-                    drafts += self._drafted(session)
+        grown = [(one.session, own) for part, found in done for one, own in zip(part, found, strict=True)]
+        waiting = [one for one in self.sessions.values() if one.owes_chain and one.session_id not in chosen]
+        sending: list[DraftSession] = []
+        for session, own in (*grown, *((one, []) for one in waiting)):  # their chains may be complete already
+            with faults.of(session, "drafted for"):
+                for below in own:
+                    session.grow(*below)
+                if session.draft():
+                    sending.append(session)
+        drafts = [draft for _, made in in_halves(sending, drafts_of, faults, "drafted for") for draft in made]
         self.num_passes += bool(done)
         self.num_drafts += len(drafts)
-        self.num_nodes += sum(len(draft.token_ids) for draft in drafts)
+        for draft in drafts:
+            self.num_nodes += len(draft.token_ids)
+            self._note(draft.session_id, trace_events.DRAFT_SENT, draft.lane, len(draft.token_ids), draft.base_len)
         self._drop_faulty(faults)
         return drafts
-
-    def _drafted(self, session: DraftSession) -> list[Draft]:
-        """Return the draft to send now for a session: a list of one or none."""
-        draft = session.draft()
-        if draft is None:
-            return []
-        self._note(session.session_id, trace_events.DRAFT_SENT, draft.lane, len(draft.token_ids), draft.base_len)
-        return [draft]
 
     def _expand(self, some: Sequence[_Chosen]) -> list[list[_Grown]]:
         """Draft below the chosen nodes of some sessions; return for each session its nodes with their new levels."""
@@ -307,7 +302,7 @@ class DraftWorker:
         requests = [self._request(session, node, depth * width) for session, node in pairs]
         answers = self.drafter.expand_chain(requests, depth)
         grown = [
-            (node, list(zip(levels, level_ids(request, depth), own, strict=False)))
+            (node, levels, [request.child_ids[i * width : i * width + count] for i, count in enumerate(own)])
             for (_, node), request, levels, own in zip(pairs, requests, answers, counts, strict=True)
         ]
         rest = iter(grown)
@@ -327,18 +322,19 @@ class DraftWorker:
                 self._refuse(session)
 
     def _choose(self, faults: Faults) -> dict[int, _Chosen]:
-        """Return the nodes to expand, by session."""
-        offers: list[tuple[float, DraftSession, DraftNode | None]] = []
-        for session in self.sessions.values():
-            with faults.of(session, "drafted for"):
-                offers += [(log_prob, session, node) for log_prob, node in self._frontier(session)]
+        """Return the nodes to expand, by session; None stands for the context."""
+        found = in_halves(list(self.sessions.values()), self._offers, faults, "drafted for")
+        offers = [offer for _, of_part in found for offer in of_part]
         width = self.width if self.chain == 1 else min(self.width, CHAIN_WIDTH)
-        best = heapq.nlargest(max(width, len(self.sessions)), offers, key=lambda offer: offer[0])
+        best = heapq.nlargest(max(width, len(self.sessions)), offers, key=itemgetter(0))
         chosen: dict[int, _Chosen] = {}
         for _, session, node in best:
-            if session not in faults:
-                chosen.setdefault(session.session_id, _Chosen(session, [])).nodes.append(node)
+            chosen.setdefault(session.session_id, _Chosen(session, [])).nodes.append(node)
         return chosen
+
+    def _offers(self, some: Sequence[DraftSession]) -> list[tuple[float, DraftSession, DraftNode | None]]:
+        """Return (log-probability, session, node) for each node of some sessions that may be expanded."""
+        return [(log_prob, session, node) for session in some for log_prob, node in self._frontier(session)]
 
     def _request(self, session: DraftSession, node: DraftNode | None, num_ids: int) -> Expansion:
         first = session.next_id
@@ -376,20 +372,7 @@ class DraftWorker:
         )
 
 
-def _check_tokens(token_ids: Int32Array) -> None:
-    """Raise ProtocolError for negative ids; drafters accept tokens that only the target has."""
-    if len(token_ids) and token_ids.min() < 0:
+def _check_tokens(least: int) -> None:
+    """Raise ProtocolError if the least id is negative; drafters accept tokens that only the target has."""
+    if least < 0:
         raise ProtocolError("token ids below 0")
-
-
-def _grow(
-    session: DraftSession, node: DraftNode | None, levels: Iterable[tuple[Children, tuple[int, ...], int]]
-) -> None:
-    """Attach a chain's levels below a node, or below the context.
-
-    Each level has its children, their ids, and how many are kept.
-    """
-    for children, ids, count in levels:
-        node = session.grow(node, children, ids[:count])
-        if node is None:
-            return

@@ -254,6 +254,7 @@ class Verdicts(Message):
         """
         self.check()
         numbers = (array.tolist() for array in (self.session_ids, self.epochs, self.base_lens, self.waited_us))
+        all_seen = tuple(self.seen.tolist())
         spans = map(spans_of, (self.num_tokens, self.num_nodes, self.num_seen))
         return [
             Verdict(
@@ -262,7 +263,7 @@ class Verdicts(Message):
                 base_len=base_len,
                 min_accept_prob=self.min_accept_prob,
                 us=(self.step_us, waited_us),
-                seen=tuple(self.seen[seen].tolist()),
+                seen=all_seen[seen],
                 token_ids=self.token_ids[tokens],
                 origins=self.origins[tokens],
                 node_ids=self.node_ids[nodes],

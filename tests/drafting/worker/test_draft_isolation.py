@@ -114,6 +114,24 @@ def test_what_a_session_of_the_drafter_raises_is_its_own(name: str, monkeypatch:
     assert set(drafter.sessions) == set(range(NUM)) - {BAD}
 
 
+class Huge(ToyProposer):
+    """Drafts a token for one session that no message can hold."""
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        huge = Children(np.array([2**40]), np.array([-0.1], np.float32))
+        found = zip(requests, super().expand(requests), strict=True)
+        return [huge if request.session_id == BAD else children for request, children in found]
+
+
+def test_a_node_that_cannot_be_sent_is_its_sessions_own() -> None:
+    """The messages of a pass are made together."""
+    quiet, _ = play(DraftWorker(ToyProposer(), incarnation=1, width=64))
+    drafter = DraftWorker(Huge(), incarnation=1, width=64)
+    drafts, _ = play(drafter)
+    assert drafts == {**quiet, BAD: []}
+    assert set(drafter.sessions) == set(range(NUM)) - {BAD}
+
+
 def test_a_device_in_error_ends_the_drafter() -> None:
     with pytest.raises(EngineLostError, match="CUDA error"):
         play(DraftWorker(Failing("expand", EngineLostError("CUDA error")), incarnation=1))

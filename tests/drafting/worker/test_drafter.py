@@ -5,7 +5,7 @@ import pytest
 
 from specq.drafting import Children
 from specq.drafting.worker.draft_nodes import DraftNode
-from specq.drafting.worker.session import LOST_AFTER, DraftSession
+from specq.drafting.worker.session import LOST_AFTER, DraftSession, drafts_of
 from specq.protocol.draft_checks import reason_against
 from specq.protocol.errors import EngineError, ProtocolError
 from specq.protocol.messages import Assign, Close, Release, Verdict, Verdicts
@@ -236,8 +236,8 @@ def test_a_distribution_travels_only_with_all_earlier_siblings() -> None:
     assert first.q_rows.tolist() == [0] * len(first.token_ids)
     assert 1 <= len(first.token_ids) < 4
     session.floor = np.log(1e-6)
-    later = session.draft()
-    assert later is not None
+    assert session.draft()
+    (later,) = drafts_of([session])
     roots = [
         row
         for row, parent in zip(later.q_rows.tolist() or [-1] * 99, later.parent_ids.tolist(), strict=False)
@@ -310,15 +310,15 @@ def test_a_message_holds_nodes_in_the_order_in_which_they_grew() -> None:
 
     def grow(parent: DraftNode | None, ids: list[int]) -> None:
         tokens = np.arange(len(ids), dtype=np.int32)
-        session.grow(parent, Children(tokens, np.full(len(ids), -0.1, np.float32), distribution), ids)
+        session.grow(parent, [Children(tokens, np.full(len(ids), -0.1, np.float32), distribution)], [ids])
 
     grow(None, [0, 1])
     first, second = session.roots.values()
     grow(first, [2])
     grow(first.children[0], [3])
     grow(second, [4])
-    draft = session.draft()
-    assert draft is not None
+    assert session.draft()
+    (draft,) = drafts_of([session])
     assert draft.parent_ids.tolist() == [-1, -1, 0, 2, 1]
 
 
