@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -106,3 +107,19 @@ def test_a_broker_whose_keys_are_not_there_is_shown_as_failed(controller):
     reports = made._reports()
     assert reports == {}
     assert made._present(reports)["broker-1"].state == "failed with status 2"
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_controller_that_another_command_ended_is_named(monkeypatch, answers: int):
+    """Two commands at once: the later one goes on, and `down` says why it ends, at its first call or its second."""
+    given = iter(range(answers))
+
+    def get(_answer: object, **_options: object) -> int:
+        for one in given:
+            return one
+        raise deployment.ActorDiedError
+
+    monkeypatch.setattr(deployment, "find_controller", MagicMock())
+    monkeypatch.setattr(deployment.ray, "get", get)
+    with pytest.raises(EngineError, match="another `specq ray up` or `specq ray down` ended the controller"):
+        deployment.down()
