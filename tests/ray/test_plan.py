@@ -167,6 +167,7 @@ def test_what_has_no_place_waits_with_a_reason():
         (replace(CONFIG, ray=RayConfig(max_targets=1)), "ray.max_targets is 1, less than 2"),
         (served(bind="tcp://127.0.0.1:5750"), "serve.bind and broker.bind both take port 5750"),
         (served(bind="tcp://127.0.0.1:5749"), "serve.bind and broker.bind both take port 5750"),
+        (served(bind="tcp://127.0.0.1:65535"), "serve.bind takes 2 ports from 65535 on"),
         (served(target=TargetConfig(keys="/etc/keys", bind="tcp://127.0.0.1:8001")), "target.bind and serve.bind"),
         (replace(CONFIG, target=TargetConfig(keys="/etc/keys", bind="tcp://127.0.0.1:6000")), "verifiers need port *"),
         (served(keys=""), "broker.keys is set and serve.keys is not"),
