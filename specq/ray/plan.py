@@ -370,7 +370,7 @@ def next_steps(wanted: Sequence[ProcessSpec], present: Mapping[str, Running]) ->
     """Return the next steps towards the plan, ("start" or "stop", name) each.
 
     What is missing starts at once, and what is too much stops at once. Of what differs, one process at a time is
-    replaced, in the order of ROLES, while all others are ready.
+    replaced, in the order of ROLES, while all others are ready. Workers need not be, if a broker's address changes.
     """
     names = {spec.name for spec in wanted}
     steps = [("start", spec.name) for spec in wanted if spec.name not in present]
@@ -379,6 +379,9 @@ def next_steps(wanted: Sequence[ProcessSpec], present: Mapping[str, Running]) ->
         return steps
     stale = [spec for spec in wanted if not spec.is_as(present[spec.name].spec)]
     fresh = [spec for spec in wanted if spec not in stale]
+    moved = [spec for spec in stale if spec.role == "broker" and spec.address != present[spec.name].spec.address]
+    if moved and all(present[spec.name].state == READY for spec in fresh if spec.role == "broker"):
+        return [("stop", moved[0].name)]  # the workers wait for it at its new address
     if stale and all(present[spec.name].state == READY for spec in fresh):
         unready = [spec for spec in stale if present[spec.name].state != READY]  # these serve nobody
         chosen = (unready or sorted(stale, key=lambda spec: ROLES.index(spec.role)))[0]

@@ -280,3 +280,15 @@ def test_a_broker_that_moved_restarts_no_worker():
     wanted = plan(CONFIG, NODES, start_numbers(CONFIG)).processes
     there = present([replace(one, brokers=("tcp://10.0.0.9:5750",)) for one in wanted])
     assert next_steps(wanted, there) == []
+
+
+def test_brokers_get_new_addresses_one_at_a_time_while_the_workers_wait_for_them():
+    wanted = plan(CONFIG, NODES, start_numbers(CONFIG)).processes
+    config = replace(CONFIG, broker=replace(CONFIG.broker, bind="tcp://127.0.0.1:6750"))
+    former = plan(config, NODES, start_numbers(config)).processes
+    there = present(former, **{one.name.replace("-", "_"): STARTING for one in former if one.role != "broker"})
+    assert next_steps(wanted, there) == [("stop", "broker-1")]
+    there["broker-1"] = Running(wanted[0], STARTING)
+    assert next_steps(wanted, there) == []
+    there["broker-1"] = Running(wanted[0], READY)
+    assert next_steps(wanted, there) == [("stop", "broker-2")]
