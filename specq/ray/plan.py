@@ -155,6 +155,9 @@ def check_config(config: Config) -> None:
         )
     _check_ports(config)
     _check_keys(config)
+    gpus = config.ray.draft_gpus
+    if gpus != round(gpus, 0 if gpus > 1 else 4):  # Ray refuses it when the actor starts
+        raise ConfigError(f"ray.draft_gpus is {gpus}; give a whole number, or a fraction with up to 4 decimals below 1")
     for section in (config.broker, config.target, config.draft, config.serve):
         for name in PATHS:
             value = getattr(section, name, "")

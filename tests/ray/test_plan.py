@@ -164,6 +164,8 @@ def test_what_has_no_place_waits_with_a_reason():
         (replace(CONFIG, broker=BrokerConfig()), "several brokers need journal = postgresql://"),
         (replace(CONFIG, broker=BrokerConfig(journal=JOURNAL, bind="tcp://127.0.0.1:*")), "a fixed port"),
         (replace(CONFIG, draft=DraftConfig(keys="keys")), "draft.keys is keys; give an absolute path"),
+        (replace(CONFIG, ray=RayConfig(draft_gpus=1.5)), "ray.draft_gpus is 1.5; give a whole number"),
+        (replace(CONFIG, ray=RayConfig(draft_gpus=0.00001)), "ray.draft_gpus is 1e-05"),
         (replace(CONFIG, ray=RayConfig(max_targets=1)), "ray.max_targets is 1, less than 2"),
         (served(bind="tcp://127.0.0.1:5750"), "serve.bind and broker.bind both take port 5750"),
         (served(bind="tcp://127.0.0.1:5749"), "serve.bind and broker.bind both take port 5750"),
