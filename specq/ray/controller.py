@@ -21,7 +21,7 @@ from ray.exceptions import ActorDiedError, ActorUnschedulableError, GetTimeoutEr
 from specq.client import Client
 from specq.config import Config
 from specq.processes.up import WRONG_OPTIONS, keys_of_broker
-from specq.protocol import JobError
+from specq.protocol import ConfigError, JobError
 from specq.ray.actors import NAMESPACE, PROGRAM, STOP_MARGIN_S, ProcessHealth, start
 from specq.ray.plan import (
     READY,
@@ -243,10 +243,10 @@ class ClusterController:
             self._clients.pop(gone).close()
         found = {}
         for address in addresses:
-            if address not in self._clients:
-                keys = keys_of_broker(self.config.broker)
-                self._clients[address] = Client(address, timeout_s=ANSWER_S, keys=keys)
-            with suppress(JobError):
+            with suppress(JobError, ConfigError):  # of keys that are not there; the broker says so itself
+                if address not in self._clients:
+                    keys = keys_of_broker(self.config.broker)
+                    self._clients[address] = Client(address, timeout_s=ANSWER_S, keys=keys)
                 found[address] = self._clients[address].status()
         return found
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from specq import __version__
@@ -146,15 +146,25 @@ def status() -> ClusterStatus:
     try:
         found: ClusterStatus = ray.get(controller.status.remote(), timeout=ANSWER_S)
     except RayError as error:
-        raise EngineError(f"the controller does not answer: {type(error).__name__}") from None
+        raise _no_answer(error) from None
     return found
+
+
+def _no_answer(error: RayError) -> EngineError:
+    """Return what a failed call of the controller means. Ray restarts one that was not ended on purpose."""
+    if isinstance(error, ActorDiedError):
+        return EngineError("another `specq ray up` or `specq ray down` ended the controller; see `specq ray status`")
+    return EngineError(f"the controller does not answer: {type(error).__name__}")
 
 
 def down() -> None:
     """Stop the deployment, gateways first and brokers last. Unfinished jobs stay in the journal."""
     status()
     controller = find_controller()
-    ray.get(controller.end.remote(), timeout=DRAIN_S)
+    try:
+        ray.get(controller.end.remote(), timeout=DRAIN_S)
+    except RayError as error:
+        raise _no_answer(error) from None
     ray.kill(controller, no_restart=True)
 
 

@@ -21,6 +21,7 @@ from specq.config import NO_ADDRESS, Config, Section, connect_address, options_o
 from specq.journal import kind_of
 from specq.processes.deployment import draft_section
 from specq.protocol import ConfigError, parse_address
+from specq.protocol.addresses import MAX_PORT
 
 ROLES = ("broker", "target", "draft", "gateway")  # in the order in which an upgrade replaces them
 SPREAD = ("broker", "gateway", "target")
@@ -154,6 +155,9 @@ def check_config(config: Config) -> None:
         )
     _check_ports(config)
     _check_keys(config)
+    gpus = config.ray.draft_gpus
+    if gpus != round(gpus, 0 if gpus > 1 else 4):  # Ray refuses it when the actor starts
+        raise ConfigError(f"ray.draft_gpus is {gpus}; give a whole number, or a fraction with up to 4 decimals below 1")
     for section in (config.broker, config.target, config.draft, config.serve):
         for name in PATHS:
             value = getattr(section, name, "")
@@ -179,6 +183,8 @@ def _check_ports(config: Config) -> None:
         found = parse_address(bind)
         if not found.is_tcp or found.is_any_port:
             raise ConfigError(f"{name} is {bind}; specq ray up needs tcp:// and a fixed port")
+        if found.port + number - 1 > MAX_PORT:
+            raise ConfigError(f"{name} takes {number} ports from {found.port} on; ports are 1 to {MAX_PORT}")
         for port in range(found.port, found.port + number):
             if port in taken:
                 raise ConfigError(
@@ -367,7 +373,7 @@ def next_steps(wanted: Sequence[ProcessSpec], present: Mapping[str, Running]) ->
     """Return the next steps towards the plan, ("start" or "stop", name) each.
 
     What is missing starts at once, and what is too much stops at once. Of what differs, one process at a time is
-    replaced, in the order of ROLES, while all others are ready.
+    replaced, in the order of ROLES, while all others are ready. Workers need not be, if a broker's address changes.
     """
     names = {spec.name for spec in wanted}
     steps = [("start", spec.name) for spec in wanted if spec.name not in present]
@@ -376,6 +382,9 @@ def next_steps(wanted: Sequence[ProcessSpec], present: Mapping[str, Running]) ->
         return steps
     stale = [spec for spec in wanted if not spec.is_as(present[spec.name].spec)]
     fresh = [spec for spec in wanted if spec not in stale]
+    moved = [spec for spec in stale if spec.role == "broker" and spec.address != present[spec.name].spec.address]
+    if moved and all(present[spec.name].state == READY for spec in fresh if spec.role == "broker"):
+        return [("stop", moved[0].name)]  # the workers wait for it at its new address
     if stale and all(present[spec.name].state == READY for spec in fresh):
         unready = [spec for spec in stale if present[spec.name].state != READY]  # these serve nobody
         chosen = (unready or sorted(stale, key=lambda spec: ROLES.index(spec.role)))[0]

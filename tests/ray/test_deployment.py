@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -95,3 +96,30 @@ def test_a_gateway_is_shown_as_its_clients_name_it(controller, certificate: str,
     made = controller(Config(serve=ServeConfig(tls_cert=certificate, tls_key=certificate)))
     spec = ProcessSpec("gateway-1", "gateway", "n1", (), 1, 0, address="tcp://10.0.0.1:8000")
     assert rows(made, spec, READY)[0].listens_at == f"{shown}10.0.0.1:8000"
+
+
+def test_a_broker_whose_keys_are_not_there_is_shown_as_failed(controller):
+    """The controller has no keys to ask it with, and must go on."""
+    made = controller(Config(broker=BrokerConfig(keys="/no/such")))
+    spec = ProcessSpec("broker-1", "broker", "n1", (), 1, 0, address="tcp://127.0.0.1:5750")
+    made.specs["broker-1"] = spec
+    made.health["broker-1"] = ProcessHealth(spec, 7, 1.0, 2, is_stopping=False, last_line="specq: no keys")
+    reports = made._reports()
+    assert reports == {}
+    assert made._present(reports)["broker-1"].state == "failed with status 2"
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_controller_that_another_command_ended_is_named(monkeypatch, answers: int):
+    """Two commands at once: the later one goes on, and `down` says why it ends, at its first call or its second."""
+    given = iter(range(answers))
+
+    def get(_answer: object, **_options: object) -> int:
+        for one in given:
+            return one
+        raise deployment.ActorDiedError
+
+    monkeypatch.setattr(deployment, "find_controller", MagicMock())
+    monkeypatch.setattr(deployment.ray, "get", get)
+    with pytest.raises(EngineError, match="another `specq ray up` or `specq ray down` ended the controller"):
+        deployment.down()

@@ -164,9 +164,12 @@ def test_what_has_no_place_waits_with_a_reason():
         (replace(CONFIG, broker=BrokerConfig()), "several brokers need journal = postgresql://"),
         (replace(CONFIG, broker=BrokerConfig(journal=JOURNAL, bind="tcp://127.0.0.1:*")), "a fixed port"),
         (replace(CONFIG, draft=DraftConfig(keys="keys")), "draft.keys is keys; give an absolute path"),
+        (replace(CONFIG, ray=RayConfig(draft_gpus=1.5)), "ray.draft_gpus is 1.5; give a whole number"),
+        (replace(CONFIG, ray=RayConfig(draft_gpus=0.00001)), "ray.draft_gpus is 1e-05"),
         (replace(CONFIG, ray=RayConfig(max_targets=1)), "ray.max_targets is 1, less than 2"),
         (served(bind="tcp://127.0.0.1:5750"), "serve.bind and broker.bind both take port 5750"),
         (served(bind="tcp://127.0.0.1:5749"), "serve.bind and broker.bind both take port 5750"),
+        (served(bind="tcp://127.0.0.1:65535"), "serve.bind takes 2 ports from 65535 on"),
         (served(target=TargetConfig(keys="/etc/keys", bind="tcp://127.0.0.1:8001")), "target.bind and serve.bind"),
         (replace(CONFIG, target=TargetConfig(keys="/etc/keys", bind="tcp://127.0.0.1:6000")), "verifiers need port *"),
         (served(keys=""), "broker.keys is set and serve.keys is not"),
@@ -279,3 +282,15 @@ def test_a_broker_that_moved_restarts_no_worker():
     wanted = plan(CONFIG, NODES, start_numbers(CONFIG)).processes
     there = present([replace(one, brokers=("tcp://10.0.0.9:5750",)) for one in wanted])
     assert next_steps(wanted, there) == []
+
+
+def test_brokers_get_new_addresses_one_at_a_time_while_the_workers_wait_for_them():
+    wanted = plan(CONFIG, NODES, start_numbers(CONFIG)).processes
+    config = replace(CONFIG, broker=replace(CONFIG.broker, bind="tcp://127.0.0.1:6750"))
+    former = plan(config, NODES, start_numbers(config)).processes
+    there = present(former, **{one.name.replace("-", "_"): STARTING for one in former if one.role != "broker"})
+    assert next_steps(wanted, there) == [("stop", "broker-1")]
+    there["broker-1"] = Running(wanted[0], STARTING)
+    assert next_steps(wanted, there) == []
+    there["broker-1"] = Running(wanted[0], READY)
+    assert next_steps(wanted, there) == [("stop", "broker-2")]
