@@ -21,7 +21,6 @@ from specq.config import NO_ADDRESS, Config, Section, connect_address, options_o
 from specq.journal import kind_of
 from specq.processes.deployment import draft_section
 from specq.protocol import ConfigError, parse_address
-from specq.protocol.addresses import MAX_PORT
 
 ROLES = ("broker", "target", "draft", "gateway")  # in the order in which an upgrade replaces them
 SPREAD = ("broker", "gateway", "target")
@@ -183,8 +182,8 @@ def _check_ports(config: Config) -> None:
         found = parse_address(bind)
         if not found.is_tcp or found.is_any_port:
             raise ConfigError(f"{name} is {bind}; specq ray up needs tcp:// and a fixed port")
-        if found.port + number - 1 > MAX_PORT:
-            raise ConfigError(f"{name} takes {number} ports from {found.port} on; ports are 1 to {MAX_PORT}")
+        if found.port + number > 1 << 16:
+            raise ConfigError(f"{name} takes {number} ports from {found.port} on; ports are 1 to 65535")
         for port in range(found.port, found.port + number):
             if port in taken:
                 raise ConfigError(
