@@ -73,7 +73,7 @@ class RayDeployment:
         self._values = {
             "port": first, "database": servers.new_database().name, "database_port": servers.primary.port,
             "brokers": brokers, "targets": targets, "drafters": drafters, "max_sessions": 64,
-            "max_drafters": max_drafters or drafters,
+            "max_drafters": max_drafters,
         }  # fmt: skip
         self.config = directory / "specq.toml"
         self.write()
