@@ -167,7 +167,7 @@ def placed(config: Config, machine: Hardware | None = None) -> Config:
     No drafters start if they need a draft model and the target has none. By default, no drafters start without a key
     of their own. `machine`: None for this machine.
     """
-    config = _without_no_model(with_speculator(config))
+    config = _without_no_model(_with_speculator(config))
     model = config.target.model or default_model()
     draft = config.draft.model or drafted_by(config).model
     needs_model = DRAFTERS.resolve(config.draft.proposer).needs_model
@@ -185,7 +185,7 @@ def placed(config: Config, machine: Hardware | None = None) -> Config:
     return _with_workers(replace(config, target=target), min(most, _spare_workers(machine or this_machine())))
 
 
-def with_speculator(config: Config) -> Config:
+def _with_speculator(config: Config) -> Config:
     """Return the configuration with the target that its model's directory names, if that is a head of `speculators`."""
     path = Path(config.target.model).expanduser()
     named = eagle_form.target_of(path) if config.target.model and path.is_dir() else ""
@@ -204,6 +204,7 @@ def drafted_by(config: Config) -> DraftChoice:
     It is searched only where it may be used. Some proposers need heads or another kind of file as their model. They get
     only a named target's own.
     """
+    config = _with_speculator(config)
     model, proposer = config.target.model or default_model(), DRAFTERS.resolve(config.draft.proposer)
     takes_any = proposer.needs_model and proposer.takes_gguf and not proposer.reads_target
     if not config.up.drafters or config.target.draft_model or not takes_any:
@@ -290,7 +291,7 @@ def absent_sources(asked: Config, machine: Hardware | None = None) -> frozenset[
 def notes(asked: Config, machine: Hardware | None = None) -> list[str]:
     """Return notes to the user about the choices of `placed`."""
     chosen, said = placed(asked, machine), list[str]()
-    asked = _without_no_model(with_speculator(asked))
+    asked = _without_no_model(asked)
     if not asked.target.model and chosen.target.model != PREFERRED:
         said.append(
             f"{PREFERRED} is not on this machine (specq models pull {PREFERRED}); using the toy model {FALLBACK}"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +46,12 @@ def measure(directory: Path, loads: tuple[tuple[int, float], ...]) -> dict[str, 
 
     deployed = RayDeployment(directory, brokers=1, targets=1, drafters=1, max_drafters=4)
     changes, rates = list[dict[str, Any]](), list[dict[str, float]]()
-    with RayCluster(3) as cluster, deployment.connected():
-        assert cluster.address
+    with RayCluster(3), deployment.connected():
         deployment.up(read(deployed.config), lambda _: None, PROGRAM, READY_S)
-        begun, watched = time.monotonic(), partial(watch, changes=changes)
+        begun = time.monotonic()
         for jobs, minutes in loads:
             with deployed.load(jobs, writes=False) as load:
-                watched(60 * minutes, begun)
+                watch(60 * minutes, begun, changes)
                 now = time.monotonic()
                 rates.append({"jobs": jobs, "minutes": minutes, "rate": round(load.tally.rate(now - 60, now), 1)})
         deployment.down()

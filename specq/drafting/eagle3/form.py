@@ -5,7 +5,7 @@ and SGLang read it (Li et al. 2025, arXiv 2503.01840). Its one decoder layer rea
 before it.
 
 The library `speculators` writes the same tensors, with `layers.0` instead of `midlayer`. The sizes of the layer are in
-`transformer_layer_config`, except where they have a Llama's default. `speculators_config` names the target.
+`transformer_layer_config`, except where they have the default of their kind. `speculators_config` names the target.
 
 - `fc.weight` [hidden, 3 * target's hidden]: maps hidden states of three target layers to one state.
 - `midlayer.*`: a Llama layer whose queries, keys and values are made from [embedding; state], so they have twice the
@@ -39,13 +39,21 @@ OUTPUT = "lm_head.weight"
 NUM_TAPS = 3
 SPECULATORS = "speculators_model_type"  # the key that its form has, with the method
 _LAYER, _THEIR_LAYER = "midlayer.", "layers.0."
-_KINDS = ("llama", "qwen3")  # kinds of layers; those of Qwen3 have norms of each head's queries and keys
-# Sizes that a layer's config.json may leave out: those of transformers' LlamaConfig and Qwen3Config.
+# Sizes that a layer's config.json may leave out: those of transformers' LlamaConfig and Qwen3Config. A layer of Qwen3
+# has norms of each head's queries and keys.
 _DEFAULTS = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-6}
 _OWN_DEFAULTS = {
     "llama": {"intermediate_size": 11_008, "vocab_size": 32_000},
     "qwen3": {"intermediate_size": 22_016, "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 32},
 }
+_OF_SPECULATORS = (
+    "draft_vocab_size",
+    "target_hidden_size",
+    "norm_before_residual",
+    "eagle_aux_hidden_state_layer_ids",
+    "num_tokens",
+    "tokenizer_hash",
+)
 _SCALING = {  # the numbers of each kind of rotary scaling
     "default": (),
     "linear": ("factor",),
@@ -58,7 +66,12 @@ Forms = dict[str, tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class EagleShape:
-    """The content of config.json. Values of the target are 0, "" or () if missing. layers: see `Tap`."""
+    """The content of config.json. Values of the target are 0, "" or () if missing.
+
+    layers          see `Tap`.
+    rope_scaling    its kind and that kind's numbers, as in transformers' `rope_parameters`.
+    has_head_norms  whether each head's queries and keys are normed, as in Qwen3.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -200,22 +213,13 @@ def _flat(heads: Path, said: dict[str, Any]) -> dict[str, Any]:
         if said.get(key):
             raise ConfigError(f"{heads / 'config.json'}: {key} is {said[key]!r}; EAGLE-3 heads are computed without")
     kind = layer.get("model_type", "llama")
-    if kind not in _KINDS:
+    if kind not in _OWN_DEFAULTS:
         raise ConfigError(
-            f"{heads / 'config.json'}: model_type is {kind!r}; EAGLE-3 heads are computed with {' or '.join(_KINDS)}"
+            f"{heads / 'config.json'}: model_type is {kind!r}; EAGLE-3 heads are computed with "
+            f"{' or '.join(_OWN_DEFAULTS)}"
         )
     own = {key: value for key, value in said.items() if key in _OF_SPECULATORS and value is not None}
     return {**_DEFAULTS, **_OWN_DEFAULTS[kind], "norm_before_residual": True, **layer, **own}
-
-
-_OF_SPECULATORS = (
-    "draft_vocab_size",
-    "target_hidden_size",
-    "norm_before_residual",
-    "eagle_aux_hidden_state_layer_ids",
-    "num_tokens",
-    "tokenizer_hash",
-)
 
 
 def _check_kind(heads: Path, said: dict[str, Any]) -> None:
