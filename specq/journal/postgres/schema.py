@@ -19,7 +19,7 @@ this specq knows is refused, and so is a schema `specq` of another program.
 
 from __future__ import annotations
 
-from specq.journal.postgres.functions import FUNCTIONS
+from specq.journal.postgres.functions import END_SILENT, FUNCTIONS
 from specq.journal.postgres.session import DatabaseSession
 from specq.protocol import ConfigError
 
@@ -134,7 +134,7 @@ ALTER TABLE specq.groups
     ALTER draft_tokens SET STORAGE EXTERNAL, ALTER cached_tokens SET STORAGE EXTERNAL;
 """
 
-STEPS = (TABLES + FUNCTIONS,)
+STEPS = (TABLES + FUNCTIONS, END_SILENT)
 
 # From the tables of the catalog: functions such as to_regclass may remember what another program has changed since.
 _VERSION = """

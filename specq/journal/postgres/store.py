@@ -30,7 +30,7 @@ import structlog
 from psycopg.types.numeric import Int8
 
 from specq.journal import rows
-from specq.journal.interface import HELD_S, LEASE_S, MOST_TAKEN, Journal, Kept, Noted, Opening
+from specq.journal.interface import HELD_S, LEASE_S, MOST_TAKEN, SILENT_S, Journal, Kept, Noted, Opening
 from specq.journal.postgres.address import parse
 from specq.journal.postgres.arrays import ints
 from specq.journal.postgres.group import NUM_ARGUMENTS, RecordGroup
@@ -273,6 +273,7 @@ class PostgresJournal(Journal):
 
     def take(self) -> list[StoredJob]:
         """Become the holder of jobs that no live broker holds, the oldest first. Unreadable ones are left alone."""
+        self._session.query("SELECT specq.end_silent(%s, %s)", (LEASE_S, SILENT_S), prepare=True)
         was_unsure, self._take_is_unsure = self._take_is_unsure, True
         job_ids = self._call(_TAKE, LEASE_S, MOST_TAKEN, ints(list(self._unreadable)))
         if was_unsure:  # an earlier call may have taken jobs, and its answer was lost
