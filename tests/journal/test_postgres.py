@@ -25,7 +25,7 @@ from specq.protocol import ConfigError, SpecqError
 from specq.testing import wait_until
 from specq.testing.fake_journal import PARAMS, FakeJournal, added, ended, groups, history, taken
 from tests.each import each
-from tests.journal.cluster import Database, ids
+from tests.journal.cluster import Database, ids, texts
 
 Open = Callable[..., PostgresJournal]
 OUTSIDE = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGSSLMODE", "PGUSER", "PGDATABASE", "PGPORT")
@@ -226,6 +226,48 @@ def test_a_broker_without_a_connection_loses_its_jobs_early(open_it: Open, datab
     assert not second.take()
     database.run(f"UPDATE specq.brokers SET until = until - interval '{SILENT_S} s'")
     assert [ids(late.take()), ids(second.take())] == [[], [1]]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_taking_reads_each_group_once(open_it: Open, database: Database, is_dead: bool) -> None:
+    """Not once for each job, although its plan was made while the tables were empty."""
+    holder, taker, num_jobs, num_groups = open_it(), open_it(), 300, 30
+    for _ in range(10):  # PostgreSQL keeps a plan from the sixth time on
+        taker.take()
+    holder.write([taken(job_id) for job_id in range(num_jobs)])
+    for number in range(num_groups):
+        holder.write([added(job_id, number, [7]) for job_id in range(num_jobs)])
+    if is_dead:
+        database.expire(holder)
+    with taker._session.transaction(60):
+        jobs = [one for _ in range(2) for one in taker.take()]
+        ((num_read,),) = taker._session.query(
+            "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'groups'"
+        )
+    assert len(jobs) == is_dead * num_jobs
+    assert num_read <= (4 * num_groups if is_dead else 1)
+    assert texts(taker) == {job_id: [7] * num_groups for job_id in range(num_jobs)}
+
+
+@pytest.mark.cluster
+def test_a_lost_brokers_text_is_folded_in_steps(
+    open_it: Open, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its jobs are taken, so that no statement takes long; a job's text is complete all the time."""
+    monkeypatch.setattr(store, "FOLDED_FIRST", 3000)
+    holder, taker, num_jobs, num_groups = open_it(), open_it(), 20, 30
+    holder.write([taken(job_id) for job_id in range(num_jobs)])
+    for number in range(num_groups):
+        holder.write([added(job_id, number, [7]) for job_id in range(num_jobs)])
+    database.expire(holder)
+    left, whole = [num_groups], {job_id: [7] * num_groups for job_id in range(num_jobs)}
+    while not (jobs := taker.take()):
+        assert texts(taker) == whole
+        left += database.run("SELECT count(*) FROM specq.groups")[0]
+        assert left[-1] < left[-2]
+    assert len(left) > 3
+    assert (sorted(ids(jobs)), texts(taker)) == (sorted(whole), whole)
 
 
 @pytest.mark.cluster
