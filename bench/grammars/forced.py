@@ -16,7 +16,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -48,10 +47,8 @@ BEHIND, DEFAULT = " and forced", "default"
 def sides_of(config: TargetConfig, info: ModelInfo) -> dict[str, list[DraftSource]]:
     """Return the draft sources of each side."""
     found: dict[str, list[DraftSource]] = {"plain": [], "forced": [ForcedTokens()]}
-    makers: dict[str, Callable[[], DraftSource]] = {
-        "suffix": SuffixDecoder,
-        "draft model": partial(_colocated, config, info),
-    }
+    model = _colocated(config, info)  # one for all sides, since only one has a session at a time
+    makers: dict[str, Callable[[], DraftSource]] = {"suffix": SuffixDecoder, "draft model": lambda: model}
     for name, make in makers.items():
         found |= {name: [make()], name + BEHIND: [make(), ForcedTokens()]}
     found[DEFAULT] = [makers["suffix"](), makers["draft model"](), ForcedTokens()]
