@@ -7,7 +7,7 @@
 
 enum { ITEM = 8 }; /* integers of an item */
 
-/* Sizes of pieces: UNIT below position GROWTH, twice as many below 4 * GROWTH, and so on, at most LARGEST. */
+/* Sizes of pieces: UNIT below position GROWTH, twice as many below 2 * GROWTH, and so on, at most LARGEST. */
 enum { UNIT = 64, GROWTH = 1024, LARGEST = 1024 };
 
 /* An item's length without a limit. */
@@ -90,7 +90,7 @@ typedef struct {
 
 static int32_t piece_size(int32_t position) {
     int32_t size = UNIT;
-    for (int64_t limit = GROWTH; position >= limit && size < LARGEST; limit *= 4) size *= 2;
+    for (int64_t limit = GROWTH; position >= limit && size < LARGEST; limit *= 2) size *= 2;
     return size;
 }
 

@@ -58,13 +58,13 @@ ITEM = 8  # integers
 FIRST, COUNT, START, END, TABLE, SPLIT, EXTRAS, PART = range(ITEM)  # fields of an item, see the module
 
 UNIT = 64  # positions in the smallest piece
-GROWTH = 1024  # position where pieces grow to twice the size; they grow again at 4 times the position
+GROWTH = 1024  # position where pieces grow to twice the size; they grow again at twice the position
 NUM_SIZES = 5
 
 
 def piece_size(position: int) -> int:
     """Return the size of the piece that has a position. Pieces begin at multiples of their size."""
-    return UNIT << sum(position >= GROWTH << 2 * step for step in range(NUM_SIZES - 1))
+    return UNIT << sum(position >= GROWTH << step for step in range(NUM_SIZES - 1))
 
 
 @dataclass(frozen=True, slots=True)

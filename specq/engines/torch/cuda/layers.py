@@ -37,6 +37,8 @@ LOG2_E = 1.4426950408889634
 STAGED_BYTES = 96 << 10  # most bytes of keys and values in flight to one program
 TILE_LINES = 64  # rows times heads in one attention tile with many rows; FEW_LINES in a tile with few
 FEW_LINES = 16
+CROWD = 512  # rows times key-value heads from which a fourth program on each multiprocessor is worth fewer registers
+CROWDED_REGISTERS = 128
 SILU_BLOCK = 1024
 ATTENTION_PROGRAMS = 128  # target number of programs for one long context, over all key-value heads
 ROTATED_HEADS = 16  # heads that one program rotates
@@ -256,11 +258,13 @@ class FusedDecoder:
     def _attention(self, index: int, batch: Batch, scratch: Scratch) -> None:
         weights, layout, keys = self.weights, batch.layout, self.kv.keys[index]
         lines = self._few if layout.rows_per_block * self.group <= self._few else self._lines
+        is_crowded = layout.num_rows * weights.num_kv_heads >= CROWD
         attend_kernel[(layout.max_items, weights.num_kv_heads)](
             scratch.q, keys, self.kv.values[index], batch.num_items, batch.items, batch.lists, batch.lengths,
             batch.spans, scratch.partials, scratch.sums, scratch.attended, keys.stride(0),
             weights.attention_scale * LOG2_E, HEADS=weights.num_heads, GROUP=self.group, HEAD_DIM=weights.head_dim,
-            LINES=lines, PDL=self.pdl, num_warps=4, num_stages=self._attention_stages, **self.launch_options,
+            LINES=lines, PDL=self.pdl, num_warps=4, num_stages=self._attention_stages,
+            maxnreg=CROWDED_REGISTERS if is_crowded and lines == self._few else None, **self.launch_options,
         )  # fmt: skip
         share, loads = (1, 16) if layout.num_rows in NARROW else (self.group, 4)
         combine_kernel[(layout.num_rows, weights.num_heads // share)](

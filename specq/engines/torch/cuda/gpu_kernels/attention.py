@@ -65,7 +65,7 @@ def _ends_piece(position):
     """Return whether a piece ends at a position > 0, which is a multiple of UNIT."""
     size = UNIT + position * 0
     for step in tl.static_range(NUM_SIZES - 1):
-        size = tl.where(position > (GROWTH << (2 * step)), UNIT << (step + 1), size)
+        size = tl.where(position > (GROWTH << step), UNIT << (step + 1), size)
     return (position & (size - 1)) == 0
 
 
