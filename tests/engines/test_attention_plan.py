@@ -1,9 +1,11 @@
-"""What each row sees, read back from the work items; and packed rows made in two ways."""
+"""The sum that the work items compute for each row, as an expression; and packed rows made in two ways."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +14,16 @@ import torch
 from specq.engines.native import rows as packing
 from specq.engines.native.compiler import kernels
 from specq.engines.native.rows import PackedRows, pack_steps
-from specq.engines.torch.cuda.attention_plan import ITEM, BlockLayout, lay_out, line_places, max_list_length
+from specq.engines.torch.cuda.attention_plan import (
+    ITEM,
+    UNIT,
+    BlockLayout,
+    _starts,
+    lay_out,
+    line_places,
+    max_list_length,
+    piece_size,
+)
 from specq.engines.torch.forward import FedLines
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep, Tree
@@ -58,57 +69,146 @@ def seen_slots(rows: PackedRows, row: int) -> list[int]:
     return [*rows.tables[session][: rows.ctx_lens[row]].tolist(), *extras.tolist()]
 
 
-def seen_in(block: np.ndarray, layout: BlockLayout, num_rows: int) -> list[list[int]]:
-    """Return what each row sees, as the items of a block say it."""
-    starts = layout.starts()
-    items = block[starts["items"] :][: ITEM * block[starts["num_items"]]].reshape(-1, ITEM).tolist()
-    context, nodes = block[starts["visible"] : starts["spans"]].reshape(2, -1).tolist()
-    lists = block[starts["lists"] :].tolist()
-    seen: list[list[int]] = [[] for _ in range(num_rows)]
-    for first_row, count, start, length, position, _, split, _ in items:
-        for row in range(first_row, first_row + count):
-            for index in range(length):
-                if index + position < context[row] if index < split else index - split < nodes[row]:
-                    seen[row].append(lists[start + index])
-    return seen
+class Piece(NamedTuple):
+    """The sum over a piece: for each block of UNIT positions its first one, and the slots that a row sees."""
+
+    blocks: tuple[tuple[int, tuple[int, ...]], ...]
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize(
-    ("per_block", "num_chunks", "joins"), [(1, 4, True), (9, 32, True), (64, 16, False), (9, 2, True)]
-)
-def test_items_show_each_row_what_it_sees_exactly_once(seed, per_block, num_chunks, joins):
+class Fold(NamedTuple):
+    """A sum of two partial results."""
+
+    before: Fold | Piece
+    after: Fold | Piece
+
+
+Sum = Fold | Piece | None  # None: of nothing, which changes no other sum
+
+
+def fold(before: Sum, after: Sum) -> Sum:
+    return after if before is None else before if after is None else Fold(before, after)
+
+
+def slots_of(value: Sum) -> list[int]:
+    """Return the slots that a sum reads, in its order."""
+    if isinstance(value, Fold):
+        return slots_of(value.before) + slots_of(value.after)
+    return [] if value is None else [slot for _, block in value.blocks for slot in block]
+
+
+def expected_sum(slots: Sequence[int]) -> Sum:
+    """Return the sum over a row's list as the plan defines it: pieces from the first to the last."""
+    found: Sum = None
+    start = 0
+    while start < len(slots):
+        stop = min(start + piece_size(start), len(slots))
+        blocks = tuple((first, tuple(slots[first : min(first + UNIT, stop)])) for first in range(start, stop, UNIT))
+        found, start = fold(found, Piece(blocks)), stop
+    return found
+
+
+class Block:
+    """A laid-out block, computed as the kernels do."""
+
+    def __init__(self, block: np.ndarray, layout: BlockLayout) -> None:
+        starts = layout.starts()
+        names, ends = list(starts), [*list(starts.values())[1:], len(block)]
+        self.parts = {name: block[starts[name] : end].tolist() for name, end in zip(names, ends, strict=True)}
+        flat = self.parts["items"][: ITEM * self.parts["num_items"][0]]
+        self.items = [flat[i : i + ITEM] for i in range(0, len(flat), ITEM)]
+        self.spans = np.reshape(self.parts["spans"], (-1, 2)).tolist()
+
+    @staticmethod
+    def of(rows: PackedRows, layout: BlockLayout) -> Block:
+        block = np.full(layout.starts()["lists"] + max_list_length(rows), -7, np.int32)
+        assert lay_out(rows, layout, block) <= len(block)
+        return Block(block, layout)
+
+    def seen(self, item: Sequence[int], row: int, start: int, stop: int) -> tuple[int, ...]:
+        """Return the slots at positions of an item, as far as a row sees them."""
+        _, _, _, end, table, split, extras, _ = item
+        stop, lists = min(stop, end, self.parts["lengths"][row]), self.parts["lists"]
+        of_branch = lists[extras + max(start - split, 0) : extras + max(stop - split, 0)]
+        return (*lists[table + start : table + min(stop, split)], *of_branch)
+
+    def attend(self, item: Sequence[int], row: int) -> Sum:
+        """Return the result that an item writes for a row."""
+        _, _, start, end, *_ = item
+        whole: Sum = None
+        blocks: list[tuple[int, tuple[int, ...]]] = []
+        for first in range(start, end, UNIT):
+            blocks += [(first, seen)] if (seen := self.seen(item, row, first, first + UNIT)) else []
+            if (stop := first + UNIT) % piece_size(stop - 1) == 0 or stop >= end:
+                whole = fold(whole, Piece(tuple(blocks)) if blocks else None)
+                blocks = []
+        return whole
+
+    def sums(self, num_rows: int) -> list[Sum]:
+        """Return what each row gets. Each place of a partial is written once, and each result."""
+        partials: dict[int, Sum] = {}
+        results: dict[int, Sum] = {}
+        for item in self.items:
+            for row in range(item[0], item[0] + item[1]):
+                place, where = (row, results) if item[-1] < 0 else (self.spans[row][0] + item[-1], partials)
+                assert place not in where
+                where[place] = self.attend(item, row)
+        for row, (first, count) in enumerate(self.spans[:num_rows]):
+            assert (row in results) == (count == 0)
+            if count:
+                results[row] = reduce(fold, (partials.pop(first + k) for k in range(count)))
+        assert not partials
+        return [results[row] for row in range(num_rows)]
+
+
+LAYOUTS = [(1, 4), (2, 32), (9, 32), (64, 16), (9, 2), (9, 999), (64, 1)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("per_block", "num_chunks"), LAYOUTS)
+def test_a_rows_sum_depends_on_its_list_alone(seed, per_block, num_chunks):
+    """Items show each row what it sees exactly once, and add it up as the definition does."""
     rng = np.random.default_rng(seed)
-    _, rows = random_rows(rng, int(rng.integers(1, 12)))
-    layout = BlockLayout(rows.num_rows + int(rng.integers(0, 9)), per_block, num_chunks, joins)
-    starts = layout.starts()
-    block = np.full(starts["lists"] + max_list_length(rows), -7, np.int32)
-    assert lay_out(rows, layout, block) <= len(block)
-    picked = block[starts["logit_rows"] : starts["num_items"]]
-    assert picked.tolist() == [*rows.logit_rows.tolist(), *[0] * (layout.num_rows - len(rows.logit_rows))]
-    num_items = block[starts["num_items"]]
-    items = block[starts["items"] :][: ITEM * num_items].reshape(-1, ITEM).tolist()
-    spans = block[starts["spans"] : starts["logit_rows"]].reshape(-1, 3).tolist()
-    seen = seen_in(block, layout, rows.num_rows)
-    partials: dict[int, int] = {}
-    at_once: list[int] = []
-    for first_row, count, _, _, _, partial, _, _ in items:
-        assert 1 <= count <= per_block
-        for row in range(first_row, first_row + count):
-            if partial < 0:
-                at_once.append(row)
-            else:
-                assert partial + row - first_row not in partials
-                partials[partial + row - first_row] = row
-    for row in range(rows.num_rows):
-        assert seen[row] == seen_slots(rows, row)
-        first, step, count = spans[row]
-        own = sorted(p for p, owner in partials.items() if owner == row)
-        assert own == [first + step * k for k in range(count)]
-        assert (at_once.count(row) == 1) == (count == 0)
-    assert max(partials, default=0) < layout.max_partials
-    assert spans[rows.num_rows :] == [[0, 0, 0]] * (layout.num_rows - rows.num_rows)
-    assert set(block[starts["slots"] :][rows.num_rows : layout.num_rows].tolist()) <= {-1}
+    _, rows = random_rows(rng, int(rng.integers(1, 9)), max_context=(400, 900, 2500)[seed % 3])
+    layout = BlockLayout(rows.num_rows + int(rng.integers(0, 9)), per_block, num_chunks)
+    found = Block.of(rows, layout)
+    num_padding = layout.num_rows - rows.num_rows
+    assert found.parts["logit_rows"] == [*rows.logit_rows.tolist(), *[0] * (layout.num_rows - len(rows.logit_rows))]
+    assert found.parts["slots"] == [*rows.slots.tolist(), *[-1] * num_padding]
+    assert found.spans[rows.num_rows :] == [[0, 0]] * num_padding
+    assert len(found.items) <= layout.max_items
+    assert sum(count for _, count in found.spans) <= layout.max_partials
+    assert all(1 <= count <= per_block and start % piece_size(start) == 0 for _, count, start, *_ in found.items)
+    for row, own in enumerate(found.sums(rows.num_rows)):
+        seen = seen_slots(rows, row)
+        assert slots_of(own) == seen
+        assert own == expected_sum(seen)
+
+
+@pytest.mark.parametrize("length", [1, 64, 65, 1024, 1025, 4000, 4097, 20_000, 70_000])
+def test_a_row_alone_is_added_up_as_defined(length):
+    slots = np.arange(length, dtype=np.int32)[::-1].copy()
+    rows = pack_steps([SessionStep(1, length - 1, NODE[:1], GREEDY)], slots[-1:], [slots])
+    for num_chunks in (1, 3, 7, 32, 999):
+        (found,) = Block.of(rows, BlockLayout(16, 2, num_chunks)).sums(1)
+        assert found == expected_sum(slots.tolist())
+
+
+@pytest.mark.parametrize(("name", "least"), [("max_partials", 3), ("max_items", 2)])
+def test_with_less_room_items_are_longer(monkeypatch, name, least):
+    """The room, per row at least as much as the plan asks for, is kept to, and the sums do not change."""
+    _, rows = random_rows(np.random.default_rng(5), 9, max_context=2000)
+    expected = [expected_sum(seen_slots(rows, row)) for row in range(rows.num_rows)]
+    layout, used = BlockLayout(rows.num_rows, 9, 999), []
+    for room in range(least * rows.num_rows, least * rows.num_rows + 800, 100):
+        monkeypatch.setattr(BlockLayout, name, room)
+        _starts.cache_clear()
+        found = Block.of(rows, layout)
+        used.append(len(found.items) if name == "max_items" else sum(count for _, count in found.spans))
+        assert used[-1] <= room
+        assert found.sums(rows.num_rows) == expected
+    _starts.cache_clear()
+    assert used == sorted(used)
+    assert used[0] < used[-1]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -154,8 +254,8 @@ def test_lines_that_the_device_alone_knows_are_put_in_place(seed, per_block, num
     fed = FedLines(torch.from_numpy(lines), places, of_nodes, firsts.repeat(unread))
     on_device = torch.from_numpy(block.copy())
     fed.put(on_device, on_device[layout.starts()["slots"] :][: rows.num_rows], line_places(block, layout))
-    found = seen_in(on_device.numpy(), layout, rows.num_rows)
-    assert found == [seen_slots(expected, row) for row in range(rows.num_rows)]
+    found = Block(on_device.numpy(), layout).sums(rows.num_rows)
+    assert found == [expected_sum(seen_slots(expected, row)) for row in range(rows.num_rows)]
 
 
 NODE = np.ones(20, np.int32)
@@ -173,21 +273,22 @@ def test_a_chain_after_a_short_context_is_one_item():
     table = rng.permutation(99).astype(np.int32)
     chain = Tree(random_tokens(rng, 8), np.arange(8, dtype=np.int32) - 1, np.zeros(8, np.float32))
     rows = pack_steps([SessionStep(1, 40, table[:1], GREEDY, chain)], table[40:49], [table])
-    block = np.zeros(3000, np.int32)
-    layout = BlockLayout(16, 9, 32)
-    lay_out(rows, layout, block)
-    assert block[layout.starts()["num_items"]] == 1
-    assert block[layout.starts()["items"] :][:8].tolist() == [0, 9, 0, 49, 0, -1, 41, 0]
+    assert Block.of(rows, BlockLayout(16, 9, 32)).items == [[0, 9, 0, 49, 0, 41, 41, -1]]
 
 
-def test_a_long_context_is_cut_into_about_as_many_chunks_as_asked_for():
-    rng = np.random.default_rng(0)
-    table = rng.permutation(5000).astype(np.int32)
+def test_branches_share_a_prefix_that_ends_where_a_piece_begins():
+    table = np.arange(300, dtype=np.int32)
+    tree = Tree(NODE[:3], np.array([-1, 0, -1], np.int32), np.zeros(3, np.float32))
+    rows = pack_steps([SessionStep(1, 210, NODE[:1], GREEDY, tree)], table[210:214], [table])
+    prefix, *tails = Block.of(rows, BlockLayout(16, 9, 1)).items
+    assert prefix == [0, 4, 0, 192, 0, 211, 0, 0]
+    assert tails == [[0, 3, 192, 213, 0, 211, 211, 1], [3, 1, 192, 212, 0, 211, 213, 1]]
+
+
+def test_a_long_context_is_cut_into_about_as_many_items_as_asked_for():
+    table = np.random.default_rng(0).permutation(5000).astype(np.int32)
     rows = pack_steps([SessionStep(1, 4999, table[:1], GREEDY)], table[-1:], [table])
-    layout = BlockLayout(1, 2, 32)
-    block = np.zeros(layout.starts()["lists"] + 5000, np.int32)
-    lay_out(rows, layout, block)
-    assert 24 <= block[layout.starts()["num_items"]] <= 32
+    assert 24 <= len(Block.of(rows, BlockLayout(1, 2, 32)).items) <= 45
 
 
 @pytest.mark.parametrize("seed", range(20))

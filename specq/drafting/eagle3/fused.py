@@ -49,12 +49,17 @@ class Seen(NamedTuple):
     most: int
     chunk: int
 
+    @property
+    def num_parts(self) -> int:
+        """Return the most chunks of a context."""
+        return int(triton.cdiv(self.most, self.chunk))
+
 
 class Rows(NamedTuple):
     """Rows for a pass, the same number below each context, and the memory that keeps them; see `gpu_kernels`.
 
     ints    i32[5, n] or more.
-    spans   i32[n, 3].
+    spans   i32[n, 2].
     keys, values  memory with slots of `dim` numbers. The slots of two heads are `kv_stride` apart.
     paths   i32[n, PATH]: `depth` columns are in use. None: rows see only their context.
     above   how many rows are above those of a context. 0: rows are counted from the first of all.
@@ -135,19 +140,19 @@ class FusedLayer:
         keys, values = seen.kept
         num_rows = len(queries) // num_contexts
         lines, num_blocks = self._cut(num_rows)
-        num_parts = int(triton.cdiv(seen.most, seen.chunk)) + (rows.paths is not None)
+        num_parts = seen.num_parts + (rows.paths is not None)
         partials = queries.new_empty(num_parts * len(queries), heads * dim, dtype=torch.float32)
-        weights = queries.new_empty(num_parts * len(queries), heads, dtype=torch.float32)
+        sums = queries.new_empty(num_parts * len(queries), heads * 2, dtype=torch.float32)
         attend_kept_kernel[(num_contexts * num_blocks, self.shape.num_key_value_heads, num_parts)](
             queries, keys, values, rows.keys, rows.values, seen.roots, rows.ints,
-            rows.ints if rows.paths is None else rows.paths, partials, weights, *keys.stride()[:2], rows.kv_stride,
+            rows.ints if rows.paths is None else rows.paths, partials, sums, *keys.stride()[:2], rows.kv_stride,
             LOG2_E * dim**-0.5, rows.depth, seen.chunk, num_rows, HEADS=heads, GROUP=self._group, HEAD_DIM=dim,
             PATH=0 if rows.paths is None else rows.paths.shape[1], LINES=lines, BLOCK=KEY_BLOCK,
             DIM_PAD=max(dim, LEAST_SIDE), num_warps=4, num_stages=2,
         )  # fmt: skip
         attended = torch.empty_like(queries)
         combine_kernel[(len(queries), heads)](
-            partials, weights, rows.spans, attended, HEADS=heads, SHARE=1, HEAD_DIM=dim, BLOCK=8, PDL=False,
+            partials, sums, rows.spans, attended, HEADS=heads, SHARE=1, SHARE_PAD=1, HEAD_DIM=dim, BLOCK=8, PDL=False,
             num_warps=2,
         )  # fmt: skip
         return attended
@@ -232,17 +237,17 @@ class FusedTrees:
         ranked = self._rank(num_ranked)
         above, paths, num_above, depth = self._rows, self._paths, self._num_rows, self._depth
         num_rows, num_ranked_nodes, absent, kept = self._num_trees * num_next, len(behind), self.nodes, num_kept or 0
-        sizes = (TREE_INTS, num_rows), (num_rows, self._path), (num_rows, 3)
+        sizes = (TREE_INTS, num_rows), (num_rows, self._path), (num_rows, 2)
         self._rows, self._paths, spans = (above.new_empty(*size) for size in sizes)
         descend_kernel[(self._num_trees,)](
             ranked, _or(self._names, absent), _or(columns, absent), behind, _or(expanded, absent), self._seen.roots,
             above, paths, self.nodes, self._rows, self._paths, spans,
             0 if self._names is None else len(self._names), self._network.num_tokens, self.nodes.shape[2],
             self._num_slots, self._first_node, self._first_slot, depth, self._seen.chunk, num_above, num_ranked,
-            num_ranked_nodes, kept, num_next, self._num_levels, NODES_PAD=_padded(num_ranked_nodes, USUAL_NODES),
-            KEPT_PAD=_padded(kept, USUAL_KEPT), NEXT_PAD=_padded(num_next, USUAL_ROWS), PATH=self._path,
-            NAMED=self._names is not None, PICKED=columns is not None, SHAPED=expanded is not None,
-            IS_FIRST=depth == 0, num_warps=4,
+            num_ranked_nodes, kept, num_next, self._num_levels, 1 + self._seen.num_parts,
+            NODES_PAD=_padded(num_ranked_nodes, USUAL_NODES), KEPT_PAD=_padded(kept, USUAL_KEPT),
+            NEXT_PAD=_padded(num_next, USUAL_ROWS), PATH=self._path, NAMED=self._names is not None,
+            PICKED=columns is not None, SHAPED=expanded is not None, IS_FIRST=depth == 0, num_warps=4,
         )  # fmt: skip
         self._num_rows, self._depth = num_next, depth + 1
         self._first_node, self._first_slot = self._first_node + (kept or num_ranked_nodes), self._first_slot + num_next
@@ -298,12 +303,12 @@ class FusedEagle:
         """
         num_texts, num_rows = texts.shape[1], given.shape[1]
         _, _, heads, room, dim = kept.shape
-        ints, spans = texts.new_empty(TEXT_INTS, num_rows), texts.new_empty(num_rows, 3)
+        ints, spans = texts.new_empty(TEXT_INTS, num_rows), texts.new_empty(num_rows, 2)
         contexts, lasts = texts.new_empty(2, num_texts), texts.new_empty(num_texts)
         seen = self._layer.seen(kept, contexts, most, num_rows // num_texts)
         text_rows_kernel[(num_texts,)](
             given, texts, ints, spans, contexts, lasts, self._network.num_tokens, heads * room, seen.chunk,
-            ROWS=num_rows // num_texts, num_warps=1,
+            seen.num_parts, ROWS=num_rows // num_texts, num_warps=1,
         )  # fmt: skip
         cos, sin = self._network.rotations(ints[POSITIONS], torch.float32)
         x, _ = self._layer(Rows(ints, spans, kept[0], kept[1], room * dim, None, 0, 0), states, (cos, sin), seen)

@@ -27,6 +27,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specq.engines.torch.cuda.gpu_kernels.attention import NONE, ONES, add_block, power
+
 
 @triton.jit(do_not_specialize=["own_rows", "above_rows"])
 def enter_kernel(
@@ -62,7 +64,7 @@ def enter_kernel(
 
 @triton.jit
 def text_rows_kernel(
-    given_ptr, texts_ptr, rows_ptr, spans_ptr, contexts_ptr, lasts_ptr, num_tokens, place_slots, chunk,
+    given_ptr, texts_ptr, rows_ptr, spans_ptr, contexts_ptr, lasts_ptr, num_tokens, place_slots, chunk, num_parts,
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """Program text: the integers of its ROWS rows. Some rows may not exist. ROWS is a power of two.
@@ -71,7 +73,7 @@ def text_rows_kernel(
     num_tokens   tokens that can be read.
     texts        i32[5, texts]: places, first positions, lengths so far, numbers of rows, and their starts in `given`.
     rows         i32[6, rows].
-    spans        i32[rows, 3]: as in `attention.combine_kernel`, for parts of `chunk`.
+    spans        i32[rows, 2]: as in `attention.combine_kernel`, for parts of `chunk`, at most num_parts.
     contexts     i32[2, texts]: places, and lengths with the new rows.
     lasts        i32[texts]: the last row of each text.
     place_slots  slots of a place, all heads together.
@@ -92,9 +94,8 @@ def text_rows_kernel(
     tl.store(to + 3 * num_rows, row)
     tl.store(to + 4 * num_rows, within + 1)
     tl.store(to + 5 * num_rows, tl.maximum(within + first - 1, 0))  # position of the state before its token
-    tl.store(spans_ptr + row * 3, row)
-    tl.store(spans_ptr + row * 3 + 1, at * 0 + num_rows)
-    tl.store(spans_ptr + row * 3 + 2, within // chunk + 1)
+    tl.store(spans_ptr + row * 2, row * num_parts)
+    tl.store(spans_ptr + row * 2 + 1, within // chunk + 1)
     tl.store(contexts_ptr + text, place)
     tl.store(contexts_ptr + texts + text, tl.maximum(length + count, 1))
     tl.store(lasts_ptr + text, text * ROWS + tl.maximum(count - 1, 0))
@@ -103,7 +104,7 @@ def text_rows_kernel(
 @triton.jit(do_not_specialize=["depth", "chunk", "own_rows"])
 def attend_kept_kernel(
     q_ptr, context_keys_ptr, context_values_ptr, keys_ptr, values_ptr, contexts_ptr, rows_ptr, paths_ptr, partials_ptr,
-    weights_ptr, place_stride, head_stride, kv_stride, scale, depth, chunk,
+    sums_ptr, place_stride, head_stride, kv_stride, scale, depth, chunk,
     own_rows,
     HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PATH: tl.constexpr,
     LINES: tl.constexpr, BLOCK: tl.constexpr, DIM_PAD: tl.constexpr,
@@ -113,7 +114,7 @@ def attend_kept_kernel(
     Each row has the GROUP heads of the key-value head, up to LINES lines together. A part is a `chunk` of the context.
     If there are paths (PATH > 0), they are part 0. Parts beyond the context end at once. A part that a row does not see
     adds nothing to it. The parts are combined like those of `attention.attend_kernel`, with the same partials and
-    weights. Partial row = part * rows + row.
+    sums. Partial row = row * parts + part.
 
     q                [rows, HEADS * HEAD_DIM], rotated.
     context_keys, context_values   [places, kv_heads, *, HEAD_DIM], with place_stride between places and head_stride
@@ -143,8 +144,8 @@ def attend_kept_kernel(
     head = kv_head * GROUP + line % GROUP
     at = (row * HEADS + head)[:, None] * HEAD_DIM + dim[None, :]
     q = tl.load(q_ptr + at, mask=real[:, None] & is_dim, other=0.0)
-    best = tl.full((LINES,), -1.0e30, tl.float32)
-    total = tl.zeros((LINES,), tl.float32)
+    best = tl.full((LINES,), NONE, tl.float32)
+    total = tl.zeros((LINES, ONES), tl.float32)
     out = tl.zeros((LINES, DIM_PAD), tl.float32)
     if start < 0:
         keys_ptr += kv_head.to(tl.int64) * kv_stride
@@ -155,10 +156,10 @@ def attend_kept_kernel(
             k = tl.load(keys_ptr + at_slot, mask=real[:, None] & is_dim, other=0.0).to(tl.float32)
             v = tl.load(values_ptr + at_slot, mask=real[:, None] & is_dim, other=0.0).to(tl.float32)
             score = tl.sum(q.to(tl.float32) * k, 1) * scale
-            new_best = tl.maximum(best, score)
-            share, fade = tl.exp2(score - new_best), tl.exp2(best - new_best)
+            new_best = tl.maximum(best, tl.ceil(score))
+            share, fade = tl.exp2(score - new_best)[:, None], power(best - new_best)[:, None]
             total = total * fade + share
-            out = out * fade[:, None] + v * share[:, None]
+            out = out * fade + v * share
             best = new_best
     else:
         place = tl.load(contexts_ptr + context).to(tl.int64)
@@ -171,19 +172,14 @@ def attend_kept_kernel(
             k = tl.load(context_keys_ptr + at_key, mask=mask, other=0.0)
             v = tl.load(context_values_ptr + at_key, mask=mask, other=0.0)
             seen = (index < end)[None, :] & (index[None, :] < limit[:, None])
-            scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, -1.0e30)
-            new_best = tl.maximum(best, tl.max(scores, 1))
-            share = tl.where(seen, tl.exp2(scores - new_best[:, None]), 0.0)
-            fade = tl.exp2(best - new_best)
-            total = total * fade + tl.sum(share, 1)
-            out = tl.dot(share.to(v.dtype), v, out * fade[:, None], input_precision="ieee")
-            best = new_best
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            best, total, out = add_block(best, total, out, scores, seen, v)
         real = real & (start < limit)  # other rows do not see it, and their result is not read
-    at_partial = ((part * contexts * own_rows + row) * HEADS + head).to(tl.int64)
-    total = tl.where(real, total, 1.0)
+    at_partial = ((row * tl.num_programs(2) + part) * HEADS + head).to(tl.int64)
     to = partials_ptr + at_partial[:, None] * HEAD_DIM + dim[None, :]
-    tl.store(to, out / total[:, None], mask=real[:, None] & is_dim)
-    tl.store(weights_ptr + at_partial, best + tl.log2(total), mask=real)
+    tl.store(to, out, mask=real[:, None] & is_dim)
+    tl.store(sums_ptr + at_partial * 2, best, mask=real)
+    tl.store(sums_ptr + at_partial * 2 + 1, tl.max(total, 1), mask=real)
 
 
 @triton.jit
@@ -237,14 +233,14 @@ def _store_nodes(nodes_ptr, index, inside, tree, trees, num_nodes, first_node, t
 @triton.jit(
     do_not_specialize=[
         *("num_nodes", "num_slots", "first_node", "first_slot", "depth", "chunk"),
-        *("num_above", "count", "num_ranked_nodes", "num_kept", "num_next", "num_levels"),
+        *("num_above", "count", "num_ranked_nodes", "num_kept", "num_next", "num_levels", "most_parts"),
     ]
 )
 def descend_kernel(
     ranked_ptr, names_ptr, columns_ptr, behind_ptr, expanded_ptr, contexts_ptr, above_ptr, above_paths_ptr,
     nodes_ptr, rows_ptr, paths_ptr, spans_ptr, num_names, num_tokens, num_nodes, num_slots, first_node, first_slot,
     depth, chunk, num_above, count, num_ranked_nodes, num_kept, num_next, num_levels,
-    NODES_PAD: tl.constexpr, KEPT_PAD: tl.constexpr, NEXT_PAD: tl.constexpr, PATH: tl.constexpr,
+    most_parts, NODES_PAD: tl.constexpr, KEPT_PAD: tl.constexpr, NEXT_PAD: tl.constexpr, PATH: tl.constexpr,
     NAMED: tl.constexpr, PICKED: tl.constexpr, SHAPED: tl.constexpr, IS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Program tree: from the tokens ranked behind its num_above rows to the nodes of a level and the rows below.
@@ -261,7 +257,7 @@ def descend_kernel(
                  log-probabilities and of cumulative ones. Lines follow.
     rows, paths  i32[7, trees * num_next] and i32[trees * num_next, PATH]: of the next rows. A tree has num_slots slots,
                  and these rows use those from first_slot on. `depth` is the number of path entries above them.
-    spans        i32[trees * num_next, 3]: as in `attention.combine_kernel`, for parts of `chunk`.
+    spans        i32[trees * num_next, 2]: as in `attention.combine_kernel`, for parts of `chunk`, at most most_parts.
     num_tokens   tokens that can be read.
     """
     tree, trees = tl.program_id(0), tl.num_programs(0)
@@ -316,6 +312,5 @@ def descend_kernel(
         path = tl.where(level == depth, slot[:, None], path)
         tl.store(paths_ptr + row[:, None] * PATH + level, path, mask=real[:, None])
         num_parts = 1 + (length + chunk - 1) // chunk
-        tl.store(spans_ptr + row * 3, row, mask=real)
-        tl.store(spans_ptr + row * 3 + 1, place * 0 + num_rows, mask=real)
-        tl.store(spans_ptr + row * 3 + 2, place * 0 + num_parts, mask=real)
+        tl.store(spans_ptr + row * 2, row * most_parts, mask=real)
+        tl.store(spans_ptr + row * 2 + 1, place * 0 + num_parts, mask=real)

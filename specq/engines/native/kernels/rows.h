@@ -5,7 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ITEM = 8, CHUNK = 64 }; /* integers of an item; a prefix item has a multiple of CHUNK slots */
+enum { ITEM = 8 }; /* integers of an item */
+
+/* Sizes of pieces: UNIT below position GROWTH, twice as many below 2 * GROWTH, and so on, at most LARGEST. */
+enum { UNIT = 64, GROWTH = 1024, LARGEST = 1024 };
+
+/* An item's length without a limit. */
+enum { ENDLESS = 1 << 30 };
+
+/* The rows of a block read a prefix of at most this length again for each run: that takes less than its partials. */
+enum { SHORT = 128 };
 
 /* Steps in sequence: each session's tokens, then its nodes. */
 typedef struct {
@@ -70,76 +79,172 @@ typedef struct {
 } Packed;
 
 typedef struct {
-    int32_t num_rows, rows_per_block, num_chunks, joins, max_items;
+    int32_t num_rows, rows_per_block, num_chunks, max_items, max_partials;
 } Layout;
 
 typedef struct {
     const int32_t *slots, *ctx_lens, *extra_starts, *extras;
-    int32_t *prefixes, *nodes, *spans, *lists;
-    int32_t num_prefixes, num_nodes, num_partials, list_end;
+    int32_t *prefixes, *tails, *spans, *lists;
+    int32_t num_prefixes, num_tails, num_partials, max_items, max_partials, list_end;
 } Plan;
 
-static void plan_item(int32_t *items, int32_t *count, int32_t row, int32_t rows, int32_t start, int32_t length,
-                      int32_t position, int32_t partial, int32_t split) {
-    const int32_t item[ITEM] = {row, rows, start, length, position, partial, split, 0};
-    memcpy(items + ITEM * (*count)++, item, sizeof item);
+static int32_t piece_size(int32_t position) {
+    int32_t size = UNIT;
+    for (int64_t limit = GROWTH; position >= limit && size < LARGEST; limit *= 2) size *= 2;
+    return size;
 }
 
-/* Append a row's extras to the lists; return their number. */
-static int32_t plan_list(Plan *p, int32_t row) {
-    const int32_t count = p->extra_starts[row + 1] - p->extra_starts[row];
-    memcpy(p->lists + p->list_end, p->extras + p->extra_starts[row], sizeof(int32_t) * count);
-    p->list_end += count;
+static int32_t piece_start(int32_t position) { return position - position % piece_size(position); }
+
+static int32_t count_pieces(int32_t start, int32_t end) {
+    int32_t count = 0;
+    for (; start < end; start += piece_size(start)) count++;
     return count;
 }
 
-/* Return the end of the run that begins with a row. A run is rows with extras, each the child of the row before. */
+/* Return the end of the item from position 0: the list's, or the last end of a piece up to `chunk`. */
+static int32_t first_end(int32_t end, int32_t chunk) { return end <= chunk ? end : piece_start(chunk); }
+
+/* Return how many items, and partials of each row, cover 0 .. end. */
+static int32_t count_items(int32_t end, int32_t chunk) {
+    const int32_t first = first_end(end, chunk);
+    return (end > 0) + count_pieces(first, end);
+}
+
+static int32_t num_extras(const Plan *p, int32_t row) { return p->extra_starts[row + 1] - p->extra_starts[row]; }
+
+static int32_t row_length(const Plan *p, int32_t row) { return p->ctx_lens[row] + num_extras(p, row); }
+
+/* Return whether the next row sees all that a row sees, at the same positions. */
+static int goes_on(const Plan *p, int32_t row) {
+    const int32_t own = num_extras(p, row), next = row + 1;
+    if (!own) return p->ctx_lens[row] <= p->ctx_lens[next];
+    return p->ctx_lens[row] == p->ctx_lens[next] && num_extras(p, next) == own + 1 &&
+           p->extras[p->extra_starts[next + 1] - 2] == p->slots[row];
+}
+
 static int32_t run_end(const Plan *p, int32_t row, int32_t end) {
-    const int32_t *starts = p->extra_starts;
-    for (row++; row < end; row++) {
-        const int32_t count = starts[row + 1] - starts[row];
-        if (count != starts[row] - starts[row - 1] + 1 || p->extras[starts[row + 1] - 2] != p->slots[row - 1]) break;
+    while (row < end - 1 && goes_on(p, row)) row++;
+    return row + 1;
+}
+
+/* Append a row's extras to the lists; return where they begin. */
+static int32_t plan_list(Plan *p, int32_t row) {
+    const int32_t count = num_extras(p, row), start = p->list_end;
+    memcpy(p->lists + start, p->extras + p->extra_starts[row], sizeof(int32_t) * count);
+    p->list_end += count;
+    return start;
+}
+
+/* Plan items for rows first .. end against positions start .. stop of the last row's list. `part`: the first item's
+ * place among the partials of each row; -1: there is one item, which writes the result. */
+static void plan_items(Plan *p, int32_t *items, int32_t *count, int32_t first, int32_t end, int32_t start,
+                       int32_t stop, int32_t table, int32_t chunk, int32_t part) {
+    const int32_t split = p->ctx_lens[end - 1], extras = stop > split ? plan_list(p, end - 1) : 0;
+    for (int32_t next; start < stop; start = next, part++) {
+        next = start ? start + piece_size(start) : first_end(stop, chunk);
+        next = next < stop ? next : stop;
+        const int32_t item[ITEM] = {first, end - first, start, next, table, split, extras, part};
+        memcpy(items + ITEM * (*count)++, item, sizeof item);
     }
-    return row;
 }
 
-static int32_t first_with_extras(const Plan *p, int32_t row, int32_t end) {
-    while (row < end && p->extra_starts[row + 1] == p->extra_starts[row]) row++;
-    return row;
+/* Give rows their partials, or none. */
+static void plan_spans(Plan *p, int32_t first, int32_t end, int32_t parts) {
+    for (int32_t row = first; row < end; row++) {
+        p->spans[2 * row] = p->num_partials;
+        p->spans[2 * row + 1] = parts;
+        p->num_partials += parts;
+    }
 }
 
-static int32_t most(const int32_t *values, int32_t first, int32_t end) {
-    int32_t found = values[first];
-    for (int32_t i = first + 1; i < end; i++) found = values[i] > found ? values[i] : found;
+/* Return whether there is room for a block's items and partials. Without a limit of length each block has its part. */
+static int has_room(const Plan *p, int32_t rows, int32_t chunk, int64_t items, int64_t partials) {
+    if (chunk == ENDLESS) return items <= 2 * rows && partials <= 3 * rows;
+    return items <= p->max_items - p->num_prefixes - p->num_tails && partials <= p->max_partials - p->num_partials;
+}
+
+/* Plan a block's rows in one run. Return 0 if there is no room. */
+static int plan_run(Plan *p, int32_t first, int32_t end, int32_t table, int32_t chunk) {
+    const int32_t length = row_length(p, end - 1), items = count_items(length, chunk), parts = items > 1 ? items : 0;
+    if (!has_room(p, end - first, chunk, items, (int64_t)parts * (end - first))) return 0;
+    plan_items(p, p->prefixes, &p->num_prefixes, first, end, 0, length, table, chunk, parts ? 0 : -1);
+    plan_spans(p, first, end, parts);
+    return 1;
+}
+
+/* Plan a block's rows in runs that share a prefix. 0: each run reads all. Return 0 if there is no room. */
+static int plan_runs(Plan *p, int32_t first, int32_t end, int32_t prefix, int32_t table, int32_t chunk) {
+    const int32_t parts = count_items(prefix, chunk);
+    int64_t items = parts, partials = 0;
+    for (int32_t row = first, stop; row < end; row = stop) {
+        stop = run_end(p, row, end);
+        const int32_t pieces = prefix ? count_pieces(prefix, row_length(p, stop - 1)) : 1;
+        items += pieces;
+        partials += prefix ? (int64_t)(stop - row) * (parts + pieces) : 0;
+    }
+    if (!has_room(p, end - first, chunk, items, partials)) return 0;
+    plan_items(p, p->prefixes, &p->num_prefixes, first, end, 0, prefix, table, chunk, 0);
+    for (int32_t row = first, stop; row < end; row = stop) {
+        stop = run_end(p, row, end);
+        const int32_t length = row_length(p, stop - 1);
+        plan_items(p, p->tails, &p->num_tails, row, stop, prefix, length, table, length, prefix ? parts : -1);
+        plan_spans(p, row, stop, prefix ? parts + count_pieces(prefix, length) : 0);
+    }
+    return 1;
+}
+
+/* Plan a block's rows: one run, or runs that share a prefix. Return 0 if there is no room. */
+static int plan_block(Plan *p, int32_t first, int32_t end, int32_t table, int32_t chunk) {
+    if (run_end(p, first, end) == end) return plan_run(p, first, end, table, chunk);
+    int32_t shared = INT32_MAX;
+    for (int32_t row = first; row < end; row = run_end(p, row, end)) {
+        const int32_t context = p->ctx_lens[run_end(p, row, end) - 1];
+        shared = context < shared ? context : shared;
+    }
+    const int32_t prefix = shared <= SHORT ? 0 : piece_start(shared);
+    return plan_runs(p, first, end, prefix, table, chunk) ||
+           (chunk == ENDLESS && plan_runs(p, first, end, 0, table, chunk));
+}
+
+static int32_t longest(const Plan *p, int32_t first, int32_t end) {
+    int32_t found = 0;
+    for (int32_t row = first; row < end; row++) found = row_length(p, row) > found ? row_length(p, row) : found;
     return found;
 }
 
-static void plan_block(Plan *p, const Layout *l, int32_t first, int32_t end, int32_t table, int32_t chunk, int may_join) {
-    const int32_t size = end - first, seen = most(p->ctx_lens, first, end);
-    const int32_t opened = first_with_extras(p, first, end), closed = opened < end ? run_end(p, opened, end) : end;
-    if (l->joins && may_join && seen <= chunk && first_with_extras(p, closed, end) == end) {
-        const int32_t length = seen + (opened < end ? plan_list(p, closed - 1) : 0);
-        plan_item(p->prefixes, &p->num_prefixes, first, size, table, length, 0, -1, seen);
-        memset(p->spans + 3 * first, 0, sizeof(int32_t) * 3 * size);
-        return;
+static int32_t most(const int32_t *values, int32_t first, int32_t end) {
+    int32_t found = 0;
+    for (int32_t i = first; i < end; i++) found = values[i] > found ? values[i] : found;
+    return found;
+}
+
+static int32_t block_end(const Layout *l, int32_t first, int32_t stop) {
+    return l->rows_per_block < stop - first ? first + l->rows_per_block : stop;
+}
+
+/* Plan all rows, with a first item of `chunk` at most. Return 0 if there is no room. */
+static int plan_rows(Plan *p, const Packed *r, const Layout *l, const int32_t *row_starts, int32_t chunk) {
+    p->num_prefixes = p->num_tails = p->num_partials = p->list_end = 0;
+    for (int32_t i = 0; i < r->num_sessions; i++) {
+        const int32_t begin = row_starts[i], stop = row_starts[i + 1], table = p->list_end;
+        const int32_t context = most(p->ctx_lens, begin, stop);
+        memcpy(p->lists + table, r->tables[i], sizeof(int32_t) * context);
+        p->list_end += context;
+        for (int32_t first = begin; first < stop; first += l->rows_per_block)
+            if (!plan_block(p, first, block_end(l, first, stop), table, chunk)) return 0;
     }
-    const int32_t parts = (seen + chunk - 1) / chunk, partial = p->num_partials;
-    for (int32_t part = 0; part < parts; part++) {
-        const int32_t position = part * chunk, length = seen - position < chunk ? seen - position : chunk;
-        plan_item(p->prefixes, &p->num_prefixes, first, size, table + position, length, position, partial + part * size,
-                  length);
-    }
-    for (int32_t row = opened; row < end;) {
-        const int32_t stop = run_end(p, row, end), start = p->list_end, length = plan_list(p, stop - 1);
-        plan_item(p->nodes, &p->num_nodes, row, stop - row, start, length, 0, partial + parts * size + row - first, 0);
-        row = first_with_extras(p, stop, end);
-    }
-    for (int32_t row = first; row < end; row++) {
-        p->spans[3 * row] = partial + row - first;
-        p->spans[3 * row + 1] = size;
-        p->spans[3 * row + 2] = parts + (p->extra_starts[row + 1] > p->extra_starts[row]);
-    }
-    p->num_partials += (parts + (opened < end)) * size;
+    return 1;
+}
+
+/* Return the length of first items with which the device has about num_chunks items: a multiple of UNIT. */
+static int32_t choose_chunk(const Plan *p, const Packed *r, const Layout *l, const int32_t *row_starts) {
+    int64_t total = 0;
+    for (int32_t i = 0; i < r->num_sessions; i++)
+        for (int32_t first = row_starts[i]; first < row_starts[i + 1]; first += l->rows_per_block)
+            total += longest(p, first, block_end(l, first, row_starts[i + 1]));
+    const int64_t each = (int64_t)l->num_chunks * UNIT, times = (total + each - 1) / each;
+    return UNIT * times;
 }
 
 static int32_t *put(int32_t *to, const int32_t *from, int32_t count, int32_t padded, int32_t padding) {
@@ -152,7 +257,7 @@ static int32_t *put(int32_t *to, const int32_t *from, int32_t count, int32_t pad
 int64_t specq_lay_out(const Packed *r, const Layout *l, int32_t *block) {
     const int32_t rows = r->num_rows, padded = l->num_rows;
     const int32_t *token_ids = r->block, *positions = token_ids + rows, *row_starts;
-    Plan p = {.slots = positions + rows};
+    Plan p = {.slots = positions + rows, .max_items = l->max_items, .max_partials = l->max_partials};
     p.ctx_lens = p.slots + rows;
     p.extra_starts = p.ctx_lens + rows;
     p.extras = p.extra_starts + rows + 1;
@@ -160,37 +265,20 @@ int64_t specq_lay_out(const Packed *r, const Layout *l, int32_t *block) {
     int32_t *to = put(block, token_ids, rows, padded, 0);
     to = put(to, positions, rows, padded, 0);
     to = put(to, p.slots, rows, padded, -1);
-    to = put(to, p.ctx_lens, rows, padded, 0);
-    for (int32_t i = 0; i < padded; i++) to[i] = i < rows ? p.extra_starts[i + 1] - p.extra_starts[i] : 0;
+    for (int32_t i = 0; i < padded; i++) to[i] = i < rows ? row_length(&p, i) : 0;
     p.spans = to + padded;
-    to = p.spans + 3 * padded;
-    memset(p.spans + 3 * rows, 0, sizeof(int32_t) * 3 * (padded - rows));
+    to = p.spans + 2 * padded;
+    memset(p.spans + 2 * rows, 0, sizeof(int32_t) * 2 * (padded - rows));
     put(to, row_starts + r->num_sessions + 1, r->num_logits, padded, 0);
     int32_t *num_items = to + padded;
     p.prefixes = num_items + 4;
     p.lists = p.prefixes + ITEM * (int64_t)l->max_items;
-    p.nodes = malloc(sizeof(int32_t) * ITEM * rows);
-    if (!p.nodes) return -1;
-    int64_t total = 0;
-    for (int32_t i = 0; i < r->num_sessions; i++)
-        for (int32_t first = row_starts[i]; first < row_starts[i + 1]; first += l->rows_per_block) {
-            const int32_t end = first + l->rows_per_block;
-            total += most(p.ctx_lens, first, end < row_starts[i + 1] ? end : row_starts[i + 1]);
-        }
-    const int64_t each = (int64_t)l->num_chunks * CHUNK, times = (total + each - 1) / each;
-    const int32_t chunk = CHUNK * (times < 1 ? 1 : times);
-    for (int32_t i = 0; i < r->num_sessions; i++) {
-        const int32_t begin = row_starts[i], stop = row_starts[i + 1], table = p.list_end;
-        const int32_t context = most(p.ctx_lens, begin, stop);
-        memcpy(p.lists + table, r->tables[i], sizeof(int32_t) * context);
-        p.list_end += context;
-        for (int32_t first = begin; first < stop; first += l->rows_per_block) {
-            const int32_t end = first + l->rows_per_block < stop ? first + l->rows_per_block : stop;
-            plan_block(&p, l, first, end, table, chunk, stop - begin <= l->rows_per_block);
-        }
-    }
-    memcpy(p.prefixes + ITEM * (int64_t)p.num_prefixes, p.nodes, sizeof(int32_t) * ITEM * p.num_nodes);
-    num_items[0] = p.num_prefixes + p.num_nodes;
-    free(p.nodes);
+    p.tails = malloc(sizeof(int32_t) * ITEM * l->max_items);
+    if (!p.tails) return -1;
+    int32_t chunk = choose_chunk(&p, r, l, row_starts);
+    while (!plan_rows(&p, r, l, row_starts, chunk)) chunk = chunk < ENDLESS / 2 ? 2 * chunk : ENDLESS;
+    memcpy(p.prefixes + ITEM * (int64_t)p.num_prefixes, p.tails, sizeof(int32_t) * ITEM * p.num_tails);
+    num_items[0] = p.num_prefixes + p.num_tails;
+    free(p.tails);
     return p.lists - block + p.list_end;
 }

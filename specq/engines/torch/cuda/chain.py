@@ -4,7 +4,7 @@ One CUDA graph has a whole step: all layers, the head, the choice of tokens, the
 is K - 1 replays after the pass over the context. It also needs one copy to the device and one copy back. A row is one
 chain. Rows of many sessions, or of branches of one session, run together.
 
-A chain's own slots are its row's extras (see `attention_plan`). The item that reads them grows by one slot per step.
+A chain's own slots are its row's extras (see `attention_plan`). In each step the row sees one of them more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import triton
 
 from specq.engines.native.rows import ChainStarts, PackedRows, pack_nodes
-from specq.engines.torch.cuda.attention_plan import ITEM, LENGTH, BlockLayout, lay_out
+from specq.engines.torch.cuda.attention_plan import BlockLayout, lay_out
 from specq.engines.torch.cuda.forward import FusedForward, padded_size
 from specq.engines.torch.cuda.gpu_kernels.top import merge_kernel, tile_kernel
 from specq.engines.torch.cuda.layers import Batch
@@ -34,7 +34,6 @@ MAX_ROWS = 256
 LIST_ROOM = 1 << 20  # slots
 TILE = 1024  # tokens
 MAX_COUNT = 8
-ALL = 1 << 30
 
 
 class CudaChainDrafter:
@@ -85,7 +84,7 @@ class CudaChainDrafter:
         """
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             rows = _before_first(starts)
-            layout = self._decoder.layout(padded_size(len(starts)), 1, joins=False)
+            layout = self._decoder.layout(padded_size(len(starts)), 1)
             top = self._top(count, min(limit_vocab, logits.shape[1]))
             self._send(rows, starts, layout, depth)
             batch = Batch.of(self._block, layout)
@@ -108,20 +107,13 @@ class CudaChainDrafter:
         inbox, num_rows = self._inbox, layout.num_rows
         inbox.wait()
         used = lay_out(rows, layout, inbox.array)
-        parts = layout.starts()
-        num_items = int(inbox.array[parts["num_items"]])
-        lineages = np.fromiter(map(len, starts.lineages), np.int32) if starts.lineages else 0
-        own_items = num_items - len(starts) + np.arange(len(starts))  # the last items are the rows' extras
-        inbox.array[parts["items"] + own_items * ITEM + LENGTH] = lineages
-        nodes = inbox.array[parts["visible"] + num_rows : parts["spans"]]
-        nodes[: len(starts)] = ALL  # the item grows, and its row sees all of it
+        lengths = inbox.array[layout.starts()["lengths"] :]
+        lengths[: len(starts)] -= starts.slots.shape[1]  # no row sees a slot of its chain yet
         inbox.copy(used, self._block)
         state = self._state_inbox
         state.wait()
-        steps, grow, inverse, slots, keys = _split_state(state.array, num_rows)
+        steps, inverse, slots, keys = _split_state(state.array, num_rows)
         steps[:] = 0
-        grow[:] = layout.max_items - 1  # for a padding row: an item that is not used
-        grow[: len(starts)] = own_items
         inverse[:] = 0
         slots[:] = -1
         keys[:] = 0
@@ -165,7 +157,7 @@ class CudaChainDrafter:
     def _choose(self, logits: torch.Tensor, batch: Batch, top: _Top) -> None:
         """Choose tokens from logits [rows, vocab] and advance the batch."""
         num_rows, decoder = batch.layout.num_rows, self._decoder
-        steps, grow, inverse, slots, keys = _split_device_state(self._state, num_rows)
+        steps, inverse, slots, keys = _split_device_state(self._state, num_rows)
         tile_kernel[(num_rows, top.num_tiles)](
             logits, logits.stride(0), top.num_tokens, inverse, keys, steps, top.scores, top.ids, top.sums, top.ids,
             MAX_STEPS, 1, NOISY=True, STEPPED=True, COUNT=top.count, BLOCK=TILE, PDL=decoder.pdl, NAMED=False,
@@ -173,7 +165,7 @@ class CudaChainDrafter:
         )  # fmt: skip
         merge_kernel[(num_rows,)](
             top.scores, top.ids, top.sums, top.num_tiles, top.results, steps, batch.token_ids, batch.positions,
-            batch.slots, batch.items, grow, slots, MAX_STEPS, COUNT=top.count, WIDTH=top.width,
+            batch.slots, batch.lengths, slots, MAX_STEPS, COUNT=top.count, WIDTH=top.width,
             TILES_PAD=top.tiles_pad, CHAIN=True, MAX_STEPS=MAX_STEPS, PDL=decoder.pdl, num_warps=4,
             **decoder.launch_options,
         )  # fmt: skip
@@ -217,8 +209,8 @@ class _Top:
         self.results = make(MAX_STEPS * MAX_ROWS * count * 2, torch.int32)
 
 
-# A chain's state, per row: step, the item that grows, 1 / temperature (f32), MAX_STEPS slots, MAX_STEPS pairs of keys.
-_STATE_WIDTHS = (1, 1, 1, MAX_STEPS, 2 * MAX_STEPS)
+# A chain's state, per row: step, 1 / temperature (f32), MAX_STEPS slots, MAX_STEPS pairs of keys.
+_STATE_WIDTHS = (1, 1, MAX_STEPS, 2 * MAX_STEPS)
 _STATE_WIDTH = sum(_STATE_WIDTHS)
 
 
@@ -228,17 +220,15 @@ def _state_spans(num_rows: int) -> list[slice]:
     return [slice(int(start), int(end)) for start, end in pairwise(ends)]
 
 
-def _split_state(
-    state: Int32Array, num_rows: int
-) -> tuple[Int32Array, Int32Array, Float32Array, Int32Array, Int32Array]:
-    """Return views: steps, grow, inverse temperatures, slots [rows, MAX_STEPS], keys [rows, MAX_STEPS, 2]."""
-    steps, grow, inverse, slots, keys = (state[span] for span in _state_spans(num_rows))
-    return steps, grow, inverse.view(np.float32), slots.reshape(num_rows, -1), keys.reshape(num_rows, -1, 2)
+def _split_state(state: Int32Array, num_rows: int) -> tuple[Int32Array, Float32Array, Int32Array, Int32Array]:
+    """Return views: steps, inverse temperatures, slots [rows, MAX_STEPS], keys [rows, MAX_STEPS, 2]."""
+    steps, inverse, slots, keys = (state[span] for span in _state_spans(num_rows))
+    return steps, inverse.view(np.float32), slots.reshape(num_rows, -1), keys.reshape(num_rows, -1, 2)
 
 
 def _split_device_state(state: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
     parts = [state[span] for span in _state_spans(num_rows)]
-    parts[2] = parts[2].view(torch.float32)
+    parts[1] = parts[1].view(torch.float32)
     return parts
 
 
@@ -249,9 +239,7 @@ def _takes(params: SamplingParams) -> bool:
 def _before_first(starts: ChainStarts) -> PackedRows:
     """Return the node before each chain's first node as rows.
 
-    Its extras are its lineage and the chain's slots, into which the chain grows. There is at least one extra. So each
-    row has its own item.
+    Its extras are its lineage and the chain's slots, into which the chain grows.
     """
-    none = np.zeros((len(starts), 1), np.int32)
-    own = np.concatenate([starts.slots, none], 1)
-    return pack_nodes(starts, none[:, 0], none[:, 0] - 1, starts.positions - 1, own)
+    none = np.zeros(len(starts), np.int32)
+    return pack_nodes(starts, none, none - 1, starts.positions - 1, starts.slots)

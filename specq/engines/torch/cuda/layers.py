@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import triton
 
-from specq.engines.torch.cuda.attention_plan import BlockLayout
+from specq.engines.torch.cuda.attention_plan import UNIT, BlockLayout
 from specq.engines.torch.cuda.gpu_kernels.attention import attend_kernel, combine_kernel
 from specq.engines.torch.cuda.gpu_kernels.linear import add_kernel, gate_up_kernel, linear_kernel, qkv_kernel
 from specq.engines.torch.cuda.gpu_kernels.rows import add_norm_kernel, embed_kernel, rotate_kernel, silu_kernel
@@ -34,10 +34,11 @@ from specq.engines.torch.forward import KvStore
 from specq.protocol import FINAL
 
 LOG2_E = 1.4426950408889634
-KEY_BLOCK = 64  # slots that attention processes at a time
 STAGED_BYTES = 96 << 10  # most bytes of keys and values in flight to one program
 TILE_LINES = 64  # rows times heads in one attention tile with many rows; FEW_LINES in a tile with few
 FEW_LINES = 16
+CROWD = 512  # rows times key-value heads from which a fourth program on each multiprocessor is worth fewer registers
+CROWDED_REGISTERS = 128
 SILU_BLOCK = 1024
 ATTENTION_PROGRAMS = 128  # target number of programs for one long context, over all key-value heads
 ROTATED_HEADS = 16  # heads that one program rotates
@@ -51,7 +52,7 @@ class Batch:
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
-    visible: torch.Tensor
+    lengths: torch.Tensor
     spans: torch.Tensor
     logit_rows: torch.Tensor
     num_items: torch.Tensor
@@ -88,7 +89,7 @@ class Scratch:
         self.delta = make(num_rows, weights.hidden)
         self.hidden = make(num_rows, weights.hidden)
         self.partials = make(layout.max_partials * heads * dim, dtype=torch.float32)
-        self.weights = make(layout.max_partials * heads, dtype=torch.float32)
+        self.sums = make(layout.max_partials * heads * 2, dtype=torch.float32)
 
 
 class FusedDecoder:
@@ -100,16 +101,16 @@ class FusedDecoder:
         self.pdl = pdl
         self.tiles = {rows: choose_tiles(weights, rows, shared_bytes_of(weights.embedding)) for rows in NARROW}
         self.launch_options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-        block_bytes = 2 * KEY_BLOCK * weights.head_dim * kv.keys.itemsize
+        block_bytes = 2 * UNIT * weights.head_dim * kv.keys.itemsize
         self._attention_stages = max(1, min(3, STAGED_BYTES // block_bytes))
         self._lines = max(TILE_LINES, triton.next_power_of_2(self.group))
         self._few = max(FEW_LINES, triton.next_power_of_2(self.group))
 
-    def layout(self, num_rows: int, most: int, *, joins: bool = True) -> BlockLayout:
+    def layout(self, num_rows: int, most: int) -> BlockLayout:
         """Return the layout of a batch padded to `num_rows` rows, of at most `most` rows per session."""
         lines = self._few if most * self.group <= self._few else self._lines
         num_chunks = max(ATTENTION_PROGRAMS // self.weights.num_kv_heads, 4)
-        return BlockLayout(num_rows, lines // self.group, num_chunks, joins)
+        return BlockLayout(num_rows, lines // self.group, num_chunks)
 
     def scratch(self, layout: BlockLayout) -> Scratch:
         return Scratch(self.weights, layout, max(self._parts(rows) for rows in NARROW))
@@ -257,16 +258,18 @@ class FusedDecoder:
     def _attention(self, index: int, batch: Batch, scratch: Scratch) -> None:
         weights, layout, keys = self.weights, batch.layout, self.kv.keys[index]
         lines = self._few if layout.rows_per_block * self.group <= self._few else self._lines
+        is_crowded = layout.num_rows * weights.num_kv_heads >= CROWD
         attend_kernel[(layout.max_items, weights.num_kv_heads)](
-            scratch.q, keys, self.kv.values[index], batch.num_items, batch.items, batch.lists, batch.visible,
-            scratch.partials, scratch.weights, scratch.attended, keys.stride(0), weights.attention_scale * LOG2_E,
-            layout.num_rows, HEADS=weights.num_heads, GROUP=self.group, HEAD_DIM=weights.head_dim, LINES=lines,
-            BLOCK=KEY_BLOCK, PDL=self.pdl, num_warps=4, num_stages=self._attention_stages, **self.launch_options,
+            scratch.q, keys, self.kv.values[index], batch.num_items, batch.items, batch.lists, batch.lengths,
+            batch.spans, scratch.partials, scratch.sums, scratch.attended, keys.stride(0),
+            weights.attention_scale * LOG2_E, HEADS=weights.num_heads, GROUP=self.group, HEAD_DIM=weights.head_dim,
+            LINES=lines, PDL=self.pdl, num_warps=4, num_stages=self._attention_stages,
+            maxnreg=CROWDED_REGISTERS if is_crowded and lines == self._few else None, **self.launch_options,
         )  # fmt: skip
-        share = 1 if layout.num_rows in NARROW else self.group
+        share, loads = (1, 16) if layout.num_rows in NARROW else (self.group, 4)
         combine_kernel[(layout.num_rows, weights.num_heads // share)](
-            scratch.partials, scratch.weights, batch.spans, scratch.attended,
-            HEADS=weights.num_heads, SHARE=share, HEAD_DIM=weights.head_dim, BLOCK=8, PDL=self.pdl, num_warps=2,
+            scratch.partials, scratch.sums, batch.spans, scratch.attended, HEADS=weights.num_heads, SHARE=share,
+            SHARE_PAD=triton.next_power_of_2(share), HEAD_DIM=weights.head_dim, BLOCK=loads, PDL=self.pdl, num_warps=2,
             **self.launch_options,
         )  # fmt: skip
 

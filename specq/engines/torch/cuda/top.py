@@ -54,7 +54,7 @@ def ranked_in_tiles(
             num_warps=4,
         )  # fmt: skip
         merge_kernel[(num_rows,)](
-            found, ids, sums, num_tiles, results, ids, ids, ids, ids, ids, ids, ids, 0,
+            found, ids, sums, num_tiles, results, ids, ids, ids, ids, ids, ids, 0,
             COUNT=count, WIDTH=triton.next_power_of_2(num_tiles * count), TILES_PAD=triton.next_power_of_2(num_tiles),
             CHAIN=False, MAX_STEPS=1, PDL=False, num_warps=4,
         )  # fmt: skip

@@ -83,15 +83,15 @@ def tile_kernel(
 @triton.jit
 def merge_kernel(
     scores_ptr, ids_ptr, sums_ptr, tiles, out_ptr,
-    steps_ptr, token_ids_ptr, positions_ptr, slots_ptr, items_ptr, grow_ptr, next_slots_ptr, num_slots,
+    steps_ptr, token_ids_ptr, positions_ptr, slots_ptr, lengths_ptr, next_slots_ptr, num_slots,
     COUNT: tl.constexpr, WIDTH: tl.constexpr, TILES_PAD: tl.constexpr, CHAIN: tl.constexpr, MAX_STEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Find the COUNT best of all tiles, as i32[steps, rows, COUNT, 2]: token id, bits of its log-probability.
 
     Program row. With CHAIN, the row's best token becomes its next input. It is one position further, in a slot from
-    next_slots [rows, MAX_STEPS]. Its item `grow` becomes one slot longer. WIDTH >= tiles * COUNT and TILES_PAD >= tiles
-    are powers of two.
+    next_slots [rows, MAX_STEPS]. It sees one position more. WIDTH >= tiles * COUNT and TILES_PAD >= tiles are powers
+    of two.
     """
     row, rows = tl.program_id(0), tl.num_programs(0)
     if PDL:
@@ -120,6 +120,5 @@ def merge_kernel(
     if CHAIN:
         tl.store(positions_ptr + row, tl.load(positions_ptr + row) + 1)
         tl.store(slots_ptr + row, tl.load(next_slots_ptr + row * MAX_STEPS + step, mask=step < num_slots, other=-1))
-        grow = items_ptr + tl.load(grow_ptr + row) * 8 + 3
-        tl.store(grow, tl.load(grow) + 1)
+        tl.store(lengths_ptr + row, tl.load(lengths_ptr + row) + 1)
         tl.store(steps_ptr + row, step + 1)
