@@ -112,11 +112,12 @@ DOORS = {
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
     *("specq.checkpoints.draft_form", "specq.verifier.sources", "specq.drafting.worker", "specq.drafting.head_files"),
-    *(f"specq.drafting.{method}.interface" for method in ("medusa", "eagle3")),
+    *("specq.drafting.medusa.interface", "specq.drafting.trees.interface"),
     *("specq.drafting.interface", "specq.drafting.rank_trees"),
     *(f"specq.drafting.{method}.source" for method in ("draft_model", "suffix", "lookahead")),
     *("specq.drafting.medusa", "specq.drafting.medusa.arrays", "specq.drafting.medusa.network"),  # the former: form
     *("specq.drafting.eagle3", "specq.drafting.eagle3.network", "specq.drafting.eagle3.loading"),
+    "specq.drafting.eagle3.levels",
     "specq.models.draft_choice",
     "specq.models.inflate",
     "specq.models.inflate_heads",
@@ -139,7 +140,7 @@ RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/training/", "specq/models/inflate"),
     *(f"specq/drafting/{method}/" for method in METHODS),
-    "specq/drafting/head_",
+    *("specq/drafting/head_", "specq/drafting/trees/"),
     *("bench/rivals", "bench/drafts", "bench/lossless"),
     *("bench/end_to_end/vllm", "bench/device", "bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
@@ -153,6 +154,7 @@ TABLES = (
     ),
     *(f"specq/drafting/{module}.py" for module in ("medusa/arrays", "medusa/host", "eagle3/arrays", "eagle3/host")),
     *(f"specq/drafting/eagle3/{module}.py" for module in ("remote", "row_head")),
+    *(f"specq/drafting/trees/{module}.py" for module in ("__init__", "interface", "source", "grown_trees")),
 )
 
 

@@ -181,7 +181,7 @@ class FusedTrees:
     """Trees that grow below contexts.
 
     nodes   i32[4, b, n]: tokens, parents, bits of log-probabilities and of cumulative ones. With lines it is
-            i32[4 + levels, b, n], as in `specq.drafting.eagle3.interface.DeviceNodes`.
+            i32[4 + levels, b, n], as in `specq.drafting.trees.interface.DeviceNodes`.
     """
 
     def __init__(

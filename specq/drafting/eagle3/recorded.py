@@ -14,12 +14,12 @@ import numpy as np
 import structlog
 import torch
 
-from specq.drafting.eagle3.cache import NOBODY, StateCache
 from specq.drafting.eagle3.levels import Level
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.passes import Passes
 from specq.drafting.eagle3.rows import PLANES
-from specq.drafting.eagle3.texts import EagleText, WaitingText
+from specq.drafting.trees.cache import NOBODY, StateCache
+from specq.drafting.trees.texts import FollowedText, WaitingText
 from specq.engines.torch import BATCH_SIZES, Replays, RowNoise, Sampling, fetch, noise_of, padded_batch
 from specq.protocol import Float32Array, Int32Array, IntpArray
 from specq.runtime import traced
@@ -73,7 +73,7 @@ class RecordedTrees:
     # ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def follow(self, texts: Sequence[EagleText]) -> None:
+    def follow(self, texts: Sequence[FollowedText]) -> None:
         """Compute waiting rows of these texts, of each as many as a pass takes."""
         counts = np.array([min(text.num_waiting, ROWS[-1]) for text in texts])
         ends = np.array([text.length for text in texts]) + counts
@@ -84,7 +84,7 @@ class RecordedTrees:
                 which = own[part]
                 self._follow([texts[i] for i in which.tolist()], counts[which], _room(ends[which]))
 
-    def _follow(self, texts: list[EagleText], counts: IntpArray, room: int) -> None:
+    def _follow(self, texts: list[FollowedText], counts: IntpArray, room: int) -> None:
         shape = padded_batch(len(texts)), _num_rows(counts), room
         of_texts = np.zeros((5, shape[0]), np.int32)
         of_texts[0] = NOBODY

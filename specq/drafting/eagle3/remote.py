@@ -20,8 +20,8 @@ import numpy as np
 from specq.drafting.draft_model.children import ChildMaker, ChildRequest
 from specq.drafting.draft_model.kv_trees import NO_SLOT, Node, TreeSession
 from specq.drafting.eagle3.row_head import EagleRows, RowHead
-from specq.drafting.eagle3.texts import EagleText
 from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Drafter, Expansion
+from specq.drafting.trees.texts import FollowedText
 from specq.protocol import (
     ActivationRequest,
     BoolArray,
@@ -75,7 +75,7 @@ class _Line(NamedTuple):
     """What must be computed for an expansion."""
 
     session: _Session
-    text: EagleText
+    text: FollowedText
     nodes: list[Node]
 
 

@@ -14,10 +14,10 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from specq.drafting.eagle3.cache import StateCache
 from specq.drafting.eagle3.levels import Level
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.network import EagleNetwork
+from specq.drafting.trees.cache import StateCache
 
 PLANES = 4  # values of each node in the output of `grow`, before its line
 OTHER_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

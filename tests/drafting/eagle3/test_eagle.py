@@ -13,11 +13,11 @@ import pytest
 from specq.config import TargetConfig
 from specq.drafting import Pending, make_sources
 from specq.drafting.eagle3.drafter import Eagle
-from specq.drafting.eagle3.interface import Grown, TreeRequest
 from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.eagle3.source import EagleSource
 from specq.drafting.medusa.interface import Ranked
 from specq.drafting.medusa.source import MedusaSource
+from specq.drafting.trees.interface import Grown, TreeRequest
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol import (
     EAGLE,

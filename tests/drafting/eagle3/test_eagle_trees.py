@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from specq.drafting import CONTEXT, DRAFTERS, Expansion
 from specq.drafting.eagle3 import remote as eagle_trees
 from specq.drafting.eagle3.drafter import Eagle
-from specq.drafting.eagle3.interface import TreeRequest
 from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.eagle3.remote import EagleTrees
+from specq.drafting.trees.interface import TreeRequest
 from specq.protocol import (
     BF16,
     INT8,

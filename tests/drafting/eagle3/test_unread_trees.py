@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting.eagle3.grown_trees import (
+from specq.drafting.eagle3.source import EagleSource
+from specq.drafting.trees.grown_trees import (
     SHAPES,
     UsualReach,
     batch_of_unread,
@@ -17,7 +18,6 @@ from specq.drafting.eagle3.grown_trees import (
     put_read,
     shapes_for,
 )
-from specq.drafting.eagle3.source import EagleSource
 from specq.protocol import EAGLE_LANE, Open, SamplingParams
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.late import LateEngine

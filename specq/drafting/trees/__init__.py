@@ -1,0 +1,10 @@
+"""Heads that draft whole trees from the hidden states of a target's text. EAGLE-3 heads and block drafters share this.
+
+    interface    what a verifier needs from such a head (`TreeHead`)
+    source       drafts inside a verifier (`TreeSource`)
+    grown_trees  grown trees as drafts, on the device or read by the host
+    texts        which rows of each text a head has computed, and which wait (`TextHead`)
+    cache        the keys and values of these rows, in torch
+
+Rule: only `cache` imports torch.
+"""
