@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from specq.drafting.head_config import Forms, HeadShape
 from specq.protocol import ConfigError, ModelInfo
 
 Values = TypeVar("Values")
-Forms = dict[str, tuple[str, tuple[int, ...]]]  # number format and shape, by name
 
 GGUF_INPUTS = ("token_embd.weight",)
 GGUF_OUTPUTS = ("output.weight", *GGUF_INPUTS)  # the first that exists
@@ -53,4 +53,19 @@ def check_tokenizer(directory: Path, heads: str, num_tokens: int, tokenizer_hash
         raise ConfigError(
             f"{directory}: {heads} trained for another tokenizer ({num_tokens} tokens, {tokenizer_hash[:12]}..) than "
             f"that of {info.name} ({info.num_tokens}, {info.tokenizer_hash[:12]}..)"
+        )
+
+
+def check_target(directory: Path, shape: HeadShape, hidden_size: int, info: ModelInfo) -> None:
+    """Raise ConfigError for a head of another hidden size, vocabulary or tokenizer; `hidden_size`: the target's."""
+    if shape.target_hidden_size != hidden_size:
+        raise ConfigError(
+            f"{directory}: this head takes hidden states of size {shape.target_hidden_size}; those of {info.name} have "
+            f"{hidden_size}"
+        )
+    check_tokenizer(directory, "this head was", shape.num_tokens, shape.tokenizer_hash, info)
+    if not info.num_tokens <= shape.vocab_size <= info.vocab_size:
+        raise ConfigError(
+            f"{directory}: this head is for a vocabulary of {shape.vocab_size} tokens; {info.name} has "
+            f"{info.num_tokens}, in a matrix of {info.vocab_size} rows"
         )
