@@ -223,7 +223,7 @@ class TargetConfig(Section):
     vocabulary: str = _vocabulary()
     heads: str = option(
         "",
-        "Medusa heads or an EAGLE-3 head to draft with in this process: a directory or a name from `specq models`. "
+        "Medusa heads, an EAGLE-3 head or a block drafter for this process: a directory or a name from `specq models`. "
         "Default: none.",
     )
     heads_tree: str = option(

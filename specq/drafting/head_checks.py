@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
+from specq.checkpoints.draft_form import TOKEN_IDS
 from specq.drafting.head_config import Forms, HeadShape
-from specq.protocol import ConfigError, ModelInfo
+from specq.protocol import ConfigError, Int32Array, ModelInfo
 
 Values = TypeVar("Values")
 
@@ -69,3 +72,9 @@ def check_target(directory: Path, shape: HeadShape, hidden_size: int, info: Mode
             f"{directory}: this head is for a vocabulary of {shape.vocab_size} tokens; {info.name} has "
             f"{info.num_tokens}, in a matrix of {info.vocab_size} rows"
         )
+
+
+def check_token_ids(directory: Path, token_ids: Int32Array, info: ModelInfo) -> None:
+    """Raise ConfigError unless the tokens of a head's columns ascend within the target's vocabulary."""
+    if not len(token_ids) or token_ids[0] < 0 or token_ids[-1] >= info.num_tokens or (np.diff(token_ids) <= 0).any():
+        raise ConfigError(f"{directory}: {TOKEN_IDS} must ascend within the vocabulary, 0 to {info.num_tokens - 1}")

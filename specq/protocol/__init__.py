@@ -123,6 +123,7 @@ from specq.protocol.messages import (
     Welcome,
 )
 from specq.protocol.origins import (
+    BLOCK,
     COLOCATED,
     COLOCATED_LANE,
     CORRECTED,
@@ -207,6 +208,7 @@ __all__ = [
     "ALLOWED_TOKENS",
     "BACKGROUND",
     "BF16",
+    "BLOCK",
     "BROKER_CAPABILITIES",
     "BROKER_GONE",
     "CAPABILITIES",

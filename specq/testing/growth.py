@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from specq.drafting.eagle3.levels import BEAM, WIDTH
-from specq.drafting.medusa.interface import Ranked
 from specq.drafting.rank_trees import RankTree
 from specq.drafting.trees.interface import Grown, TreeRequest
+from specq.drafting.trees.ranked import Ranked
 from specq.protocol import Float32Array, Int32Array, IntpArray
 
 

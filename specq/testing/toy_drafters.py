@@ -12,8 +12,9 @@ import numpy as np
 
 from specq.drafting import ChainDrafter, Chains, Children, Drafter, Expansion, Pending, draws_children
 from specq.drafting.interface import NodeChains
-from specq.drafting.medusa.interface import HiddenRow, Ranked
+from specq.drafting.medusa.interface import HiddenRow
 from specq.drafting.trees.interface import DeviceNodes, Grown, TreeRequest
+from specq.drafting.trees.ranked import Ranked
 from specq.protocol import (
     DraftDistribution,
     EngineError,

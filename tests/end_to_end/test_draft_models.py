@@ -17,7 +17,7 @@ from specq.models import resolve_model
 from specq.processes.up import Group
 from specq.protocol import EngineError
 from specq.testing.checkpoints import make_renumbered
-from specq.testing.checkpoints_eagle import change_eagle, eagle_shape_of, make_eagle
+from specq.testing.checkpoints_eagle import change_head, eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import make_heads
 from specq.training.draft import save_draft
 from specq.training.parallel import open_draft
@@ -148,7 +148,7 @@ def eagle(directory: Path, *options: str, **changes: int) -> Group:
     shape = eagle_shape_of(256, info.vocab_size, 300, num_tokens=info.num_tokens, tokenizer_hash=info.tokenizer_hash)
     heads = make_eagle(directory / "heads", shape, embedding=False)
     if changes:
-        change_eagle(heads, **changes)
+        change_head(heads, **changes)
     return start(str(heads), proposer="eagle3", engine_options=options)
 
 

@@ -41,6 +41,11 @@ class EagleArrays(NamedTuple):
         """Drafted tokens are below this."""
         return self.shape.draft_vocab_size if self.token_ids is None else int(self.token_ids.max()) + 1
 
+    @property
+    def said(self) -> str:
+        """A short description."""
+        return f"{eagle_form.KIND} on layers {', '.join(map(str, self.layers))}"
+
 
 def load_arrays(heads: str, target: str, info: ModelInfo) -> EagleArrays:
     """Load a head for the target in `target`, a directory or GGUF file; `info` describes the target.

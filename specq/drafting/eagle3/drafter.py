@@ -24,7 +24,8 @@ from specq.drafting.eagle3.levels import Level, depths_of, levels_of, on_device
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.recorded import RecordedPart, RecordedTrees
 from specq.drafting.eagle3.row_head import EagleRows, RowHead
-from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_rows, grow, of_any_shape
+from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_rows, grow
+from specq.drafting.head_layers import of_any_shape
 from specq.drafting.interface import Pending, ranking_params
 from specq.drafting.rank_trees import RankTree
 from specq.drafting.trees.cache import StateCache

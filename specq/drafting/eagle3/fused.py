@@ -18,7 +18,8 @@ import triton
 from torch.nn.functional import linear
 
 from specq.drafting.eagle3.gpu_kernels import attend_kept_kernel, descend_kernel, enter_kernel, text_rows_kernel
-from specq.drafting.eagle3.network import EagleNetwork, Rotations, TreeContexts
+from specq.drafting.eagle3.network import EagleNetwork, TreeContexts
+from specq.drafting.head_layers import Rotations
 from specq.engines.torch import RowNoise
 from specq.engines.torch.cuda.gpu_kernels.attention import combine_kernel
 from specq.engines.torch.cuda.gpu_kernels.rows import add_norm_kernel, rotate_kernel, silu_kernel

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from specq.drafting.eagle3.form import is_eagle
+from specq.drafting.head_kinds import kind_of
 from specq.drafting.rank_trees import checked_tree, tree_for
 from specq.drafting.trees.interface import TreeHead
 from specq.drafting.trees.source import NO_SHAPE, TreeSource, usual_sizes
@@ -34,7 +34,7 @@ def make(setup: Setup) -> EagleSource | None:
 
     Raises ConfigError if it does not fit the target.
     """
-    if not setup.heads or not is_eagle(Path(setup.heads)):
+    if not setup.heads or kind_of(Path(setup.heads)).source != EAGLE:
         return None
     config = setup.config
     setup.tell(f"loading an EAGLE-3 head from {config.heads}")

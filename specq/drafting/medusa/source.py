@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting.eagle3.form import is_eagle
+from specq.drafting.head_kinds import kind_of
 from specq.drafting.interface import Pending
-from specq.drafting.medusa.interface import HeadSource, HiddenRow, Ranked
+from specq.drafting.medusa.interface import HeadSource, HiddenRow
 from specq.drafting.rank_trees import DraftingParams, RankTree, checked_tree, rooms_of, tree_for
+from specq.drafting.trees.ranked import Ranked
 from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import FINAL, MEDUSA, MEDUSA_LANE, Int32Array, ModelInfo
 from specq.verifier.sources import (
@@ -192,9 +193,7 @@ def make(setup: Setup) -> MedusaSource | None:
 
     Raises ConfigError if they do not fit the target.
     """
-    if not setup.heads:
-        return None
-    if is_eagle(Path(setup.heads)):
+    if not setup.heads or kind_of(Path(setup.heads)).source != MEDUSA:
         return None
     setup.tell(f"loading Medusa heads from {setup.config.heads}")
     on_host, limit_vocab = setup.device == "cpu", setup.info.num_tokens

@@ -258,7 +258,7 @@ class FixedHeads:
         self.order = np.array(order, np.int32)
 
     def start(self, states: Sequence[HiddenRow], params: Any, lengths: Any, count: int) -> Pending[Any]:
-        from specq.drafting.medusa.interface import Ranked
+        from specq.drafting.trees.ranked import Ranked
 
         own = self.order[:count]
         token_ids = np.broadcast_to(own, (len(states), self.num_heads, len(own)))
