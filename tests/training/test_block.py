@@ -90,21 +90,31 @@ def test_a_run_that_was_cut_off_goes_on(places):
     check_it_goes_on(run, places, "drafter", "--seed=3")
 
 
-def test_a_trained_drafter_is_accepted_more_often_than_an_untrained_one(tmp_path, target):
+def adamw(network, **_):
+    """Return an optimizer without Muon, whose products in bfloat16 take a CPU seconds a step."""
+    (group,) = (optimizer := torch.optim.AdamW(network.parameters(), lr=3e-3)).param_groups
+    group["peak_lr"] = group["lr"]
+    return [optimizer]
+
+
+def test_a_trained_drafter_is_accepted_more_often_than_an_untrained_one(tmp_path, target, monkeypatch):
     """On the target's own greedy answers, in a fixed number of steps, independent of the clock."""
+    monkeypatch.setattr("specq.training.block.build_optimizers", adamw)
     prompts = [[5, 6, 7], [90, 1000, 44], [9, 300, 12], [7, 8, 9]]
     answers = generate(target, prompts, num_new=40, temperatures=[0.0] * 4, stops=[], pad_id=0)
-    save_rollouts(tmp_path / "a.npz", list(zip(prompts, answers, strict=True)))
+    pairs = list(zip(prompts, answers, strict=True))
+    save_rollouts(tmp_path / "a.npz", pairs + pairs)  # half of them are not trained on
     places = {name: tmp_path / name for name in ("work", "out")}
-    first = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--seconds=0.5", "drafter")
+    options = (f"--rollouts={tmp_path / 'a.npz'}", "--batch-tokens=512", "--num-anchors=16", "--num-layers=1")
+    first = run(places, *options, "--seconds=0.5", "drafter")
     untrained = drafter_in(places["out"])
-    trained = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--seconds=30", "drafter")
+    trained = run(places, *options, "--seconds=24", "drafter")
     assert all(
         after < before / 2
         for before, after in zip(losses(first.output, "place"), losses(trained.output, "place"), strict=True)
     )
     shares = [share_predicted(target, drafter, prompts, answers) for drafter in (untrained, drafter_in(places["out"]))]
-    assert shares[0] + 0.3 < shares[1]
+    assert shares[0] < 0.1 < 0.4 < shares[1]
 
 
 def share_predicted(target, drafter, prompts, answers) -> float:
