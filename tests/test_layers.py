@@ -117,7 +117,7 @@ DOORS = {
     *(f"specq.drafting.{method}.source" for method in ("draft_model", "suffix", "lookahead")),
     *("specq.drafting.medusa", "specq.drafting.medusa.arrays", "specq.drafting.medusa.network"),  # the former: form
     *("specq.drafting.eagle3", "specq.drafting.eagle3.network", "specq.drafting.eagle3.loading"),
-    *("specq.drafting.block", "specq.drafting.head_config"),
+    *("specq.drafting.block", "specq.drafting.block.network", "specq.drafting.head_config"),
     *("specq.drafting.eagle3.levels", "specq.drafting.head_kinds", "specq.drafting.head_layers"),
     "specq.models.draft_choice",
     "specq.models.inflate",

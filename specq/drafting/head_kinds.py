@@ -1,4 +1,4 @@
-"""The kinds of heads in a directory, told apart by its config.json.
+"""The kinds of heads in a directory, distinguished by its config.json.
 
 To add a kind: a line in `KINDS`, before the kinds whose config.json may look the same.
 """

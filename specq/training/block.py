@@ -136,10 +136,10 @@ def draw_labels(batch: RolloutBatch, num_anchors: int, num_places: int, rng: np.
     some = np.maximum(is_said.sum(1), 1)[:, None]
     anchors: Int64Array = np.sort(np.take_along_axis(order, np.arange(num_anchors)[None] % some, 1), 1)
     at = anchors[:, :, None] + np.arange(num_places)
-    within = np.minimum(at, length - 1)
+    within = np.minimum(at, length - 1)  # the last position of a row never counts
     rows = np.arange(len(at))[:, None, None]
     places = (is_said.ravel().cumsum() - 1).reshape(is_said.shape)[rows, within].clip(min=0)
-    counted = is_said[rows, within] & (at < length)
+    counted = is_said[rows, within]
     device = batch.token_ids.device
     return Labels(*(send(values, device) for values in (anchors, places, counted.astype(np.float32))))
 

@@ -114,7 +114,8 @@ def test_a_trained_drafter_is_accepted_more_often_than_an_untrained_one(tmp_path
         for before, after in zip(losses(first.output, "place"), losses(trained.output, "place"), strict=True)
     )
     shares = [share_predicted(target, drafter, prompts, answers) for drafter in (untrained, drafter_in(places["out"]))]
-    assert shares[0] < 0.1 < 0.4 < shares[1]
+    assert shares[0] < 0.1
+    assert shares[1] > 0.4
 
 
 def share_predicted(target, drafter, prompts, answers) -> float:

@@ -37,7 +37,7 @@ def grow_ranked(ranked: Ranked, request: TreeRequest) -> Grown:
 
 
 def likeliest_nodes(ranked: Ranked, level_sizes: Sequence[int]) -> Grown:
-    """Return the likeliest nodes of each level, likeliest first, at most so many."""
+    """Return the likeliest nodes of each level, likeliest first. `level_sizes`: the most nodes of each."""
     num_trees, _, count = ranked.scores.shape
     reach, first, found = np.zeros((num_trees, 1), np.float32), -1, list[Grown]()
     for depth, size in enumerate(level_sizes):

@@ -97,6 +97,10 @@ def test_a_rejected_draft_leaves_no_trace(tmp_path: Path, target: Path) -> None:
             head.observe(text.states, [text.part(0, head.known(0) or 1, end)])
         drafted.start([asked([0], [GREEDY])])[0].collect()
     torch.testing.assert_close(drafted.logits_of([0]), quiet.logits_of([0]), atol=1e-5, rtol=1e-5)
+    for _ in range(5):
+        drafted.close(0)
+        drafted.observe(other.states, [other.part(0, 1, 3)])
+    assert drafted.cache.rows.shape[1] == 2, "a closed text leaves its place"
     drafted.close(0)
     drafted.observe(other.states, [other.part(0, 1, 5)])
     torch.testing.assert_close(drafted.logits_of([0])[0], other.logits(made, target, 5), atol=2e-4, rtol=1e-4)
