@@ -52,6 +52,12 @@ class BlockNetwork(nn.Module):
         self.register_buffer("output", output, persistent=False)
         self.rotations = Positions(shape)
 
+    def fuse(self) -> None:
+        """Join matrices with the same input, on their current device. Do not move them afterwards."""
+        for module in self.modules():
+            if isinstance(module, (Attention, FeedForward)):
+                module.fused.fuse()
+
     def features(self, taps: torch.Tensor) -> torch.Tensor:
         """Return features [..., hidden] from the target's hidden states [..., layers * target's hidden]."""
         if self.shape.norms_states:
@@ -109,4 +115,5 @@ def load_block(heads: str, target: str, info: ModelInfo, device: str = "auto") -
     network.load_state_dict(weights | {block_form.MASK: torch.from_numpy(arrays.mask)})
     network = network.to(place, torch.float32 if place.type == "cpu" else torch.bfloat16)
     network.requires_grad_(requires_grad=False)
+    network.fuse()
     return BlockDrafter(network.eval(), arrays.token_ids, arrays.limit_vocab)
