@@ -22,12 +22,10 @@ from specq.drafting.head_layers import Attend, attend_to, of_any_shape
 from specq.drafting.interface import Pending, ranking_params
 from specq.drafting.trees.cache import StateCache
 from specq.drafting.trees.interface import Grown, TreeRequest
-from specq.drafting.trees.ranked import Ranked, grow_ranked
+from specq.drafting.trees.ranked import Ranked, grow_each, num_choices
 from specq.drafting.trees.texts import FollowedText, NewRows, TextHead, taps_of
 from specq.engines.models import rank_tokens
 from specq.protocol import IntpArray, SamplingParams
-
-COUNT = 16  # tokens of a position that a tree may have, if its shape does not say more
 
 
 class BlockHead(TextHead):
@@ -63,12 +61,9 @@ class BlockHead(TextHead):
     def start(self, requests: Sequence[TreeRequest]) -> list[Pending[Grown]]:
         """Compute the waiting rows and a block of each text; see `TreeHead`. Trees grow when they are awaited."""
         session_ids = [session_id for one in requests for session_id in one.session_ids]
-        logits = self.logits_of(session_ids)
-        ends = np.cumsum([len(one.session_ids) for one in requests])
-        return [
-            Pending(partial(self._grow, one, logits[end - len(one.session_ids) : end]))
-            for one, end in zip(requests, ends.tolist(), strict=True)
-        ]
+        params = [ranking_params(own) for one in requests for own in one.params]
+        ends, logits = [self.known(session_id) for session_id in session_ids], self.logits_of(session_ids)
+        return grow_each(requests, partial(self._ranked, logits, params, ends, num_choices(requests)))
 
     @torch.no_grad()
     def logits_of(self, session_ids: Sequence[int]) -> torch.Tensor:
@@ -101,16 +96,12 @@ class BlockHead(TextHead):
             states = network(x, rotations, attend)
         return network.logits(states[:, 1:]).float()
 
-    def _grow(self, request: TreeRequest, logits: torch.Tensor) -> Grown:
-        """Rank the tokens of each place, and return the trees."""
-        count = COUNT if request.ranks is None else request.ranks.num_ranks
-        return grow_ranked(self._ranked(request, logits, min(count, logits.shape[2])), request)
-
-    def _ranked(self, request: TreeRequest, logits: torch.Tensor, count: int) -> Ranked:
-        params: list[SamplingParams] = [ranking_params(one) for one in request.params for _ in range(self.num_places)]
-        ends = np.array([self.texts[session_id].end for session_id in request.session_ids])
-        positions = (ends[:, None] + np.arange(self.num_places)).ravel().tolist()
-        tokens, scores = rank_tokens(logits.flatten(0, 1), params, positions, count, self.token_ids)
+    def _ranked(self, logits: torch.Tensor, params: list[SamplingParams], ends: list[int], count: int) -> Ranked:
+        """Rank the tokens of each place behind texts that end at these positions."""
+        of_rows = [one for one in params for _ in range(self.num_places)]
+        positions = (np.array(ends)[:, None] + np.arange(self.num_places)).ravel().tolist()
+        most = min(count, logits.shape[2])
+        tokens, scores = rank_tokens(logits.flatten(0, 1), of_rows, positions, most, self.token_ids)
         shape = len(ends), self.num_places, -1
         return Ranked(tokens.reshape(shape), scores.reshape(shape))
 

@@ -57,6 +57,6 @@ def _on_device(setup: Setup, tree: tuple[tuple[int, ...], ...]) -> TreeHead:
 
     eagle, depth = Eagle(load_eagle(setup.heads, setup.target, setup.info, setup.device)), setup.config.chain
     setup.tell("preparing the passes of an EAGLE-3 head")
-    shapes = [tree_for(NO_SHAPE, depth, tree)] if tree else []
+    shapes = [shape] if (shape := tree_for(NO_SHAPE, depth, tree)) else []
     eagle.warm_up(setup.config.max_sessions, shapes, None if tree else usual_sizes(depth))
     return eagle

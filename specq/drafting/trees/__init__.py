@@ -1,4 +1,4 @@
-"""Heads that draft whole trees from the hidden states of a target's text. EAGLE-3 heads and block drafters share this.
+"""Heads that draft whole trees from the hidden states of a target's text: what all kinds of them share.
 
     interface    what a verifier needs from such a head (`TreeHead`)
     source       drafts inside a verifier (`TreeSource`)

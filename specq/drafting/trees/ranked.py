@@ -7,14 +7,18 @@ is enough to keep that many nodes of each level.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
+from specq.drafting.interface import Pending
 from specq.drafting.rank_trees import RankTree
 from specq.drafting.trees.interface import Grown, TreeRequest
 from specq.protocol import Float32Array, Int32Array, IntpArray
+
+CHOICES = 10  # tokens of a position, for trees that grow best first
 
 
 class Ranked(NamedTuple):
@@ -26,6 +30,24 @@ class Ranked(NamedTuple):
 
     token_ids: Int32Array
     scores: Float32Array
+
+
+def num_choices(requests: Sequence[TreeRequest]) -> int:
+    """Return how many tokens of each position the trees of some requests need."""
+    return max(CHOICES if one.ranks is None else one.ranks.num_ranks for one in requests)
+
+
+def grow_each(requests: Sequence[TreeRequest], wait: Callable[[], Ranked]) -> list[Pending[Grown]]:
+    """Return the trees of requests; `wait`: returns the predictions of all their contexts, in order."""
+    ranked = cache(wait)
+
+    def grow(request: TreeRequest, end: int) -> Grown:
+        own = slice(end - len(request.session_ids), end)
+        token_ids, scores = ranked()
+        return grow_ranked(Ranked(token_ids[own], scores[own]), request)
+
+    ends = np.cumsum([len(one.session_ids) for one in requests]).tolist()
+    return [Pending(partial(grow, one, end)) for one, end in zip(requests, ends, strict=True)]
 
 
 def grow_ranked(ranked: Ranked, request: TreeRequest) -> Grown:

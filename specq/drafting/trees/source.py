@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -51,7 +51,6 @@ from specq.verifier.sources import (
     may_be_unread,
 )
 
-MOST_NODES = 48  # of one session, best first
 ALL_NODES = 256  # of all sessions together, but at least one for each level of each session
 NO_SHAPE = Speculation()
 
@@ -90,7 +89,13 @@ class TreeSource(DraftSource):
     """Drafts with a head, at most `depth` levels. A kind of heads has a class with its `name`.
 
     tree: the paths of the tree for jobs that ask for no shape. (): best first.
+
+    most_nodes    of one session, best first.
+    reads_prompt  whether the head reads the hidden states of the whole context, not only of the last token.
     """
+
+    most_nodes: ClassVar[int] = 48
+    reads_prompt: ClassVar[bool] = True
 
     def __init__(self, head: TreeHead, depth: int = 8, tree: tuple[tuple[int, ...], ...] = ()) -> None:
         self.layers, self._lane = head.layers, LANES[self.name]
@@ -213,23 +218,23 @@ class TreeSource(DraftSource):
 
     def _plan(self, session: Session, num_sessions: int, level_sizes: tuple[int, ...]) -> _Plan:
         speculation = session.speculation
-        share = max(self._depth, min(MOST_NODES, ALL_NODES // num_sessions))
+        share = max(self._depth, min(self.most_nodes, ALL_NODES // num_sessions))
         if speculation == NO_SHAPE and level_sizes:
             return _Plan(None, sum(level_sizes), len(level_sizes), level_sizes)
         if speculation == NO_SHAPE and not self._tree:
             return _Plan(None, share, self.levels_for(share))
         tree = tree_for(speculation, self._depth, self._tree)
-        most = speculation.max_nodes or (len(tree.ranks) if tree.is_fixed else share)
-        is_asked = tree.is_fixed or speculation.max_nodes
+        most = speculation.max_nodes or (share if tree is None else len(tree.ranks))
+        is_asked = tree is not None or speculation.max_nodes
         depth = self._depth if is_asked else self.levels_for(most)
-        return _Plan(tree if tree.is_fixed else None, most, min(speculation.max_depth or depth, depth))
+        return _Plan(tree, most, min(speculation.max_depth or depth, depth))
 
     def levels_for(self, num_nodes: int) -> int:
         """Return the maximum number of levels that grow best first for `num_nodes` nodes."""
         return self._depth
 
     def wants_prompt(self, session: Session) -> bool:
-        return bool(session.takes_drafts)
+        return bool(self.reads_prompt and session.takes_drafts)
 
     def observe(self, rounds: Rounds, computed: Sequence[ComputedDrafts]) -> None:
         """Give the head the hidden states of the texts' rows, and the token after each.

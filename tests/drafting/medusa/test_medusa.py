@@ -204,7 +204,7 @@ def test_heads_are_made_of_a_configuration(tiny: str, random_heads: Path) -> Non
     setup = Setup(config, info, "", "cpu", lambda line: None, target=tiny, heads=str(random_heads))
     source, _ = make_sources(setup)
     assert isinstance(source, MedusaSource)
-    assert source.heads.num_heads == 4
+    assert source.head.heads.num_heads == 4
     assert [one.name for one in make_sources(setup._replace(heads=""))] == ["grammar"]
     deeper = replace(config, heads_tree="[[0,0,0,0,0]]")
     with pytest.raises(ConfigError, match="5 deep"):
