@@ -8,6 +8,8 @@ one matrix. From the predictions of a pass the likeliest prefixes are drafted as
     form, arrays    the files of a block drafter -> arrays in memory
     network         the same as a network of torch
     drafter         trees for many texts at once (`BlockHead`)
+    passes          the passes that compute features of texts and blocks
+    recorded        the same on a GPU, recorded as CUDA graphs
 
 Rule: the modules above `network` do not import torch.
 """

@@ -33,6 +33,7 @@ def make(setup: Setup) -> BlockSource | None:
 
     setup.tell(f"loading a block drafter from {setup.config.heads}")
     head = BlockHead(load_block(setup.heads, setup.target, setup.info, setup.device))
+    head.warm_up(setup.config.max_sessions)
     why = f"this block drafter predicts {head.num_places} tokens"
     tree = checked_tree(setup.config.heads_tree, head.num_places, why)
     log.info("block_drafter_loaded", heads=setup.config.heads, layers=head.layers, num_paths=len(tree))

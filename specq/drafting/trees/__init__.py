@@ -5,7 +5,8 @@
     grown_trees  grown trees as drafts, on the device or read by the host
     ranked       trees from predictions of positions that do not depend on each other
     texts        which rows of each text a head has computed, and which wait (`TextHead`)
+    padding      the shapes of recorded passes
     cache        the keys and values of these rows, in torch
 
-Rule: only `cache` imports torch.
+Rule: only `padding` and `cache` import torch.
 """

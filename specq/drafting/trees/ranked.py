@@ -31,13 +31,27 @@ class Ranked(NamedTuple):
     token_ids: Int32Array
     scores: Float32Array
 
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[IntpArray, Ranked]]) -> Ranked:
+        """Return the predictions for all contexts from those of parts, each with the indices of its contexts."""
+        if len(parts) == 1:
+            return parts[0][1]
+        shape = sum(len(which) for which, _ in parts), *parts[0][1].scores.shape[1:]
+        found = cls(np.empty(shape, np.int32), np.empty(shape, np.float32))
+        for which, own in parts:
+            found.token_ids[which], found.scores[which] = own
+        return found
+
+
+RankWait = Callable[[], Ranked]  # waits for predictions
+
 
 def num_choices(requests: Sequence[TreeRequest]) -> int:
     """Return how many tokens of each position the trees of some requests need."""
     return max(CHOICES if one.ranks is None else one.ranks.num_ranks for one in requests)
 
 
-def grow_each(requests: Sequence[TreeRequest], wait: Callable[[], Ranked]) -> list[Pending[Grown]]:
+def grow_each(requests: Sequence[TreeRequest], wait: RankWait) -> list[Pending[Grown]]:
     """Return the trees of requests; `wait`: returns the predictions of all their contexts, in order."""
     ranked = cache(wait)
 

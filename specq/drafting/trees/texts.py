@@ -147,6 +147,11 @@ class NewRows(NamedTuple):
     positions: IntpArray
     parts: list[WaitingText]
 
+    @property
+    def places(self) -> IntpArray:
+        """The place of each row's text, i64[rows]."""
+        return np.array([text.place for text in self.texts]).repeat(self.counts)
+
     @classmethod
     def of(cls, texts: list[FollowedText]) -> NewRows:
         """Take waiting rows of these texts, as many of each as a pass takes."""

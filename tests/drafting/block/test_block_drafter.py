@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,18 @@ from specq.drafting.block.form import block_shape, is_block
 from specq.drafting.block.network import load_block
 from specq.drafting.head_files import input_matrix, output_matrix
 from specq.drafting.head_kinds import kind_of
+from specq.drafting.rank_trees import tree_for
 from specq.drafting.trees import texts as module
-from specq.drafting.trees.interface import TreeRequest
-from specq.protocol import BLOCK, EAGLE, MEDUSA, ConfigError, ModelInfo, SamplingParams
+from specq.drafting.trees.interface import Grown, TreeRequest
+from specq.protocol import BLOCK, EAGLE, MEDUSA, ConfigError, ModelInfo, SamplingParams, Speculation
 from specq.testing.checkpoints import VOCAB, make_checkpoint
 from specq.testing.checkpoints_block import block_logits, block_shape_of, make_block
 from specq.testing.checkpoints_eagle import change_head, eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import make_published
 from specq.verification.sampling import perturbed_scores
 from specq.verifier.sources import Followed
+from tests.devices import NEEDS_CUDA
+from tests.replaying import StandIn
 
 HIDDEN, LAYERS = 64, (0, 2)
 INFO = ModelInfo("target", "", "", "torch", VOCAB, VOCAB, (), 600, "a" * 64)
@@ -140,6 +144,72 @@ def perturbed(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
             for place, row in enumerate(logits)
         ]
     )
+
+
+# --- recorded passes ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["stand-in", pytest.param("on a GPU", marks=NEEDS_CUDA)])
+def recorded(request: pytest.FixtureRequest, tmp_path: Path, target: Path) -> BlockHead:
+    drafter = load_block(str(make_block(tmp_path, SHAPE, KNOWN)), str(target), INFO, "cpu")
+    if request.param == "stand-in":
+        return BlockHead(drafter, StandIn())
+    network = deepcopy(drafter.network).cuda()
+    network.fuse()
+    return BlockHead(replace(drafter, network=network))
+
+
+def same(found: Grown, expected: Grown) -> None:
+    """Both have the same likely nodes."""
+    for tree in range(len(expected.reach)):
+        ours, theirs = (
+            {tuple(line_of(one, tree, i)): one.reach[tree, i] for i in range(one.reach.shape[1])}
+            for one in (found, expected)
+        )
+        likely = [line for line, reach in theirs.items() if reach > np.sort(list(theirs.values()))[len(theirs) // 2]]
+        assert {line: ours[line] for line in likely} == pytest.approx({line: theirs[line] for line in likely}, abs=2e-3)
+
+
+def line_of(grown: Grown, tree: int, node: int) -> list[int]:
+    above = int(grown.parents[tree, node])
+    return [*(line_of(grown, tree, above) if above >= 0 else []), int(grown.token_ids[tree, node])]
+
+
+def test_recorded_passes_draft_the_same(recorded: BlockHead, tmp_path: Path, target: Path) -> None:
+    """For any history, number of texts and length, with sampling that the device can rank and that it cannot; in the
+    shapes that were recorded, until memory moves."""
+    plain, texts = loaded(tmp_path, target), [Text(seed, 700) for seed in range(5)]
+    recorded.warm_up(4)
+    cut, shape = replace(SAMPLED, top_k=3), tree_for(Speculation(tree=((0, 1), (11,))), 4)
+    rounds: list[tuple[dict[int, int], SamplingParams, dict[str, Any]]] = [
+        ({0: 9}, GREEDY, {}),
+        ({0: 10, 1: 20, 2: 300}, SAMPLED, {}),
+        ({1: 24, 2: 301}, cut, {}),
+        ({0: 690, 3: 5}, SAMPLED, {"ranks": shape}),
+        ({0: 691, 1: 25, 2: 302, 3: 6, 4: 7}, GREEDY, {"level_sizes": (2, 2)}),
+    ]
+    for ends, params, others in rounds:
+        for head in (plain, recorded):
+            for i, end in ends.items():
+                head.observe(texts[i].states, [texts[i].part(i, head.known(i) or 1, end)])
+        mixed = [params if i % 2 else GREEDY for i in ends]
+        request = asked(list(ends), mixed, **others)
+        same(recorded.start([request])[0].collect(), plain.start([request])[0].collect())
+    requests = [asked([0, 1], [GREEDY, SAMPLED]), asked([4], [cut])]
+    for ours, theirs in zip(recorded.start(requests), plain.start(requests), strict=True):
+        same(ours.collect(), theirs.collect())
+
+
+def test_later_rounds_record_nothing(recorded: BlockHead) -> None:
+    """A session waits for no recording, as its text grows within the usual room."""
+    text = Text(1, 400)
+    recorded.warm_up(2)
+    assert recorded.num_recorded > 0
+    before = recorded.num_recorded
+    for end in (5, 6, 9, 60, 61, 250):
+        recorded.observe(text.states, [text.part(i, recorded.known(i) or 1, end) for i in range(2)])
+        recorded.start([asked([0, 1], [GREEDY, SAMPLED])])[0].collect()
+    assert recorded.num_recorded == before
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -54,19 +54,20 @@ def random_block(about: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
     return make_block(tmp_path_factory.mktemp("block"), shape, range(0, 3000, 10), scale=0.05)
 
 
-@pytest.fixture(params=["eagle3", "eagle3, recorded", "block"])
+@pytest.fixture(params=["eagle3", "eagle3, recorded", "block", "block, recorded"])
 def make(request: pytest.FixtureRequest, tiny: str, random_eagle: Path, random_block: Path) -> Make:
     """Return what makes the source of a random head."""
 
     def of_block(engine: TorchEngine) -> TreeSource:
-        head = BlockHead(load_block(str(random_block), tiny, engine.info, "cpu"))
+        replays = StandIn() if request.param == "block, recorded" else None
+        head = BlockHead(load_block(str(random_block), tiny, engine.info, "cpu"), replays)
         return BlockSource(head, head.num_places)
 
     def of_eagle(engine: TorchEngine) -> TreeSource:
         replays = StandIn() if request.param == "eagle3, recorded" else None
         return EagleSource(Eagle(load_eagle(str(random_eagle), tiny, engine.info, "cpu"), replays))
 
-    return of_block if request.param == "block" else of_eagle
+    return of_block if request.param.startswith("block") else of_eagle
 
 
 def test_a_random_head_changes_no_text(tiny: str, make: Make) -> None:
