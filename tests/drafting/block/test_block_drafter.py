@@ -201,8 +201,8 @@ def test_recorded_passes_draft_the_same(recorded: BlockHead, tmp_path: Path, tar
 
 
 def test_later_rounds_record_nothing(recorded: BlockHead) -> None:
-    """A session waits for no recording, as its text grows within the usual room."""
-    text = Text(1, 400)
+    """A session waits for no recording, as its text grows within the usual room. Moved memory is recorded anew."""
+    text, long = Text(1, 400), Text(2, 1100)
     recorded.warm_up(2)
     assert recorded.num_recorded > 0
     before = recorded.num_recorded
@@ -210,6 +210,11 @@ def test_later_rounds_record_nothing(recorded: BlockHead) -> None:
         recorded.observe(text.states, [text.part(i, recorded.known(i) or 1, end) for i in range(2)])
         recorded.start([asked([0, 1], [GREEDY, SAMPLED])])[0].collect()
     assert recorded.num_recorded == before
+    recorded.observe(long.states, [long.part(2, 1, 1100)])
+    recorded.start([asked([2], [GREEDY])])[0].collect()
+    before = recorded.num_recorded
+    recorded.start([asked([0, 1], [GREEDY, SAMPLED])])[0].collect()
+    assert recorded.num_recorded == before + 1
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
