@@ -265,7 +265,7 @@ class DraftConfig(Section):
     target: str = option(
         "",
         "Target model, named as in `model`. Needed for its tokenizer (vocabulary shared or text) and for its sizes and "
-        "embedding (proposer eagle3). Default: unknown.",
+        "embedding (proposers eagle3 and block). Default: unknown.",
     )
     keys: str = _keys()
     name: str = _name()

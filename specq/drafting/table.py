@@ -41,7 +41,7 @@ METHODS = (  # a verifier asks its sources in this order
     ),
     Method(source=MEDUSA, make="specq.drafting.medusa.source:make"),
     Method("eagle3", "specq.drafting.eagle3.spec:EAGLE3", EAGLE, "specq.drafting.eagle3.source:make"),
-    Method(source=BLOCK, make="specq.drafting.block.source:make"),
+    Method("block", "specq.drafting.block.spec:BLOCK_DRAFTER", BLOCK, "specq.drafting.block.source:make"),
     Method("ngram", "specq.drafting.suffix.ngram:NGRAM", SUFFIX, "specq.drafting.suffix.source:make"),
     Method(source=LOOKAHEAD, make="specq.drafting.lookahead.source:make"),
     Method(source=GRAMMAR, make="specq.drafting.grammar.source:make"),  # continues the drafts of the others

@@ -30,7 +30,7 @@ from specq.drafting.trees.ranked import Ranked, RankWait, grow_each, num_choices
 from specq.drafting.trees.texts import FollowedText, NewRows, TextHead, taps_of
 from specq.engines.models import rank_tokens
 from specq.engines.torch import Replays, Sampling
-from specq.protocol import Int64Array, IntpArray
+from specq.protocol import Float32Array, Int64Array, IntpArray
 
 
 class BlockHead(TextHead):
@@ -43,6 +43,7 @@ class BlockHead(TextHead):
         num_heads = shape.num_layers * shape.num_key_value_heads  # of all layers, beside each other
         cache: StateCache = StateCache(num_heads, shape.head_dim, 0, network.fc.weight)
         super().__init__(shape.layers, network.fc.in_features, cache)
+        self.drafter = drafter
         self.token_ids, self.limit_vocab, self.num_places = drafter.token_ids, drafter.limit_vocab, shape.num_places
         self._passes, self._device = BlockPasses(network, cache), network.fc.weight.device
         replays = replays or Replays.on(self._device)
@@ -61,6 +62,10 @@ class BlockHead(TextHead):
     def taken(self, values: Any) -> torch.Tensor:
         """See `TextHead`."""
         return torch.as_tensor(values)  # an engine on the host has arrays
+
+    def copied(self, states: Float32Array) -> torch.Tensor:
+        """Return a copy of hidden states of the host, where the drafter computes."""
+        return torch.from_numpy(np.array(states)).to(self._device)
 
     @torch.no_grad()
     def _follow(self, texts: list[FollowedText]) -> None:
