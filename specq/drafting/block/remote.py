@@ -1,7 +1,7 @@
 """`block`: a block drafter in a draft worker, away from the target whose hidden states it reads.
 
 The verifier sends the states of the text (`Activations`). One block behind the last token whose states before it are
-known predicts all positions ahead. So all nodes at a position have the same children, whatever is above them. When more
+known predicts all positions ahead. So all nodes at a position have the same children. When more
 states arrive, the next block is computed. Children that were drafted before stay, because they are only hints.
 """
 
