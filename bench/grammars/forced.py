@@ -1,6 +1,7 @@
 """How much faster objects with four fields are written with forced tokens, with drafts, and with both.
 
     python -m bench.grammars.forced --model smollm2 --out forced.json
+    python -m bench.grammars.forced --model pair/target --draft-model pair/draft --device cuda --dtype bfloat16
 
 One engine, the model's default, one session at a time, greedy. The sides, in turns: each object plainly, with forced
 tokens alone in every step, with suffix decoding or the pair's draft model alone, and with both. `default` has all of
@@ -15,7 +16,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -44,24 +44,20 @@ MOST_TOKENS = 160
 BEHIND, DEFAULT = " and forced", "default"
 
 
-def sides_of(model: str, info: ModelInfo) -> dict[str, list[DraftSource]]:
+def sides_of(config: TargetConfig, info: ModelInfo) -> dict[str, list[DraftSource]]:
     """Return the draft sources of each side."""
     found: dict[str, list[DraftSource]] = {"plain": [], "forced": [ForcedTokens()]}
-    makers: dict[str, Callable[[], DraftSource]] = {
-        "suffix": SuffixDecoder,
-        "draft model": partial(_colocated, model, info),
-    }
+    model = _colocated(config, info)  # one for all sides, since only one has a session at a time
+    makers: dict[str, Callable[[], DraftSource]] = {"suffix": SuffixDecoder, "draft model": lambda: model}
     for name, make in makers.items():
         found |= {name: [make()], name + BEHIND: [make(), ForcedTokens()]}
     found[DEFAULT] = [makers["suffix"](), makers["draft model"](), ForcedTokens()]
     return found
 
 
-def _colocated(model: str, info: ModelInfo) -> DraftSource:
-    config = TargetConfig(model=model, draft_model=model)
-    made = making.make(
-        Setup(config, info, resolve_model(model, "draft"), "cpu", bool, draft_tokenizer=tokenizer_of(model, "draft"))
-    )
+def _colocated(config: TargetConfig, info: ModelInfo) -> DraftSource:
+    at, files = resolve_model(config.draft_model, "draft"), tokenizer_of(config.draft_model, "draft")
+    made = making.make(Setup(config, info, at, config.device, bool, draft_tokenizer=files))
     assert made is not None
     return made
 
@@ -96,13 +92,18 @@ def run(verifier: Verifier, session_id: int, prompt: list[int], grammar: str, mo
 
 @click.command()
 @click.option("--model", default="smollm2", show_default=True, help="Target.")
+@click.option("--draft-model", default="", help="Draft model.  [default: the target's, by its name]")
+@click.option("--device", default="cpu", show_default=True, help="Where both run.")
+@click.option("--dtype", default="auto", show_default=True, help="Type of the weights.")
 @click.option("--turns", default=3, show_default=True, help="How often each object is written.")
 @click.option("--warm-up", default=3, show_default=True, help="Turns before, which do not count.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for the report, JSON.")
-def main(model: str, turns: int, warm_up: int, out: Path | None) -> None:
+def main(model: str, draft_model: str, device: str, dtype: str, turns: int, warm_up: int, out: Path | None) -> None:
     """Measure, and print the ratios."""
     at = resolve_model(model, "target")
-    engine, files = ENGINES.resolve("auto").make(at, device="cpu", kv_slots=KV_SLOTS), load_tokenizer_files(at)
+    config = TargetConfig(model=model, draft_model=draft_model or model, device=device, dtype=dtype)
+    engine = ENGINES.resolve("auto").make(at, device=device, dtype=dtype, kv_slots=KV_SLOTS)
+    files = load_tokenizer_files(at)
     times, ids = engine.step_times(SIZES), count(1)
     curve = StepCurve(SIZES[: len(times)], times)
     builder = GrammarBuilder(files, engine.info.vocab_size, engine.info.eos_ids)
@@ -114,7 +115,7 @@ def main(model: str, turns: int, warm_up: int, out: Path | None) -> None:
             grammar_builder=builder,
             measures_drafts=name not in ("plain", "forced"),
         )
-        for name, sources in sides_of(model, engine.info).items()
+        for name, sources in sides_of(config, engine.info).items()
     }
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in verifiers}  # tokens a second: wall, processor
     for turn in range(-warm_up, turns):
@@ -125,10 +126,11 @@ def main(model: str, turns: int, warm_up: int, out: Path | None) -> None:
                 if turn >= 0:
                     found[name].append((num_tokens / wall_s, num_tokens / processor_s))
     builder.close()
+    is_on_cpu = int(device == "cpu")  # there the processor's time tells which is better
     rates = {name: np.array(own) for name, own in found.items()}
     ratios = {f"{name} to plain": own / rates["plain"] for name, own in rates.items() if name != "plain"}
     for names in (("suffix",), ("draft model",), ("suffix", "draft model")):
-        better = max((rates[name] for name in ("forced", *names)), key=lambda own: float(np.median(own[:, 1])))
+        better = max((rates[name] for name in ("forced", *names)), key=lambda own: float(np.median(own[:, is_on_cpu])))
         both = DEFAULT if len(names) > 1 else names[0] + BEHIND
         ratios[f"{both} to the best of forced, {', '.join(names)}"] = rates[both] / better
     report: dict[str, Any] = {

@@ -130,7 +130,7 @@ def _measure(kind: RateKind, seconds: float) -> dict[str, float]:
             options = ("--bind", broker, "--cores", str(core), *QUIET, "--journal", *journal)
             pid = stack.enter_context(process("specq", "broker", *options)).pid
             of_load = (kind.sessions, kind.tokens, kind.clients, kind.drafters)
-            others = cores if kind.brokers > 1 else cores[1:] or cores
+            others = cores[kind.brokers :] or cores
             load = Load(broker, pid, *of_load, seconds, 1, others, JOBS_APART * (number + 1))
             asking.append(stack.enter_context(process("bench.broker_load", arguments(load))))
         found = [json.loads(output(one, 2 * PATIENCE_S + 4 * seconds))[0] for one in asking]

@@ -32,7 +32,7 @@ import zmq
 
 from specq.client.detached import JobDesk
 from specq.config.values import free_address
-from specq.journal import LEASE_S
+from specq.journal import LEASE_S, SILENT_S
 from specq.runtime.machine import describe
 from specq.transport import connect_dealer
 from tests.chaos.clients import Scribe, fetch, look
@@ -222,8 +222,8 @@ class Injector:
         self.cluster.kill(name)
         killed = time.monotonic()
         watch = self._interrupt(kind) if kind != "kill" else None
-        # After half a lease nobody has its jobs yet, and what it sent has arrived, also on a busy machine.
-        load.recovered(killed + LEASE_S / 2, 2 * RECOVERY_S, [ids[one] for one in held & ids.keys()])
+        # By then nobody has its jobs yet, and what it sent has arrived, also on a busy machine.
+        load.recovered(killed + SILENT_S / 2, 2 * RECOVERY_S, [ids[one] for one in held & ids.keys()])
         if held & ids.keys():
             self.times.events += [(killed, "died"), (time.monotonic(), "moved")]
             self.times.moved += len(held & ids.keys())

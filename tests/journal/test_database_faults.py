@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,7 +106,9 @@ def test_requests_and_answers_are_lost_at_random(open_it: Open, database: Databa
     reader.close()
 
 
-def test_a_taking_whose_answer_is_lost_is_found_again(open_it: Open, database: Database, proxy: Proxy) -> None:
+def test_a_taking_whose_answer_is_lost_is_found_again(
+    open_it: Open, database: Database, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The jobs are this broker's already, with the epoch of that taking."""
     first = open_it()
     first.write([taken(1), added(1, 0, [1]), taken(2)])
@@ -113,9 +116,17 @@ def test_a_taking_whose_answer_is_lost_is_found_again(open_it: Open, database: D
     second.write([taken(3)])
     assert second.take() == []
     first.close()
-    proxy.loses = "answers"
+    query = second._session.query
+
+    def losing(statement: str, *values: Any, **options: Any) -> Any:
+        if "specq.take(" in statement:
+            proxy.loses = "answers"
+        return query(statement, *values, **options)
+
+    monkeypatch.setattr(second._session, "query", losing)
     with pytest.raises(JournalBusyError):
         second.take()
+    monkeypatch.undo()
     wait_until(lambda: set(database.holders().values()) == {second._number})
     jobs = second.take()
     assert ids(jobs) == [1, 2]

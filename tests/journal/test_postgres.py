@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from specq.journal import Opening, open_journal
+from specq.journal import LEASE_S, SILENT_S, Opening, open_journal
 from specq.journal.postgres import store
 from specq.journal.postgres.address import parse
 from specq.journal.postgres.arrays import from_text, to_text
@@ -22,9 +22,10 @@ from specq.journal.postgres.schema import STEPS, prepare
 from specq.journal.postgres.session import DatabaseSession
 from specq.journal.postgres.store import PostgresJournal
 from specq.protocol import ConfigError, SpecqError
+from specq.testing import wait_until
 from specq.testing.fake_journal import PARAMS, FakeJournal, added, ended, groups, history, taken
 from tests.each import each
-from tests.journal.cluster import Database, ids
+from tests.journal.cluster import Database, ids, texts
 
 Open = Callable[..., PostgresJournal]
 OUTSIDE = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGSSLMODE", "PGUSER", "PGDATABASE", "PGPORT")
@@ -205,6 +206,68 @@ def test_its_time_is_the_databases(open_it: Open, database: Database) -> None:
     assert [one.job_id for one in reader.finished(9)] == [1, 3]
     assert all(one.ended <= now for one in reader.finished(9))
     reader.close()
+
+
+@pytest.mark.cluster
+def test_a_broker_without_a_connection_loses_its_jobs_early(open_it: Open, database: Database) -> None:
+    """Not a silent one that has a connection; and a broker that is newly connected waits for the leases' end."""
+    first, second, third = (open_it(address=f"tcp://10.0.0.{i}:1") for i in range(3))
+    first.write([taken(1)])
+    third.write([taken(2)])
+    age = "SELECT min(extract(epoch FROM clock_timestamp() - backend_start)) FROM pg_stat_activity"
+    wait_until(lambda: database.run(f"{age} WHERE application_name LIKE 'specq journal %'")[0][0] > LEASE_S)
+    late = open_it(address="tcp://10.0.0.4:1")
+    for journal in (first, second, third):
+        journal.renew()
+    database.run(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name = 'specq journal ' || (SELECT broker FROM specq.active WHERE job_id = 1)"
+    )
+    assert not second.take()
+    database.run(f"UPDATE specq.brokers SET until = until - interval '{SILENT_S} s'")
+    assert [ids(late.take()), ids(second.take())] == [[], [1]]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_taking_reads_each_group_once(open_it: Open, database: Database, is_dead: bool) -> None:
+    """Not once for each job, although its plan was made while the tables were empty."""
+    holder, taker, num_jobs, num_groups = open_it(), open_it(), 300, 30
+    for _ in range(10):  # PostgreSQL keeps a plan from the sixth time on
+        taker.take()
+    holder.write([taken(job_id) for job_id in range(num_jobs)])
+    for number in range(num_groups):
+        holder.write([added(job_id, number, [7]) for job_id in range(num_jobs)])
+    if is_dead:
+        database.expire(holder)
+    with taker._session.transaction(60):
+        jobs = [one for _ in range(2) for one in taker.take()]
+        ((num_read,),) = taker._session.query(
+            "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'groups'"
+        )
+    assert len(jobs) == is_dead * num_jobs
+    assert num_read <= (4 * num_groups if is_dead else 1)
+    assert texts(taker) == {job_id: [7] * num_groups for job_id in range(num_jobs)}
+
+
+@pytest.mark.cluster
+def test_a_lost_brokers_text_is_folded_in_steps(
+    open_it: Open, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its jobs are taken, so that no statement takes long; a job's text is complete all the time."""
+    monkeypatch.setattr(store, "FOLDED_FIRST", 3000)
+    holder, taker, num_jobs, num_groups = open_it(), open_it(), 20, 30
+    holder.write([taken(job_id) for job_id in range(num_jobs)])
+    for number in range(num_groups):
+        holder.write([added(job_id, number, [7]) for job_id in range(num_jobs)])
+    database.expire(holder)
+    left, whole = [num_groups], {job_id: [7] * num_groups for job_id in range(num_jobs)}
+    while not (jobs := taker.take()):
+        assert texts(taker) == whole
+        left += database.run("SELECT count(*) FROM specq.groups")[0]
+        assert left[-1] < left[-2]
+    assert len(left) > 3
+    assert (sorted(ids(jobs)), texts(taker)) == (sorted(whole), whole)
 
 
 @pytest.mark.cluster

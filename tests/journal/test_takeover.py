@@ -69,7 +69,7 @@ def test_planted_check_before_the_transaction_is_caught(
     """The broker asks which jobs it holds, and the transaction believes it."""
     unfenced = functions.FUNCTIONS.replace("a.broker = p_broker", "true").replace("AND broker = p_broker", "")
     assert unfenced.count("p_broker") < functions.FUNCTIONS.count("p_broker") - 4
-    monkeypatch.setattr(store, "prepare", partial(schema.prepare, steps=(schema.TABLES + unfenced,)))
+    monkeypatch.setattr(store, "prepare", partial(schema.prepare, steps=(schema.TABLES + unfenced, *schema.STEPS[1:])))
     write = store.PostgresJournal.write
 
     def checked(self: store.PostgresJournal, records: list[Any]) -> frozenset[int]:
@@ -126,7 +126,7 @@ def test_planted_epoch_of_the_broker_is_caught(
 ) -> None:
     """Each broker would use its own epochs for jobs that it takes."""
     own = functions.FUNCTIONS.replace("epoch = number.number << 32", "epoch = p_broker << 32")
-    monkeypatch.setattr(store, "prepare", partial(schema.prepare, steps=(schema.TABLES + own,)))
+    monkeypatch.setattr(store, "prepare", partial(schema.prepare, steps=(schema.TABLES + own, *schema.STEPS[1:])))
     with pytest.raises(AssertionError):
         check_epochs(open_it, database)
 

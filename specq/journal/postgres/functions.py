@@ -301,4 +301,26 @@ BEGIN
 END $$;
 """
 
+# When a process ends, its connections end, and the others see it. The lease of a frozen or unreachable broker runs on.
+# After a failover all connections are new, and renewals may be forgotten: for a lease's time nobody is called silent.
+# Folding in steps keeps each taking short, however much text a dead broker had.
+FOLD_LOST = """
+CREATE FUNCTION specq.fold_lost(p_lease float8, p_silent float8, p_size bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    UPDATE specq.brokers b SET until = v_now
+        WHERE until > v_now AND until < v_now + make_interval(secs => p_lease - p_silent)
+        AND NOT EXISTS (SELECT FROM pg_stat_activity s
+            WHERE s.application_name = 'specq journal ' || b.number AND s.datname = current_database())
+        AND EXISTS (SELECT FROM pg_stat_activity s
+            WHERE s.pid = pg_backend_pid() AND s.backend_start < v_now - make_interval(secs => p_lease));
+    RETURN (SELECT coalesce(max(specq.fold(number, token, p_size)), 0) FROM (
+        SELECT number, token FROM specq.brokers b WHERE until < clock_timestamp()
+            AND EXISTS (SELECT FROM specq.groups g WHERE g.broker = b.number)
+            LIMIT 1 FOR UPDATE SKIP LOCKED) AS lost);
+END $$;
+"""
+
 FUNCTIONS = REGISTER + CLAIM + RENEW + WRITE + TAKE + FOLD + KEEP + BRING_BACK

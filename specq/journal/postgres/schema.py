@@ -19,7 +19,7 @@ this specq knows is refused, and so is a schema `specq` of another program.
 
 from __future__ import annotations
 
-from specq.journal.postgres.functions import FUNCTIONS
+from specq.journal.postgres.functions import FOLD_LOST, FUNCTIONS
 from specq.journal.postgres.session import DatabaseSession
 from specq.protocol import ConfigError
 
@@ -134,7 +134,9 @@ ALTER TABLE specq.groups
     ALTER draft_tokens SET STORAGE EXTERNAL, ALTER cached_tokens SET STORAGE EXTERNAL;
 """
 
-STEPS = (TABLES + FUNCTIONS,)
+GROUPS_BY_BROKER = "CREATE INDEX groups_by_broker ON specq.groups (broker, number);"
+
+STEPS = (TABLES + FUNCTIONS, GROUPS_BY_BROKER + FOLD_LOST)
 
 # From the tables of the catalog: functions such as to_regclass may remember what another program has changed since.
 _VERSION = """

@@ -30,7 +30,7 @@ import structlog
 from psycopg.types.numeric import Int8
 
 from specq.journal import rows
-from specq.journal.interface import HELD_S, LEASE_S, MOST_TAKEN, Journal, Kept, Noted, Opening
+from specq.journal.interface import HELD_S, LEASE_S, MOST_TAKEN, SILENT_S, Journal, Kept, Noted, Opening
 from specq.journal.postgres.address import parse
 from specq.journal.postgres.arrays import ints
 from specq.journal.postgres.group import NUM_ARGUMENTS, RecordGroup
@@ -45,6 +45,7 @@ log = structlog.get_logger(__name__)
 MOST_SENT = 2  # groups under way
 MOST_UNFOLDED = 32 << 20  # bytes of tokens in this broker's groups: with little text, 300,000 rows
 FOLDED = 1 << 19  # about the bytes that one step folds: 10 ms
+FOLDED_FIRST = 8 << 20  # the same for a lost broker, before its jobs are taken: half a second
 KEEP_S = 1.0  # between two looks at the size, if nothing was to be forgotten
 STEP_ROWS = 200  # maximum number of results that a step forgets
 STEP_BYTES = 8 << 20  # and about their bytes
@@ -53,6 +54,7 @@ SLACK_S = 5.0  # stored times may be this much later than now: brokers measure t
 GONE_AGAIN = "the broker's row is deleted again and again"
 _WRITE = f"SELECT specq.write_group({', '.join(f'${place}' for place in range(1, 6 + NUM_ARGUMENTS))})"
 _TAKE = "SELECT specq.take(%s, %s, %s, %s, %s)"
+_FOLD_LOST = "SELECT specq.fold_lost(%s, %s, %s)"
 _KEEP = "SELECT num_forgotten, is_full FROM specq.keep_to(%s, %s, %s, %s, %s, %s, %s)"
 _CLOSE = "UPDATE specq.brokers SET until = clock_timestamp() WHERE number = %s AND token = %s"
 _RELEASE = "UPDATE specq.active SET broker = NULL WHERE broker = %s AND job_id = ANY(%s)"
@@ -273,6 +275,9 @@ class PostgresJournal(Journal):
 
     def take(self) -> list[StoredJob]:
         """Become the holder of jobs that no live broker holds, the oldest first. Unreadable ones are left alone."""
+        ((folded,),) = self._session.query(_FOLD_LOST, (LEASE_S, SILENT_S, FOLDED_FIRST), prepare=True)
+        if folded >= FOLDED_FIRST:
+            return []  # there is more: first the next renewal
         was_unsure, self._take_is_unsure = self._take_is_unsure, True
         job_ids = self._call(_TAKE, LEASE_S, MOST_TAKEN, ints(list(self._unreadable)))
         if was_unsure:  # an earlier call may have taken jobs, and its answer was lost
