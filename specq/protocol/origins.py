@@ -52,8 +52,8 @@ TARGETS_OWN = frozenset({OWN, PLAIN, CORRECTED})
 
 LANES = {origin.name: origin.lane for origin in TABLE if origin.lane is not None}  # of the verifier's own sources
 LEAST_OWN_LANE = min(LANES.values())  # draft workers have the lanes below
-SUFFIX_LANE, COLOCATED_LANE, MEDUSA_LANE = LANES[SUFFIX], LANES[COLOCATED], LANES[MEDUSA]
-LOOKAHEAD_LANE, EAGLE_LANE, GRAMMAR_LANE = LANES[LOOKAHEAD], LANES[EAGLE], LANES[GRAMMAR]
+SUFFIX_LANE, COLOCATED_LANE = LANES[SUFFIX], LANES[COLOCATED]
+LOOKAHEAD_LANE, GRAMMAR_LANE = LANES[LOOKAHEAD], LANES[GRAMMAR]
 
 SHOWN_OF_LANE = {lane: SHOWN[name] for name, lane in LANES.items()}  # of lanes that do not belong to draft workers
 ORIGIN_OF_LANE: UInt8Array = np.full(256, ORIGIN_CODES[DRAFT_WORKER], np.uint8)

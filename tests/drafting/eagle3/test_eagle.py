@@ -14,7 +14,7 @@ from specq.drafting.trees.interface import Grown, TreeRequest
 from specq.drafting.trees.ranked import Ranked
 from specq.protocol import (
     EAGLE,
-    EAGLE_LANE,
+    LANES,
     SamplingParams,
     Speculation,
 )
@@ -77,7 +77,7 @@ def test_the_head_is_given_each_row_of_a_text(mode: str, wrong_every: int, max_s
 def test_what_is_accepted_is_eagles() -> None:
     names, lanes, judged = origins_with(EagleSource(ToyTrees()))
     assert names.count(EAGLE) > 12
-    assert lanes == {EAGLE_LANE}
+    assert lanes == {LANES[EAGLE]}
     assert judged[EAGLE][1] == names.count(EAGLE)
 
 
@@ -87,7 +87,7 @@ def test_scores_are_calibrated_in_the_lane() -> None:
     started.open(0)
     started.finish()
     assert kept(started, source)
-    lane = started.verifier.sessions[0].lane(EAGLE_LANE)
+    lane = started.verifier.sessions[0].lane(LANES[EAGLE])
     assert lane is not None
     assert lane.calibration.probability(float(np.log(0.7))) < 0.1
 
