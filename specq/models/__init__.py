@@ -218,10 +218,9 @@ def _checked_heads(path: Path) -> Path:
     if not path.is_dir():
         known = ", ".join(model.name for model in known_models() if model.role == HEADS)
         raise ConfigError(
-            f"there is no directory of heads {path}; `specq train medusa`, `eagle3` or `block` makes one; "
-            f"named heads exist for: {known}"
+            f"there is no directory of heads {path}; `specq train medusa`, `specq train eagle3` or "
+            f"`specq train block` makes one; named heads exist for: {known}"
         )
-
     kind_of(path).check(path)
     return path
 
