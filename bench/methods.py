@@ -7,7 +7,7 @@
     draft-colocated     a draft model in the verifier's process
     draft-worker        the same draft model in a draft worker
     parallel-colocated, parallel-worker   likewise, with a draft model that predicts several tokens in one pass
-    medusa, eagle3      heads in the verifier's process
+    medusa, eagle3, block   heads or a block drafter in the verifier's process
     eagle3-suffix       an EAGLE-3 head and suffix decoding, in one tree
     everything          all methods at once
 
@@ -27,13 +27,12 @@ from typing import Any
 from bench.deployments import LOOKUP, PLAIN, deployment
 from specq.checkpoints import draft_form, weight_bytes
 from specq.config import Config
-from specq.drafting.eagle3 import form as eagle_form
-from specq.drafting.medusa import form as medusa_form
+from specq.drafting.head_kinds import kind_of
 from specq.models import HEADS, resolve_model
-from specq.protocol import ConfigError
+from specq.protocol import BLOCK, EAGLE, MEDUSA, ConfigError
 
 DRAFT, EVERYTHING = "draft-colocated", "everything"
-MEDUSA, EAGLE, EAGLE_SUFFIX = "medusa", "eagle3", "eagle3-suffix"
+EAGLE_SUFFIX = "eagle3-suffix"
 KINDS = {  # with what each needs
     PLAIN: "",
     LOOKUP: "",
@@ -46,6 +45,7 @@ KINDS = {  # with what each needs
     MEDUSA: "Medusa heads (--heads)",
     EAGLE: "an EAGLE-3 head (--heads)",
     EAGLE_SUFFIX: "an EAGLE-3 head (--heads)",
+    BLOCK: "a block drafter (--heads)",
     EVERYTHING: "",
 }
 SHARED_TOKENS = 100_000
@@ -170,11 +170,9 @@ def _named(methods: list[ServedMethod]) -> list[ServedMethod]:
 
 def _kind_of(heads: Path) -> str:
     """Return the kind of heads in a directory; raises ConfigError for unusable heads."""
-    if eagle_form.is_eagle(heads):
-        eagle_form.eagle_shape(heads)
-        return EAGLE
-    medusa_form.heads_shape(heads)
-    return MEDUSA
+    kind = kind_of(heads)
+    kind.check(heads)
+    return kind.source
 
 
 def _checked_parallel(model: str) -> str:

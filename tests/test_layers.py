@@ -112,11 +112,13 @@ DOORS = {
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
     *("specq.checkpoints.draft_form", "specq.verifier.sources", "specq.drafting.worker", "specq.drafting.head_files"),
-    *(f"specq.drafting.{method}.interface" for method in ("medusa", "eagle3")),
+    *("specq.drafting.medusa.interface", "specq.drafting.trees.interface", "specq.drafting.trees.ranked"),
     *("specq.drafting.interface", "specq.drafting.rank_trees"),
     *(f"specq.drafting.{method}.source" for method in ("draft_model", "suffix", "lookahead")),
     *("specq.drafting.medusa", "specq.drafting.medusa.arrays", "specq.drafting.medusa.network"),  # the former: form
     *("specq.drafting.eagle3", "specq.drafting.eagle3.network", "specq.drafting.eagle3.loading"),
+    *("specq.drafting.block", "specq.drafting.block.network", "specq.drafting.head_config"),
+    *("specq.drafting.eagle3.levels", "specq.drafting.head_kinds", "specq.drafting.head_layers"),
     "specq.models.draft_choice",
     "specq.models.inflate",
     "specq.models.inflate_heads",
@@ -133,13 +135,13 @@ INSIDERS = {
 }
 BROKER_ROOMS = ("state", "validation", "workers", "jobs", "gate", "core")  # each imports only from those before it
 OPEN = ("training", "bench", "simulate", "processes")  # every module of these is a door
-METHODS = ("medusa", "eagle3", "vllm")  # of drafting, those that need torch
+METHODS = ("medusa", "eagle3", "block", "vllm")  # of drafting, those that need torch
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/training/", "specq/models/inflate"),
     *(f"specq/drafting/{method}/" for method in METHODS),
-    "specq/drafting/head_",
+    *("specq/drafting/head_", "specq/drafting/trees/"),
     *("bench/rivals", "bench/drafts", "bench/lossless"),
     *("bench/end_to_end/vllm", "bench/device", "bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
@@ -152,7 +154,9 @@ TABLES = (
         for module in ("__init__", "spec", "form", "interface", "source")
     ),
     *(f"specq/drafting/{module}.py" for module in ("medusa/arrays", "medusa/host", "eagle3/arrays", "eagle3/host")),
+    "specq/drafting/block/arrays.py",
     *(f"specq/drafting/eagle3/{module}.py" for module in ("remote", "row_head")),
+    *(f"specq/drafting/trees/{module}.py" for module in ("__init__", "interface", "source", "grown_trees", "ranked")),
 )
 
 

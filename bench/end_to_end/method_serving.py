@@ -18,10 +18,11 @@ from bench.deployments import PLAIN
 from bench.end_to_end.serving import BRISK_MS, READY_S, Completer, run, until_one_fails, verifier_config
 from bench.end_to_end.streams import ListeningClient, StreamLoad
 from bench.end_to_end.workload import Workload
-from bench.methods import EAGLE, EVERYTHING, KINDS, MEDUSA, DraftFiles, choose, config_of
+from bench.methods import EVERYTHING, KINDS, DraftFiles, choose, config_of
 from bench.step_split import StepSplit
 from specq.config import Config
 from specq.processes.servers import Servers
+from specq.protocol import BLOCK, EAGLE, MEDUSA
 
 METHODS = tuple(kind for kind in KINDS if kind not in (PLAIN, EVERYTHING) and not kind.endswith("-worker"))
 DRAFTS = ("always", "measured")
@@ -56,6 +57,6 @@ def method_config(kind: str, work: Workload, drafts: str = "always") -> Config:
 def _files(pair: Path) -> DraftFiles:
     draft, parallel, *heads = (
         str(pair / name) if (pair / name / "config.json").is_file() else ""
-        for name in ("draft", "parallel", MEDUSA, EAGLE)
+        for name in ("draft", "parallel", MEDUSA, EAGLE, BLOCK)
     )
     return DraftFiles(draft, parallel, tuple(filter(None, heads)))

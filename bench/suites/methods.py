@@ -52,7 +52,14 @@ Portion = Sequence[Prompt]
 @suite("methods")
 @option("--target", str, default_pair, "Target: a name, or a path.", show_default=SHOWN_PAIR)
 @option("--draft", str, None, "An autoregressive draft model.", metavar="DIR", show_default=WITH_TARGET)
-@repeatable("--heads", str, (), "Directory of Medusa heads, or of an EAGLE-3 head.", metavar="DIR", show_default=False)
+@repeatable(
+    "--heads",
+    str,
+    (),
+    "Directory of heads, or of a block drafter.",
+    metavar="DIR",
+    show_default=False,
+)
 @option(
     "--parallel",
     str,

@@ -17,6 +17,7 @@ import click
 from specq.client import Result
 from specq.config import wants_colours
 from specq.protocol import (
+    BLOCK,
     COLOCATED,
     CORRECTED,
     DRAFT_WORKER,
@@ -54,6 +55,7 @@ _COLOURS = {
     MEDUSA: "bright_magenta",
     EAGLE: "bright_cyan",
     GRAMMAR: "bright_black",
+    BLOCK: "bright_green",
 }  # of accepted drafts, by source; others are green
 MARKS = {  # one for each name of `specq.protocol.ORIGINS`
     **{name: TextMark(f"accepted: {SHOWN[name]}", _COLOURS.get(name, "green")) for name in ORIGINS if name in SHOWN},

@@ -24,7 +24,7 @@ PROMPTS_EACH = 4  # prompts per data set for a running deployment
 @click.option("--draft-model", help="Draft model, named as in --model, or `none`.  [default: as specq up]")
 @click.option(
     "--heads",
-    help="Medusa heads or an EAGLE-3 head: a directory or a name from `specq models`.  [default: none]",
+    help="Medusa heads, EAGLE-3 head or block drafter: a directory or a name from `specq models`.  [default: none]",
 )
 @key_options(TargetConfig, RUNNING)
 @own_key_options({"target": OWN["target"]})

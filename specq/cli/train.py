@@ -7,6 +7,7 @@ import click
 from specq.cli.groups import LazyGroup
 
 METHODS = {
+    "block": "specq.cli.train_methods:block",
     "draft": "specq.cli.train_methods:draft",
     "eagle3": "specq.cli.train_methods:eagle3",
     "medusa": "specq.cli.train_methods:medusa",
@@ -14,6 +15,7 @@ METHODS = {
     "parallel": "specq.cli.train_methods:parallel",
 }
 SUMMARIES = {
+    "block": "Train a block drafter on a target's hidden states.",
     "draft": "Train a small draft model for an existing target.",
     "eagle3": "Train an EAGLE-3 head on a target's hidden states.",
     "medusa": "Train Medusa heads on a target's hidden states.",

@@ -22,7 +22,7 @@ from specq.cli.train_stages import (
 from specq.models import draft_for, resolve_model
 from specq.protocol import ConfigError
 from specq.runtime import OutFile, OutFolder
-from specq.training import DRAFT_STAGES, EAGLE_STAGES, MEDUSA_STAGES, PAIR_STAGES, PARALLEL_STAGES
+from specq.training import BLOCK_STAGES, DRAFT_STAGES, EAGLE_STAGES, MEDUSA_STAGES, PAIR_STAGES, PARALLEL_STAGES
 from specq.training.records import bench_paths, shard_paths
 
 
@@ -191,6 +191,57 @@ def eagle3(stage: str, *, target: str, device: str, **options: Any) -> None:
 
     settings = EagleSettings(**found, device=choose_device(device, compiled=False))
     run_stages(stage, EAGLE_STAGES, settings)
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("stage", type=click.Choice([*BLOCK_STAGES, ALL_STAGES]))
+@run_options("block", "the drafter goes")
+@click.option("--seconds", type=DURATION, default=800.0, help="Training time, in seconds.")
+@click.option(
+    "--block-size",
+    type=click.IntRange(2, 64),
+    default=8,
+    help="Tokens of a block: the last known one and the drafted ones.",
+)
+@click.option("--num-layers", type=click.IntRange(1, 32), default=5, help="Layers of the drafter.")
+@click.option(
+    "--num-states", type=click.IntRange(1, 16), default=5, help="Number of the target's layers whose states it reads."
+)
+@click.option("--num-anchors", type=COUNT, default=32, help="Blocks per row of a batch.")
+@click.option(
+    "--head-size", type=COUNT, default=16384, help="Maximum number of tokens that the drafter can draft, by frequency."
+)
+@click.option("--batch-tokens", type=COUNT, default=24576, help="Tokens per batch, without blocks.")
+@click.option(
+    "--lr",
+    type=RATE,
+    default=1e-3,
+    help="Peak learning rate of norms, mask and the matrix of the target's states.",
+)
+@click.option("--matrix-lr", type=RATE, default=4e-3, help="Peak learning rate of the layers' matrices.")
+@click.option(
+    "--depth-decay",
+    type=OPEN_SHARE,
+    default=0.78,
+    help="Factor of a place's loss weight relative to the previous place.",
+)
+@click.option(
+    "--off-path",
+    type=SHARE,
+    default=0.3,
+    help="Loss weight of a place behind a token that is not the target's likeliest one.",
+)
+def block(stage: str, *, target: str, device: str, **options: Any) -> None:
+    """Train a block drafter, for `--heads`, on the answers of a target. The target does not change.
+
+    STAGE is one step of the training, or `all`. Each stage reads the output of earlier stages in --work and --out.
+    An interrupted `drafter` stage continues when it runs again with the same settings.
+    """
+    found = checked(stage, BLOCK_STAGES, target, options)
+    from specq.training.settings import BlockSettings, choose_device
+
+    settings = BlockSettings(**found, device=choose_device(device, compiled=False))
+    run_stages(stage, BLOCK_STAGES, settings)
 
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)

@@ -223,7 +223,7 @@ class TargetConfig(Section):
     vocabulary: str = _vocabulary()
     heads: str = option(
         "",
-        "Medusa heads or an EAGLE-3 head to draft with in this process: a directory or a name from `specq models`. "
+        "Medusa heads, an EAGLE-3 head or a block drafter for this process: a directory or a name from `specq models`. "
         "Default: none.",
     )
     heads_tree: str = option(
@@ -265,7 +265,7 @@ class DraftConfig(Section):
     target: str = option(
         "",
         "Target model, named as in `model`. Needed for its tokenizer (vocabulary shared or text) and for its sizes and "
-        "embedding (proposer eagle3). Default: unknown.",
+        "embedding (proposers eagle3 and block). Default: unknown.",
     )
     keys: str = _keys()
     name: str = _name()

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specq.doctor.prediction import NAMES, PLAIN, WORKER, Prediction
-from specq.protocol import EAGLE, LOOKAHEAD, SUFFIX
+from specq.protocol import BLOCK, EAGLE, LOOKAHEAD, SUFFIX
 from specq.protocol import MEDUSA as HEADS
 
 PAYS = 1.25  # times plain decoding; a smaller gain is within the error of a prediction
 LARGE_BYTES = 8e9  # weights from which a CPU is slow
 MANY = 16  # sessions
-OF_HEADS = (HEADS, EAGLE)
+OF_HEADS = (HEADS, EAGLE, BLOCK)
 TORCH = ("auto", "torch")  # the engine on a GPU
 
 

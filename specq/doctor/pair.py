@@ -17,9 +17,7 @@ from specq.checkpoints import draft_form, is_gguf, read_config, read_gguf, weigh
 from specq.config import cache_dir
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
 from specq.doctor.installation import writable
-from specq.drafting.eagle3 import arrays as eagle_arrays
-from specq.drafting.eagle3 import form as eagle_form
-from specq.drafting.medusa.arrays import load_arrays
+from specq.drafting.head_kinds import kind_of
 from specq.engines import ends_told, local_checkpoint, read_info
 from specq.engines.models import default_arithmetic
 from specq.engines.native import AUTO, INTEGER, has_block_cache
@@ -230,14 +228,10 @@ def heads_fit(heads: str, target: PairModel) -> Check:
     """
     try:
         directory = resolve_model(heads, HEADS)
-        if eagle_form.is_eagle(Path(directory)):
-            layers = eagle_arrays.load_arrays(directory, str(target.path), target.info).layers
-            kind = f"an EAGLE-3 head on layers {', '.join(map(str, layers))}"
-        else:
-            kind = f"{len(load_arrays(directory, str(target.path), target.info).blocks[0][0])} Medusa heads"
+        found = kind_of(Path(directory)).describe(Path(directory), target.path, target.info)
     except ConfigError as error:
         return Check("heads", WRONG, str(error), "choose heads for this target, or train some (docs/heads.md)")
-    return Check("heads", OK, f"{kind}, {megabytes(weight_bytes(Path(directory)))} at {directory}")
+    return Check("heads", OK, f"{found}, {megabytes(weight_bytes(Path(directory)))} at {directory}")
 
 
 def room(models: Sequence[PairModel], free_bytes: int | None) -> Check:

@@ -7,7 +7,8 @@
     draft_model/, parallel/, medusa/, eagle3/, suffix/, lookahead/, vllm/   the methods
     vocabulary/          any drafter for a target with another tokenizer
     paths                nodes of drafters that keep only the tokens of a node
-    head_files, rank_trees   what Medusa and EAGLE-3 heads share: their files, and the trees that they draft
+    trees/               heads that draft whole trees from the target's hidden states
+    head_files, rank_trees   what all heads share: their files, and the shapes of trees
 
 A method has up to three parts. A drafter with its `DrafterSpec` serves draft workers. A source drafts inside a verifier
 (`specq.verifier.DraftSource`). The third part is the computation that both use. The draft worker keeps each session's

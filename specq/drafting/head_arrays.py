@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.checkpoints import gguf_tensors, is_gguf, read_gguf
-from specq.drafting.head_checks import GGUF_INPUTS, GGUF_OUTPUTS, Forms, read_checked
+from specq.drafting.head_checks import GGUF_INPUTS, GGUF_OUTPUTS, read_checked
+from specq.drafting.head_config import Forms
 from specq.protocol import ConfigError, Float32Array
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from specq.protocol import ConfigError, ModelInfo
+import numpy as np
+
+from specq.checkpoints.draft_form import TOKEN_IDS
+from specq.drafting.head_config import Forms, HeadShape
+from specq.protocol import ConfigError, Int32Array, ModelInfo
 
 Values = TypeVar("Values")
-Forms = dict[str, tuple[str, tuple[int, ...]]]  # number format and shape, by name
 
 GGUF_INPUTS = ("token_embd.weight",)
 GGUF_OUTPUTS = ("output.weight", *GGUF_INPUTS)  # the first that exists
@@ -54,3 +57,24 @@ def check_tokenizer(directory: Path, heads: str, num_tokens: int, tokenizer_hash
             f"{directory}: {heads} trained for another tokenizer ({num_tokens} tokens, {tokenizer_hash[:12]}..) than "
             f"that of {info.name} ({info.num_tokens}, {info.tokenizer_hash[:12]}..)"
         )
+
+
+def check_target(directory: Path, shape: HeadShape, hidden_size: int, info: ModelInfo) -> None:
+    """Raise ConfigError for a head of another hidden size, vocabulary or tokenizer; `hidden_size`: the target's."""
+    if shape.target_hidden_size != hidden_size:
+        raise ConfigError(
+            f"{directory}: this head takes hidden states of size {shape.target_hidden_size}; those of {info.name} have "
+            f"{hidden_size}"
+        )
+    check_tokenizer(directory, "this head was", shape.num_tokens, shape.tokenizer_hash, info)
+    if not info.num_tokens <= shape.vocab_size <= info.vocab_size:
+        raise ConfigError(
+            f"{directory}: this head is for a vocabulary of {shape.vocab_size} tokens; {info.name} has "
+            f"{info.num_tokens}, in a matrix of {info.vocab_size} rows"
+        )
+
+
+def check_token_ids(directory: Path, token_ids: Int32Array, info: ModelInfo) -> None:
+    """Raise ConfigError unless the tokens of a head's columns ascend within the target's vocabulary."""
+    if not len(token_ids) or token_ids[0] < 0 or token_ids[-1] >= info.num_tokens or (np.diff(token_ids) <= 0).any():
+        raise ConfigError(f"{directory}: {TOKEN_IDS} must ascend within the vocabulary, 0 to {info.num_tokens - 1}")

@@ -17,7 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from specq.checkpoints import gguf_tensors, is_gguf, read_gguf
-from specq.drafting.head_checks import GGUF_INPUTS, GGUF_OUTPUTS, Forms, read_checked
+from specq.drafting.head_checks import GGUF_INPUTS, GGUF_OUTPUTS, read_checked
+from specq.drafting.head_config import Forms
 from specq.protocol import ConfigError
 
 Tensors = dict[str, torch.Tensor]

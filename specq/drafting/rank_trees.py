@@ -1,10 +1,7 @@
 """Trees of ranks: for each node its rank among its siblings, and its parent.
 
-They serve heads that predict each position ahead independently of the tokens before it.
-
-A job may ask for such a tree (`specq.drafting.worker.shapes`). If it does not, the tree grows best first: from a wide
-tree, the nodes likeliest to lie on the target's path are taken. `DraftingParams` keeps the sampling parameters with
-which each session is drafted for.
+A job may ask for such a tree (`specq.drafting.worker.shapes`), or the configuration. Else trees grow best first.
+`DraftingParams` keeps the sampling parameters with which each session is drafted for.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from specq.drafting.worker import BestFirst, DraftShape, Path, drafting_params, 
 from specq.protocol import BoolArray, ConfigError, Float32Array, IntpArray, JobError, SamplingParams, Speculation
 from specq.verifier.sources import Session
 
-WIDTH = 10  # choices at a position, in a tree that grows best first
 MANY_PATHS = 4096  # paths of a shape; further ones are cut
 
 
@@ -30,21 +26,19 @@ class RankTree:
     """Nodes, parents before children.
 
     depths, ranks, parents   i64[n], counted from 0. A parent is an index of a node, -1 for the context.
-    is_fixed                 all nodes are wanted, however unlikely they are.
     """
 
     depths: IntpArray
     ranks: IntpArray
     parents: IntpArray
-    is_fixed: bool
 
     @classmethod
-    def of(cls, paths: list[Path], *, is_fixed: bool) -> Self:
+    def of(cls, paths: list[Path]) -> Self:
         """Return a closed set of paths, prefixes first, as a tree."""
         place = {path: i for i, path in enumerate(paths)}
         depths = np.array([len(path) - 1 for path in paths], np.intp)
         ranks = np.array([path[-1] for path in paths], np.intp)
-        return cls(depths, ranks, np.array([place.get(path[:-1], -1) for path in paths], np.intp), is_fixed)
+        return cls(depths, ranks, np.array([place.get(path[:-1], -1) for path in paths], np.intp))
 
     @property
     def num_ranks(self) -> int:
@@ -67,10 +61,6 @@ class RankTree:
             found[:, own] += found[:, self.parents[own]]
         return found
 
-    def likeliest(self, reach: Float32Array, most: int, floor: float) -> BoolArray:
-        """Return the `likeliest` nodes; in a fixed tree, all nodes with a finite score."""
-        return likeliest(reach, most, -np.inf if self.is_fixed else floor)
-
 
 def likeliest(reach: Float32Array, most: int, floor: float) -> BoolArray:
     """Return bool[m, n]: for each context, the `most` likeliest finite nodes that reach `floor`.
@@ -88,17 +78,16 @@ def likeliest(reach: Float32Array, most: int, floor: float) -> BoolArray:
 
 
 @lru_cache(maxsize=256)
-def tree_for(speculation: Speculation, num_places: int, default: tuple[Path, ...] = ()) -> RankTree:
-    """Return the tree that a job asks for, at most `num_places` deep.
+def tree_for(speculation: Speculation, num_places: int, default: tuple[Path, ...] = ()) -> RankTree | None:
+    """Return the tree that a job asks for, at most `num_places` deep; None: best first.
 
-    default: the paths for a job that asks for no tree. Without them, such a tree grows best first.
+    default: the paths for a job that asks for no tree.
     """
     asked = Speculation(tree=default) if default and not speculation.has_fixed_shape else speculation
-    shape = shape_of(asked, fan_out=WIDTH, max_ahead=num_places)
-    depth = min(num_places, speculation.max_depth or num_places)
+    shape = shape_of(asked, fan_out=1, max_ahead=num_places)
     if isinstance(shape, BestFirst):
-        return RankTree.of(_paths_by_product(min(shape.max_depth, depth)), is_fixed=False)
-    return RankTree.of(_paths(shape, min(shape.max_depth, depth)), is_fixed=True)
+        return None
+    return RankTree.of(_paths(shape, min(shape.max_depth, num_places, speculation.max_depth or num_places)))
 
 
 def _paths(shape: DraftShape, depth: int) -> list[Path]:
@@ -109,19 +98,6 @@ def _paths(shape: DraftShape, depth: int) -> list[Path]:
         # Whether the verdict hits is not known in advance, so use the counts after a miss.
         level = [(*path, rank) for path in level for rank in range(shape.num_children(path, hit=False))]
         found += level[: max(MANY_PATHS - len(found), 0)]
-    return found
-
-
-def _paths_by_product(depth: int) -> list[Path]:
-    """Return the paths whose product of all (rank + 1) is at most WIDTH, prefixes first.
-
-    The probability of a choice falls about as 1 / (rank + 1), so these are nearly all paths that may be likely.
-    """
-    found: list[Path] = []
-    level: list[tuple[Path, int]] = [((), 1)]
-    for _ in range(depth):
-        level = [((*path, rank), product * (rank + 1)) for path, product in level for rank in range(WIDTH // product)]
-        found += [path for path, _ in level]
     return found
 
 

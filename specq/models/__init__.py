@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specq.checkpoints import gguf_in, is_gguf, read_text
-from specq.drafting.eagle3 import form as eagle_form
-from specq.drafting.medusa import form as medusa_form
+from specq.drafting.head_kinds import kind_of
 from specq.models.packaged import PACKAGED, find_packaged, pull
 from specq.models.packed import find_unpacked, is_packed, num_bytes, unpacked
 from specq.models.shapes import PRESETS, Shape, parse_shape
-from specq.protocol import ConfigError, did_you_mean
+from specq.protocol import MEDUSA, ConfigError, did_you_mean
 
 __all__ = [
     "FALLBACK",
@@ -53,7 +52,7 @@ __all__ = [
 
 ROLES = ("target", "draft")  # of a pair
 PARALLEL = "parallel"  # a pair's parallel draft model, whose name is NAME-parallel
-HEADS = "heads"  # Medusa heads or an EAGLE-3 head for a target, beside a pair
+HEADS = "heads"  # Medusa heads, an EAGLE-3 head or a block drafter for a target, beside a pair
 PREFERRED, FALLBACK = "smollm2", "tiny"  # the default model if available, and the default otherwise
 SHOWN_PAIR = f"{PREFERRED}, or {FALLBACK} where its draft model is not there"  # for help texts
 _HOME = Path(__file__).parent
@@ -207,8 +206,8 @@ def _checked(path: Path) -> Path:
         raise ConfigError(f"there is no {kind} {path}; named models: {known or 'none'}")
     if file := gguf_in(path):
         return file
-    if eagle_form.is_eagle(path):
-        raise ConfigError(f"{path} contains an EAGLE-3 head, not a model; its target is the model, and it the heads")
+    if (heads := kind_of(path)).source != MEDUSA:
+        raise ConfigError(f"{path} contains {heads.called}, not a model; its target is the model, and it the heads")
     if not _is_model(path):
         raise ConfigError(f"{path} contains no model: it has neither a config.json nor a GGUF file")
     return path
@@ -219,14 +218,10 @@ def _checked_heads(path: Path) -> Path:
     if not path.is_dir():
         known = ", ".join(model.name for model in known_models() if model.role == HEADS)
         raise ConfigError(
-            f"there is no directory of heads {path}; `specq train medusa` or `specq train eagle3` makes one; "
-            f"named heads exist for: {known}"
+            f"there is no directory of heads {path}; `specq train medusa`, `specq train eagle3` or "
+            f"`specq train block` makes one; named heads exist for: {known}"
         )
-
-    if eagle_form.is_eagle(path):
-        eagle_form.eagle_shape(path)
-    else:
-        medusa_form.heads_shape(path)
+    kind_of(path).check(path)
     return path
 
 

@@ -21,14 +21,13 @@ from safetensors.torch import save_file
 from specq.checkpoints import draft_form, read_json
 from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.head_files import read_tensors
+from specq.drafting.head_kinds import kind_of
 from specq.drafting.medusa import form as medusa_form
 from specq.drafting.medusa.network import tensor_value
 from specq.models.inflate import DTYPES, place_of
 from specq.models.inflate_layers import Named, Placer, Tensors
 from specq.models.shapes import Shape, check_fits
-from specq.protocol import ConfigError
-
-EAGLE, MEDUSA = "eagle3", "medusa"  # the names of the directories that they are written to
+from specq.protocol import EAGLE, MEDUSA, ConfigError
 
 
 def write_heads(
@@ -41,11 +40,13 @@ def write_heads(
     """
     large = replace(shape, qkv_bias=False, tied=False)
     placer = partial(Placer, large=large, device=place_of(device), dtype=DTYPES[dtype])
-    is_eagle = eagle_form.is_eagle(heads)
+    kind = kind_of(heads)
+    if kind.source not in (EAGLE, MEDUSA):
+        raise ConfigError(f"{heads} contains {kind.called}; only Medusa heads and EAGLE-3 heads can be inflated")
     num_layers = int(read_json(Path(target), "config.json")["num_hidden_layers"])
-    config, tensors, file = _eagle(heads, num_layers, placer) if is_eagle else _medusa(heads, placer)
-    name = EAGLE if is_eagle else MEDUSA
-    directory = out / name
+    made = _eagle(heads, num_layers, placer) if kind.source == EAGLE else _medusa(heads, placer)
+    config, tensors, file = made
+    directory = out / kind.source
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
     save_file(

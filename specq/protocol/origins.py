@@ -39,9 +39,11 @@ TABLE = (  # a code is an index
     Origin("medusa", "Medusa heads", 253),
     Origin("eagle3", "EAGLE-3 head", 251),
     Origin("grammar", "grammar", 250),  # the only tokens that a job's grammar allows
+    Origin("block", "block drafter", 249),
 )
 ORIGINS = tuple(origin.name for origin in TABLE)
-OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, COLOCATED, SUFFIX, LOOKAHEAD, MEDUSA, EAGLE, GRAMMAR, *_ = ORIGINS
+OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, *_OF_VERIFIERS = ORIGINS
+COLOCATED, SUFFIX, LOOKAHEAD, MEDUSA, EAGLE, GRAMMAR, BLOCK, *_ = _OF_VERIFIERS
 REMOTE = "remote"  # draft workers, under their name in the verifier's counters (`specq.protocol.stats`)
 SHOWN = {origin.name: origin.shown for origin in TABLE if origin.shown}
 SHOWN[REMOTE] = SHOWN[DRAFT_WORKER]
@@ -50,8 +52,8 @@ TARGETS_OWN = frozenset({OWN, PLAIN, CORRECTED})
 
 LANES = {origin.name: origin.lane for origin in TABLE if origin.lane is not None}  # of the verifier's own sources
 LEAST_OWN_LANE = min(LANES.values())  # draft workers have the lanes below
-SUFFIX_LANE, COLOCATED_LANE, MEDUSA_LANE = LANES[SUFFIX], LANES[COLOCATED], LANES[MEDUSA]
-LOOKAHEAD_LANE, EAGLE_LANE, GRAMMAR_LANE = LANES[LOOKAHEAD], LANES[EAGLE], LANES[GRAMMAR]
+SUFFIX_LANE, COLOCATED_LANE = LANES[SUFFIX], LANES[COLOCATED]
+LOOKAHEAD_LANE, GRAMMAR_LANE = LANES[LOOKAHEAD], LANES[GRAMMAR]
 
 SHOWN_OF_LANE = {lane: SHOWN[name] for name, lane in LANES.items()}  # of lanes that do not belong to draft workers
 ORIGIN_OF_LANE: UInt8Array = np.full(256, ORIGIN_CODES[DRAFT_WORKER], np.uint8)

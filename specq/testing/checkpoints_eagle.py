@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
 
 from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.head_config import HeadShape
 
 WEIGHTS, PICKLED = eagle_form.WEIGHTS
 
@@ -102,7 +103,7 @@ def eagle_logits(
             states.append(found[i - 1])
         found.append(_row(values, shape, states[i], embedding[token], first - 1 + i, keys, heads_values))
     outputs = torch.stack(found)
-    return _normed(outputs, values["norm.weight"], shape) @ values["lm_head.weight"].T
+    return normed(outputs, values["norm.weight"], shape) @ values["lm_head.weight"].T
 
 
 def _row(
@@ -116,39 +117,41 @@ def _row(
 ) -> torch.Tensor:
     """Compute one row, which sees the rows before it. Its keys and values are appended to theirs."""
     layer = {name.removeprefix("midlayer."): value for name, value in values.items() if name.startswith("midlayer.")}
-    normed = _normed(state, layer["hidden_norm.weight"], shape)
-    both = torch.cat([_normed(embedded, layer["input_layernorm.weight"], shape), normed])
+    given = normed(state, layer["hidden_norm.weight"], shape)
+    both = torch.cat([normed(embedded, layer["input_layernorm.weight"], shape), given])
     query, key, value = (
         (layer[f"self_attn.{name}_proj.weight"] @ both).reshape(-1, shape.head_dim) for name in ("q", "k", "v")
     )
     if shape.has_head_norms:
-        query, key = (_normed(x, layer[f"self_attn.{n}_norm.weight"], shape) for n, x in (("q", query), ("k", key)))
-    keys.append(_rotated(key, position, shape))
+        query, key = (normed(x, layer[f"self_attn.{n}_norm.weight"], shape) for n, x in (("q", query), ("k", key)))
+    keys.append(rotated(key, position, shape))
     heads_values.append(value)
     group = shape.num_attention_heads // shape.num_key_value_heads
     attended = []
-    for head, own in enumerate(_rotated(query, position, shape)):
+    for head, own in enumerate(rotated(query, position, shape)):
         scores = torch.stack([own @ past[head // group] for past in keys]) / shape.head_dim**0.5
         attended.append(sum(p * past[head // group] for p, past in zip(scores.softmax(0), heads_values, strict=True)))
-    x = (normed if shape.norm_before_residual else state) + layer["self_attn.o_proj.weight"] @ torch.cat(attended)
-    inner = _normed(x, layer["post_attention_layernorm.weight"], shape)
+    x = (given if shape.norm_before_residual else state) + layer["self_attn.o_proj.weight"] @ torch.cat(attended)
+    inner = normed(x, layer["post_attention_layernorm.weight"], shape)
     gate, up = layer["mlp.gate_proj.weight"] @ inner, layer["mlp.up_proj.weight"] @ inner
     found: torch.Tensor = x + layer["mlp.down_proj.weight"] @ (silu(gate) * up)
     return found
 
 
-def _normed(x: torch.Tensor, weight: torch.Tensor, shape: eagle_form.EagleShape) -> torch.Tensor:
+def normed(x: torch.Tensor, weight: torch.Tensor, shape: HeadShape) -> torch.Tensor:
+    """Return the RMS norm of x [..., size]."""
     return x / (x.pow(2).mean(-1, keepdim=True) + shape.rms_norm_eps).sqrt() * weight
 
 
-def _rotated(x: torch.Tensor, position: int, shape: eagle_form.EagleShape) -> torch.Tensor:
+def rotated(x: torch.Tensor, position: int, shape: HeadShape) -> torch.Tensor:
+    """Rotate x [heads, dim] to a position."""
     half = shape.head_dim // 2
     angles = position * shape.rope_theta ** (-2 * torch.arange(half) / shape.head_dim)
     turned = torch.polar(torch.ones(half), angles) * torch.complex(x[:, :half].contiguous(), x[:, half:].contiguous())
     return torch.cat([turned.real, turned.imag], -1)
 
 
-def change_eagle(directory: Path, tensors: dict[str, Any] | None = None, **config: Any) -> None:
+def change_head(directory: Path, tensors: dict[str, Any] | None = None, **config: Any) -> None:
     """Overwrite some of a head's tensors and of its config.json. None removes an entry."""
     path = directory / "config.json"
     path.write_text(json.dumps(_changed(json.loads(path.read_text()), config)))

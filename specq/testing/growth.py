@@ -10,9 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from specq.drafting.eagle3.interface import BEAM, WIDTH, Grown, TreeRequest
-from specq.drafting.medusa.interface import Ranked
+from specq.drafting.eagle3.levels import BEAM, WIDTH
 from specq.drafting.rank_trees import RankTree
+from specq.drafting.trees.interface import Grown, TreeRequest
+from specq.drafting.trees.ranked import Ranked
 from specq.protocol import Float32Array, Int32Array, IntpArray
 
 
@@ -125,7 +126,7 @@ def grow_shape(growth: Growth, num_contexts: int, tree: RankTree) -> Grown:
 def lines_of(parents: Int32Array, levels: IntpArray, beyond: int = 0) -> Int32Array:
     """Return i32[levels, m, n]: the lines of nodes, one by one, given parents i32[m, n] and levels i64[n].
 
-    `beyond`: the value at deeper levels. See `specq.drafting.eagle3.interface.DeviceNodes`.
+    `beyond`: the value at deeper levels. See `specq.drafting.trees.interface.DeviceNodes`.
     """
     num_trees, num_nodes = parents.shape
     found = np.full((int(levels.max()) + 1, num_trees, num_nodes), beyond, np.int32)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from specq.drafting import ChainDrafter, Chains, Children, Drafter, Expansion, Pending, draws_children
-from specq.drafting.eagle3.interface import DeviceNodes, Grown, TreeRequest
 from specq.drafting.interface import NodeChains
-from specq.drafting.medusa.interface import HiddenRow, Ranked
+from specq.drafting.medusa.interface import HiddenRow
+from specq.drafting.trees.interface import DeviceNodes, Grown, TreeRequest
+from specq.drafting.trees.ranked import Ranked
 from specq.protocol import (
     DraftDistribution,
     EngineError,

@@ -11,18 +11,19 @@ in the work directory, so that a run can stop and continue at any stage:
     evaluate    report         losses, and how often the target accepts the draft
     export      report         both models, ready to serve
 
-Four methods train for an existing target. They share the stage `rollouts` in `answering`. The other stages are in the
+Five methods train for an existing target. They share the stage `rollouts` in `answering`. The other stages are in the
 module of the method's name:
 
     draft       distils a draft model, into the form of `specq.checkpoints.draft_form`
     medusa      trains Medusa heads, in `specq.drafting.medusa.form`
     eagle       trains an EAGLE-3 head, in `specq.drafting.eagle3.form`
+    block       trains a block drafter, in `specq.drafting.block.form`
     parallel    turns a draft model into one that predicts several tokens in one pass
 
 Rule: no training stage reads the benchmark prompts that `evaluate` reads.
 
 To add a method: write its stages in a module and add their table here. Add a command in `specq.cli` and a line in the
-table of `specq train`. `optimizer`, `decoding` and `architecture` serve all methods. `runs` and `foresight`
+table of `specq train`. `optimizer`, `decoding` and `architecture` serve all methods. `runs`, `heads` and `foresight`
 serve all methods for an existing target except `draft`.
 """
 
@@ -35,6 +36,11 @@ EAGLE_STAGES = {  # in order
     "rollouts": "specq.training.answering:roll_out",
     "head": "specq.training.eagle:train_head",
     "evaluate": "specq.training.eagle:evaluate",
+}
+BLOCK_STAGES = {  # in order
+    "rollouts": "specq.training.answering:roll_out",
+    "drafter": "specq.training.block:train_drafter",
+    "evaluate": "specq.training.block:evaluate",
 }
 MEDUSA_STAGES = {  # in order
     "rollouts": "specq.training.answering:roll_out",

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specq.drafting.eagle3.network import RmsNorm
+from specq.drafting.head_layers import RmsNorm
 from specq.training.corpus import MAX_POSITIONS, VOCAB_SIZE, save_tokenizer, stop_ids
 
 ROPE_THETA = 10000.0

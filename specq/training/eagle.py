@@ -20,7 +20,6 @@ evaluate   how many of the target's tokens the head predicts, benchmark by bench
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,7 +28,6 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
@@ -37,11 +35,11 @@ from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.eagle3.loading import EagleHead, load_eagle
 from specq.drafting.eagle3.network import EagleNetwork
 from specq.protocol import ConfigError, Int32Array
-from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
-from specq.training.architecture import ROPE_THETA, tapped_states
+from specq.training.architecture import tapped_states
 from specq.training.distil import ROW_LENGTHS, RolloutBatch, make_batch, rollout_batches
 from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target
 from specq.training.foresight import CHAIN, TREE, info_of, measure_heads
+from specq.training.heads import shape_of, write_heads
 from specq.training.optimizer import build_optimizers
 from specq.training.rollouts import Rollouts
 from specq.training.runs import TrainingRun, depth_weights
@@ -145,7 +143,7 @@ class _OwnSteps:
 def save_eagle(
     network: EagleNetwork, shape: eagle_form.EagleShape, token_ids: Int32Array, scales: torch.Tensor, out: Path
 ) -> None:
-    """Write a head in bfloat16, without the target's embedding; the file appears only when it is complete.
+    """Write a head in bfloat16, without the target's embedding.
 
     The head has read the target's hidden states divided by `scales`.
     """
@@ -155,12 +153,7 @@ def save_eagle(
     ids = torch.from_numpy(token_ids).long()
     tensors[eagle_form.TO_TARGET] = ids - torch.arange(len(ids))
     tensors[eagle_form.FROM_TARGET] = torch.zeros(shape.vocab_size, dtype=torch.bool).index_fill(0, ids, value=True)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / eagle_form.WEIGHTS[0]
-    unfinished = path.with_name(path.name + ".part")
-    save_file(tensors, unfinished)
-    unfinished.replace(path)
-    (out / "config.json").write_text(json.dumps(shape.config(), indent=2) + "\n", encoding="utf-8")
+    write_heads(out, eagle_form.WEIGHTS[0], tensors, shape.config())
 
 
 __all__ = ["evaluate", "train_head"]
@@ -241,24 +234,13 @@ def _scales(target: Any, rollouts: Rollouts, layers: tuple[int, ...], settings: 
 
 def head_shape(settings: EagleSettings, target: Any, head_size: int) -> eagle_form.EagleShape:
     """Return the content of the head's config.json."""
-    config, tokenizer = target.config, load_tokenizer_files(settings.target)["tokenizer.json"]
-    hidden = config.hidden_size
+    common = shape_of(target, settings.target)
+    common["intermediate_size"] = settings.intermediate_size or common["intermediate_size"]
     return eagle_form.EagleShape(
-        hidden_size=hidden,
-        intermediate_size=settings.intermediate_size or config.intermediate_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or hidden // config.num_attention_heads,
-        vocab_size=target.get_input_embeddings().weight.shape[0],
+        **common,
         draft_vocab_size=head_size,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_theta=ROPE_THETA,
-        target_hidden_size=hidden,
         norm_before_residual=True,
-        max_position_embeddings=config.max_position_embeddings,
-        layers=layers_of(config.num_hidden_layers),
-        num_tokens=num_tokens(tokenizer),
-        tokenizer_hash=tokenizer_hash(tokenizer),
+        layers=layers_of(target.config.num_hidden_layers),
     )
 
 

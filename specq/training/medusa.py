@@ -13,14 +13,12 @@ all heads predict from the state that made the last token.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
 import click
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
@@ -28,11 +26,11 @@ from specq.checkpoints import draft_form
 from specq.drafting.medusa import form as medusa_form
 from specq.drafting.medusa.network import MedusaHeads, load_heads
 from specq.protocol import Int32Array
-from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import hidden_states
 from specq.training.distil import RolloutBatch, rollout_batches, token_losses
 from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target
 from specq.training.foresight import info_of, measure_heads
+from specq.training.heads import tokenizer_of, write_heads
 from specq.training.optimizer import build_optimizers
 from specq.training.rollouts import Rollouts
 from specq.training.runs import TrainingRun, depth_weights
@@ -73,19 +71,14 @@ class HeadsNetwork(nn.ModuleList):
 
 
 def save_heads(network: HeadsNetwork, shape: medusa_form.HeadsShape, token_ids: Int32Array, out: Path) -> None:
-    """Write heads, with matrices in 8 bits; the file appears only when it is complete."""
+    """Write heads, with matrices in 8 bits."""
     tensors = {draft_form.TOKEN_IDS: torch.from_numpy(token_ids)}
     for name, parameter in network.named_parameters():
         tensors[name] = parameter.detach().float().cpu().contiguous()
         if parameter.ndim == 2:
             values, scales = draft_form.to_int8(tensors[name].numpy())
             tensors[name], tensors[name + draft_form.SCALE] = torch.from_numpy(values), torch.from_numpy(scales)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / medusa_form.WEIGHTS[0]
-    unfinished = path.with_name(path.name + ".part")
-    save_file(tensors, unfinished)
-    unfinished.replace(path)
-    (out / "config.json").write_text(json.dumps(shape.config(), indent=2) + "\n", encoding="utf-8")
+    write_heads(out, medusa_form.WEIGHTS[0], tensors, shape.config())
 
 
 class MedusaForesight:
@@ -158,13 +151,11 @@ def heads_optimizers(network: HeadsNetwork, settings: MedusaSettings) -> list[to
 
 def heads_shape(settings: MedusaSettings, target: Any) -> medusa_form.HeadsShape:
     """Return the content of the heads' config.json."""
-    tokenizer = load_tokenizer_files(settings.target)["tokenizer.json"]
     return medusa_form.HeadsShape(
         medusa_num_heads=settings.num_heads,
         medusa_num_layers=settings.num_layers,
         hidden_size=target.lm_head.weight.shape[1],
-        num_tokens=num_tokens(tokenizer),
-        tokenizer_hash=tokenizer_hash(tokenizer),
+        **tokenizer_of(settings.target),
     )
 
 

@@ -183,6 +183,18 @@ class EagleSettings(RunSettings):
 
 
 @dataclass(frozen=True)
+class BlockSettings(RunSettings):
+    """The settings of `specq train block`; num_states: how many of the target's layers it reads."""
+
+    num_layers: int
+    block_size: int
+    num_states: int
+    num_anchors: int
+    off_path: float
+    depth_decay: float
+
+
+@dataclass(frozen=True)
 class ParallelSettings(RunSettings):
     """The settings of `specq train parallel`."""
 

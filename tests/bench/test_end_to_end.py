@@ -20,6 +20,7 @@ from bench.suites import gpu
 from specq.cli import main
 from specq.models import resolve_model
 from specq.protocol import ConfigError, EngineError
+from specq.testing.checkpoints_block import block_shape_of, make_block
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import make_published
 
@@ -177,7 +178,7 @@ def test_who_drafts_beside_the_verifier_has_no_gpu_of_its(tensor_parallel_size: 
 def test_a_draft_method_runs_in_a_verifier_without_other_sources(pair, kind):
     """It says which files it misses."""
     work = replace(WORK, pair=str(pair))
-    if kind in ("parallel-colocated", "medusa", "eagle3", "eagle3-suffix"):
+    if kind in ("parallel-colocated", "medusa", "eagle3", "eagle3-suffix", "block"):
         with pytest.raises(ConfigError, match=f"the method {kind} needs"):
             method_serving.method_config(kind, work)
         return
@@ -193,8 +194,9 @@ def test_heads_beside_the_target_are_found(pair):
     """Each method has its own and none of the others'."""
     make_eagle(pair / "eagle3", eagle_shape_of(256, 4096, 30), embedding=False)
     make_published(pair / "medusa", 256, 4096)
+    make_block(pair / "block", block_shape_of(256, 4096, (1, 5)))
     work = replace(WORK, pair=str(pair))
-    for kind, name in (("eagle3", "eagle3"), ("medusa", "medusa"), ("eagle3-suffix", "eagle3")):
+    for kind, name in (("eagle3", "eagle3"), ("medusa", "medusa"), ("eagle3-suffix", "eagle3"), ("block", "block")):
         target = method_serving.method_config(kind, work).target
         assert (target.heads, target.draft_model) == (str(pair / name), "")
         assert (target.prompt_lookup == "none") == (kind == name)

@@ -25,6 +25,7 @@ from specq.cli import main
 from specq.models import parallel_for, resolve_model
 from specq.protocol.errors import ConfigError
 from specq.samples import Prompt
+from specq.testing.checkpoints_block import block_shape_of, make_block
 from specq.testing.checkpoints_draft import MADE, PARALLEL, make_draft
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import make_published
@@ -41,6 +42,7 @@ def files(tmp_path):
         heads=(
             str(make_eagle(tmp_path / "eagle", eagle_shape_of(48, 99, 40, layers=(0, 1, 2)))),
             str(make_published(tmp_path / "medusa", 48, 99)),
+            str(make_block(tmp_path / "block", block_shape_of(48, 99, (0, 2)))),
         ),
     )
 
@@ -139,6 +141,7 @@ def test_each_method_drafts_alone_and_always(files):
         "medusa": {"heads"},
         "eagle3": {"heads"},
         "eagle3-suffix": {"heads", "lookup", "shared_tokens"},
+        "block": {"heads"},
     }
     assert {config.target.drafts for config in found.values()} == {"always"}
     assert found["draft-worker"].draft.model == files.draft

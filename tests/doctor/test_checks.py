@@ -17,16 +17,18 @@ from specq.config import BrokerConfig, Config
 from specq.doctor import installation, neighbours, pair
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.examination import quiet
-from specq.drafting.eagle3.form import is_eagle
+from specq.drafting.block.network import load_block
 from specq.drafting.eagle3.loading import load_eagle
+from specq.drafting.head_kinds import kind_of
 from specq.drafting.medusa.network import load_heads
 from specq.models import resolve_model
-from specq.protocol import ConfigError
+from specq.protocol import BLOCK, EAGLE, MEDUSA, ConfigError
 from specq.runtime import usage as measured_usage
 from specq.runtime.usage import Usage
 from specq.testing.checkpoints import save_random
+from specq.testing.checkpoints_block import block_shape_of, make_block
 from specq.testing.checkpoints_draft import PARALLEL, make_draft
-from specq.testing.checkpoints_eagle import change_eagle, eagle_shape_of, make_eagle
+from specq.testing.checkpoints_eagle import change_head, eagle_shape_of, make_eagle
 from specq.testing.checkpoints_gguf import MADE, write_gguf
 from specq.testing.checkpoints_heads import make_heads, make_published
 from tests.devices import HAS_CUDA
@@ -243,6 +245,9 @@ def test_matching_heads_are_distinguished_by_kind(tmp_path):
     check = checked(make_eagle(tmp_path / "eagle", eagle_shape_of(HIDDEN, VOCAB, 40, layers=(1, 5, 8))))
     assert check.status == OK
     assert check.found.startswith("an EAGLE-3 head on layers 1, 5, 8, ")
+    check = checked(make_block(tmp_path / "block", block_shape_of(HIDDEN, VOCAB, (1, 5))))
+    assert check.status == OK
+    assert check.found.startswith("a block drafter of 4 tokens on layers 1, 5, ")
 
 
 def test_heads_that_do_not_fit_are_wrong_with_the_reason_of_the_start(tmp_path):
@@ -257,10 +262,11 @@ def test_heads_that_do_not_fit_are_wrong_with_the_reason_of_the_start(tmp_path):
         "a vocabulary of 99 tokens": make_eagle(tmp_path / "e", eagle(HIDDEN, 99, 40)),
         "the target has only layers": make_eagle(tmp_path / "f", eagle_shape_of(HIDDEN, VOCAB, 40, layers=(1, 5, 30))),
         "and should be float32": make_eagle(tmp_path / "g", eagle(HIDDEN, VOCAB, 40)),
+        "block drafter reads the hidden states": make_block(tmp_path / "h", block_shape_of(HIDDEN, VOCAB, (1, 30))),
     }
-    change_eagle(wrong["and should be float32"], {"norm.weight": torch.ones(HIDDEN, dtype=torch.float64)})
+    change_head(wrong["and should be float32"], {"norm.weight": torch.ones(HIDDEN, dtype=torch.float64)})
     for said, heads in wrong.items():
-        load = load_eagle if is_eagle(heads) else load_heads
+        load = {EAGLE: load_eagle, BLOCK: load_block, MEDUSA: load_heads}[kind_of(heads).source]
         with pytest.raises(ConfigError, match=said) as at_start:
             load(str(heads), target, info)
         check = checked(heads)

@@ -1,16 +1,18 @@
-"""An `eagle3` drafter whose sessions have hidden states of their first tokens from the beginning, and none later."""
+"""A drafter whose sessions have hidden states of their first tokens from the beginning, and none later."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from specq.drafting import DRAFTERS, Children, Drafter, Expansion
-from specq.drafting.eagle3.remote import EagleTrees
+from specq.drafting.trees.remote import FedDrafter
 from specq.protocol import Int32Array, SamplingParams
 from specq.testing.checkpoints import VOCAB, make_checkpoint
+from specq.testing.checkpoints_block import block_shape_of, make_block
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 
 HIDDEN = 40
@@ -20,7 +22,7 @@ NUM_KNOWN = 7  # rows of states: as many as the context of the conformance suite
 class Fed(Drafter):
     """See the module."""
 
-    def __init__(self, trees: EagleTrees) -> None:
+    def __init__(self, trees: FedDrafter[Any]) -> None:
         self.trees, self.info = trees, trees.info
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
@@ -38,10 +40,13 @@ class Fed(Drafter):
         return self.trees.expand(requests)
 
 
-def make_trees(directory: Path, **options: object) -> EagleTrees:
-    """Return the drafter of the table with a random head for a random target."""
+def make_trees(directory: Path, name: str = "eagle3", **options: object) -> FedDrafter[Any]:
+    """Return a drafter of the table with a random head for a random target."""
     target = make_checkpoint("llama", directory / "target")
-    heads = make_eagle(directory / "heads", eagle_shape_of(HIDDEN, VOCAB, 23, layers=(0, 1, 2)))
-    made = DRAFTERS.resolve("eagle3").make(str(heads), target=str(target), device="cpu", **options)
-    assert isinstance(made, EagleTrees)
+    if name == "eagle3":
+        heads = make_eagle(directory / "heads", eagle_shape_of(HIDDEN, VOCAB, 23, layers=(0, 1, 2)))
+    else:
+        heads = make_block(directory / "heads", block_shape_of(HIDDEN, VOCAB, (0, 2), block_size=32), range(0, 92, 4))
+    made = DRAFTERS.resolve(name).make(str(heads), target=str(target), device="cpu", **options)
+    assert isinstance(made, FedDrafter)
     return made

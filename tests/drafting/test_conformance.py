@@ -17,8 +17,8 @@ DEVICES = {"vllm": NEEDS_VLLM, "draft-model on cuda": NEEDS_CUDA}
 def drafter(request, tmp_path):
     name, _, kind = request.param.partition(" on ")
     make = DRAFTERS.resolve(name).make
-    if name == "eagle3":
-        yield Fed(make_trees(tmp_path))
+    if DRAFTERS.resolve(name).reads_target:
+        yield Fed(make_trees(tmp_path, name))
         return
     if not DRAFTERS.resolve(name).needs_model:
         yield make()

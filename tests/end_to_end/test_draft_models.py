@@ -17,7 +17,8 @@ from specq.models import resolve_model
 from specq.processes.up import Group
 from specq.protocol import EngineError
 from specq.testing.checkpoints import make_renumbered
-from specq.testing.checkpoints_eagle import change_eagle, eagle_shape_of, make_eagle
+from specq.testing.checkpoints_block import block_shape_of, make_block
+from specq.testing.checkpoints_eagle import change_head, eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import make_heads
 from specq.training.draft import save_draft
 from specq.training.parallel import open_draft
@@ -139,25 +140,29 @@ def test_heads_of_another_model_are_refused(tmp_path: Path, capfd: pytest.Captur
     check_refused(medusa(tmp_path / "heads", 256), "take hidden states of size 256; those of", capfd)
 
 
-# --- EAGLE-3 in a draft worker ----------------------------------------------------------------------------------------
+# --- heads that read hidden states, in a draft worker ----------------------------------------------------------------
 
 
-def eagle(directory: Path, *options: str, **changes: int) -> Group:
+def head(proposer: str, directory: Path, *options: str, **changes: int) -> Group:
     """Start a head in a worker, which is sure of what it says, so that it is sent."""
     info = read_info(Path(resolve_model("tiny", "target")))
-    shape = eagle_shape_of(256, info.vocab_size, 300, num_tokens=info.num_tokens, tokenizer_hash=info.tokenizer_hash)
-    heads = make_eagle(directory / "heads", shape, embedding=False)
+    about = {"num_tokens": info.num_tokens, "tokenizer_hash": info.tokenizer_hash}
+    if proposer == "eagle3":
+        eagle = eagle_shape_of(256, info.vocab_size, 300, **about)
+        heads = make_eagle(directory / "heads", eagle, embedding=False)
+    else:
+        heads = make_block(directory / "heads", block_shape_of(256, info.vocab_size, (1, 5, 8), **about), range(300))
     if changes:
-        change_eagle(heads, **changes)
-    return start(str(heads), proposer="eagle3", engine_options=options)
+        change_head(heads, **changes)
+    return start(str(heads), proposer=proposer, engine_options=options)
 
 
-@pytest.mark.parametrize("form", ["bf16", "int8"])
-def test_a_head_in_a_worker(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize(("proposer", "form"), [("eagle3", "bf16"), ("eagle3", "int8"), ("block", "bf16")])
+def test_a_head_in_a_worker(tmp_path: Path, proposer: str, form: str) -> None:
     """What is drafted of the target's hidden states reaches it. Some drafts are verified before it is known that they
     are always wrong."""
     num_drafted = 0
-    with connected(eagle(tmp_path, f"activations={form}", "window=32")) as client:
+    with connected(head(proposer, tmp_path, f"activations={form}", "window=32")) as client:
         for temperature in (0.0, 0.8):
             job = {"messages": QUESTION, "max_tokens": 60, "ignore_eos": True, "temperature": temperature, "seed": 3}
             plain = client.generate(mode="plain", **job)
@@ -169,7 +174,7 @@ def test_a_head_in_a_worker(tmp_path: Path, form: str) -> None:
 
 
 def test_a_head_for_another_target_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    group = eagle(tmp_path, target_hidden_size=512)
+    group = head("eagle3", tmp_path, target_hidden_size=512)
     check_refused(group, "this head takes hidden states of size 512; those of tiny have 256", capfd)
 
 

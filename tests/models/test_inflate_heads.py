@@ -16,6 +16,7 @@ from specq.models.inflate import write
 from specq.models.inflate_heads import write_heads
 from specq.protocol import ConfigError, ModelInfo
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint
+from specq.testing.checkpoints_block import block_shape_of, make_block
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import make_heads, make_published
 from tests.each import each
@@ -118,6 +119,9 @@ def test_medusa_heads_say_the_same(tmp_path, small, large, own_matrices):
 
 def test_heads_that_cannot_be_inflated_are_refused(tmp_path, small):
     own = make_eagle(tmp_path / "own", eagle_shape_of(HIDDEN, VOCAB, 17, layers=(0, 1, 2)), embedding=True)
+    block = make_block(tmp_path / "block", block_shape_of(HIDDEN, VOCAB, (0, 2)))
+    with pytest.raises(ConfigError, match="contains a block drafter; only Medusa heads and EAGLE-3 heads can be infl"):
+        write_heads(block, small, tmp_path / "large", LARGE)
     with pytest.raises(ConfigError, match="only an EAGLE-3 head of its target's hidden size and embedding"):
         write_heads(own, small, tmp_path, LARGE)
     narrow = Shape(24, 5, 12, 3, 32, 144, 150, tied=False)

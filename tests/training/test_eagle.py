@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.form import eagle_shape
 from specq.drafting.eagle3.loading import load_eagle
+from specq.drafting.eagle3.source import EagleSource
 from specq.engines.torch import load_network
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol import ConfigError, SamplingParams, SessionStep, Speculation, Tap
@@ -28,8 +30,8 @@ from specq.training.eagle import (
     step_losses,
     trained_states,
 )
-from tests.drafting.eagle3.test_eagle import ASYNC, drafting
 from tests.drafting.medusa.test_medusa import _open, texts
+from tests.drafting.trees.drafting import counting
 from tests.each import each
 from tests.training.stages import SMALL, TARGET, Waits, check_it_goes_on, learn, losses, runner, tiny_info
 
@@ -63,14 +65,23 @@ def test_all_stages_make_a_head_that_fits_its_target(places, output):
     assert head.layers == (1, 5, 8)
     assert len(head.token_ids) > 1
     assert "loss by step" in output
-    ways = [(0.0, ASYNC), (0.8, ASYNC), (0.0, Speculation(mode="sync")), (0.8, Speculation(mode="sync"))]
+    ways = [
+        (0.0, Speculation()),
+        (0.8, Speculation()),
+        (0.0, Speculation(mode="sync")),
+        (0.8, Speculation(mode="sync")),
+    ]
     jobs = [
         _open(i, SamplingParams(max_tokens=20, temperature=t, seed=i, ignore_eos=True), way, [5 + i, 90, 1000, 44])
         for i, (t, way) in enumerate(ways)
     ]
     plain = [replace(job, speculation=Speculation(mode="plain")) for job in jobs]
     drafted = dict[str, int]()
-    assert texts(TINY, drafting(TINY, places["out"], drafted), jobs) == texts(TINY, lambda engine: [], plain)
+
+    def make(engine):
+        return EagleSource(Eagle(load_eagle(str(places["out"]), TINY, engine.info, "cpu")))
+
+    assert texts(TINY, counting(make, drafted), jobs) == texts(TINY, lambda engine: [], plain)
     assert drafted["nodes"] > 20
 
 

@@ -13,12 +13,14 @@ from tests.training.stages import USELESS, places_with_bench, refusal, run_on, r
 CORPUS = "a corpus is a directory of *.jsonl.gz, *.jsonl, *.txt files, or one such file; there is no"
 NO_ROLLOUTS, NO_DRAFT = "run the stage 'rollouts'", "run the stage 'draft'"
 STAGES = {  # of each method: those in which something is missing, and what
+    "block": {"rollouts": CORPUS, "drafter": NO_ROLLOUTS, "evaluate": "does not exist"},
     "draft": {"rollouts": CORPUS, "draft": NO_ROLLOUTS, "evaluate": NO_DRAFT},
     "eagle3": {"rollouts": CORPUS, "head": NO_ROLLOUTS, "evaluate": "does not exist"},
     "medusa": {"rollouts": CORPUS, "heads": NO_ROLLOUTS, "evaluate": "does not exist"},
     "parallel": {"rollouts": CORPUS, "draft": NO_ROLLOUTS, "evaluate": "there is no parallel draft model in"},
 }
 LEARNERS = {  # the stage that learns, an option, who learns from an answer of how many tokens at least
+    "block": ("drafter", "--block-size=4", "blocks of 4 tokens", 4),
     "eagle3": ("head", "--num-steps=3", "3 steps", 4),
     "medusa": ("heads", "--num-heads=2", "2 heads", 3),
     "parallel": ("draft", "--num-places=3", "3 places", 3),

@@ -12,11 +12,10 @@ from specq.drafting.draft_model.source import ColocatedSource
 from specq.protocol import (
     COLOCATED,
     EAGLE,
-    EAGLE_LANE,
+    LANES,
     LOOKAHEAD,
     LOOKAHEAD_LANE,
     MEDUSA,
-    MEDUSA_LANE,
     REMOTE,
     SUFFIX,
     SUFFIX_LANE,
@@ -129,8 +128,8 @@ def everything(only: Iterable[str] = SOURCES) -> TimedService:
     chains = TimedChains(machine, levels, 0.7, context_ms=0.1, catch_up_ms=0.1, start_s=0.0001, finish_s=0.0001)
     curve = StepCurve([1, 8], [milliseconds / 1000 for _, milliseconds in levels])
     own = ColocatedSource(chains, curve, fan_out=1, chain=6)
-    heads = TimedSource(machine, MEDUSA, MEDUSA_LANE, 0.008, 0.25, 3)
-    trees = TimedSource(machine, EAGLE, EAGLE_LANE, 0.04, 0.5, begin_s=0.008)
+    heads = TimedSource(machine, MEDUSA, LANES[MEDUSA], 0.008, 0.25, 3)
+    trees = TimedSource(machine, EAGLE, LANES[EAGLE], 0.04, 0.5, begin_s=0.008)
     texts = TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0001, 0.25, 3)
     window = TimedSource(machine, LOOKAHEAD, LOOKAHEAD_LANE, 0.002, 0.25, 3, num_scratch=56)
     sources = [source for source in (own, heads, trees, texts, window) if source.name in only]

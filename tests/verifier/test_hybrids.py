@@ -12,11 +12,10 @@ from specq.protocol import (
     COLOCATED,
     COLOCATED_LANE,
     EAGLE,
-    EAGLE_LANE,
+    LANES,
     LOOKAHEAD,
     LOOKAHEAD_LANE,
     MEDUSA,
-    MEDUSA_LANE,
     REMOTE,
     SUFFIX,
     SUFFIX_LANE,
@@ -40,8 +39,8 @@ def sources_of(machine: Machine, only: Iterable[str]) -> list[TimedSource]:
     """Return sources whose names only say their lanes; each session more takes a tenth more."""
     made = [
         TimedSource(machine, COLOCATED, COLOCATED_LANE, 0.002, 0.7, 5, session_s=0.0002),  # cheap and good
-        TimedSource(machine, MEDUSA, MEDUSA_LANE, 0.05, 0.1, 4, session_s=0.005),  # 50 ms and bad
-        TimedSource(machine, EAGLE, EAGLE_LANE, 0.05, 0.85, 6, session_s=0.005),  # 50 ms and good
+        TimedSource(machine, MEDUSA, LANES[MEDUSA], 0.05, 0.1, 4, session_s=0.005),  # 50 ms and bad
+        TimedSource(machine, EAGLE, LANES[EAGLE], 0.05, 0.85, 6, session_s=0.005),  # 50 ms and good
         TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0002, 0.05, 4),  # cheap and useless
         TimedSource(machine, LOOKAHEAD, LOOKAHEAD_LANE, 0.001, 0.3, 3, num_scratch=120),
     ]
@@ -107,7 +106,7 @@ def test_a_slow_source_without_drafts_is_tried_rarely(num_sessions: int) -> None
             return ()
 
     service = service_of("small", ())
-    service = TimedService(service.verifier.engine, [Silent(service.machine, EAGLE, EAGLE_LANE, 0.05, 0.8)])
+    service = TimedService(service.verifier.engine, [Silent(service.machine, EAGLE, LANES[EAGLE], 0.05, 0.8)])
     service.serve(10.0, num_sessions)
     served = service.serve(30.0, num_sessions)
     assert served.share(EAGLE) < 0.02

@@ -7,7 +7,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from specq.protocol import COLOCATED, EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, REMOTE, SUFFIX, SUFFIX_LANE
+from specq.protocol import COLOCATED, EAGLE, LANES, LOOKAHEAD_LANE, MEDUSA, REMOTE, SUFFIX, SUFFIX_LANE
 from specq.protocol.messages import COLOCATED_LANE, Close
 from specq.protocol.stats import COUNTED_DEPTHS, MOST_ENTRIES, PHASES, ROW_LIMITS, STEP_LIMITS_US
 from specq.protocol.wire import decode, encode
@@ -75,7 +75,7 @@ def test_what_was_not_measured_is_not_observed():
 def test_nodes_are_counted_by_source(num_steps):
     """However many steps are counted at a time."""
     meter = StepMeter()
-    lanes = [0, 7, SUFFIX_LANE, COLOCATED_LANE, COLOCATED_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, EAGLE_LANE]
+    lanes = [0, 7, SUFFIX_LANE, COLOCATED_LANE, COLOCATED_LANE, LOOKAHEAD_LANE, LANES[MEDUSA], LANES[EAGLE]]
     for _ in range(num_steps):
         meter.note(Moments(None, 1, 2, 3, 4), 0, 8, 2, Nodes(lanes, [1, 0, 1, 0, 1, 0, 0, 1]))
         meter.note(Moments(None, 1, 2, 3, 4), 0, 6, 2, NO_ROUNDS)

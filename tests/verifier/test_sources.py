@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specq.drafting import SOURCES
+from specq.drafting.block.source import BlockSource
 from specq.drafting.draft_model.shaped import ShapedTrees
 from specq.drafting.draft_model.source import ColocatedSource
 from specq.drafting.eagle3.source import EagleSource
@@ -99,6 +100,8 @@ MAKERS: dict[str, Callable[[], DraftSource | None]] = {
     "eagle3": lambda: EagleSource(ToyTrees(wrong_every=4)),
     "eagle3, a tree": lambda: EagleSource(ToyTrees(wrong_every=3), 4, ((0, 1, 0), (0, 0, 0, 0), (1,))),
     "eagle3, wrong": lambda: EagleSource(ToyTrees(wrong_every=1, blind=True)),
+    "block": lambda: BlockSource(ToyTrees(wrong_every=4)),
+    "block, a tree": lambda: BlockSource(ToyTrees(wrong_every=3), 4, ((0, 1, 0), (0, 0, 0, 0), (1,))),
     "always wrong": lambda: colocated(wrong_every=1, blind=True),
     "mixture": Both,
 }

@@ -189,7 +189,8 @@ def test_heads_of_the_configuration_draft_in_this_process(tmp_path: Path, monkey
     assert [source.name for source in verifier.sources.sources] == ["remote", "medusa", "suffix", "grammar"]
     monkeypatch.setattr(target, "step_curves", lambda *_: pytest.fail("the target was loaded"))
     with pytest.raises(
-        ConfigError, match=r"there is no directory of heads .*`specq train medusa` or `specq train eagle3` makes one"
+        ConfigError,
+        match=r"there is no directory of heads .*`specq train medusa`, `specq train eagle3` or `specq train",
     ):
         build_verifier(replace(config, heads=str(tmp_path / "nowhere")), "target")
 

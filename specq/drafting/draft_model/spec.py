@@ -13,7 +13,7 @@ from specq.drafting.interface import Drafter
 from specq.drafting.table import DrafterSpec
 from specq.engines import resolve_checkpoint
 from specq.engines.models import is_host
-from specq.protocol import ConfigError
+from specq.protocol import MEDUSA, ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,13 +58,13 @@ def _make(
 
 def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_children: Any) -> Drafter:
     """Return a drafter with a model and Medusa heads; ConfigError if they do not fit."""
-    from specq.drafting.eagle3.form import is_eagle
+    from specq.drafting.head_kinds import kind_of
     from specq.drafting.medusa.draft_model import MedusaModel
     from specq.drafting.medusa.source import load_source
 
     info = contexts.info
-    if is_eagle(Path(heads)):
-        raise ConfigError(f"{heads} contains an EAGLE-3 head; a draft model needs Medusa heads of its own")
+    if (kind := kind_of(Path(heads))).source != MEDUSA:
+        raise ConfigError(f"{heads} contains {kind.called}; a draft model needs Medusa heads of its own")
     if contexts.token_ids is not None or contexts.num_masks:
         raise ConfigError(
             f"{info.name} is a draft model of specq's own form, for which there are no heads; draft.heads are those of "

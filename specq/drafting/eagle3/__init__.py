@@ -1,16 +1,13 @@
 """Drafting with an EAGLE-3 head (Li et al. 2025, arXiv 2503.01840), which reads the target's hidden states and its own.
 
-    source          drafts inside a verifier
-    interface       what `source` needs from a head
-    grown_trees     its trees, on the device or read by the host
+    source          drafts inside a verifier (`EagleSource`)
     spec, remote    drafts in a draft worker, from hidden states that the verifier sends (`EagleTrees`)
     form, arrays    the files of a head -> arrays in memory
     row_head        texts and their rows, in NumPy or torch
-    texts           the data of each text
     levels          the nodes of a tree, level by level
     host            trees for many texts at once, on a CPU by NumPy (`HostEagle`)
     drafter         the same by torch (`Eagle`)
-    loading, network, cache  a head as a network of torch, and the keys and values of its texts
+    loading, network         a head as a network of torch
     rows            the passes that compute rows of texts and trees
     recorded, passes         the same on a GPU, recorded as CUDA graphs
     fused, gpu_kernels       the same by Triton kernels of our own

@@ -16,10 +16,8 @@ import numpy as np
 from specq.checkpoints import read_json
 from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.head_arrays import Arrays, input_array, read_arrays
-from specq.drafting.head_checks import check_tokenizer
+from specq.drafting.head_checks import check_target
 from specq.protocol import ConfigError, Float32Array, Int32Array, ModelInfo
-
-KIND = "an EAGLE-3 head"
 
 
 class EagleArrays(NamedTuple):
@@ -43,6 +41,11 @@ class EagleArrays(NamedTuple):
         """Drafted tokens are below this."""
         return self.shape.draft_vocab_size if self.token_ids is None else int(self.token_ids.max()) + 1
 
+    @property
+    def said(self) -> str:
+        """A short description."""
+        return f"{eagle_form.KIND} on layers {', '.join(map(str, self.layers))}"
+
 
 def load_arrays(heads: str, target: str, info: ModelInfo) -> EagleArrays:
     """Load a head for the target in `target`, a directory or GGUF file; `info` describes the target.
@@ -51,12 +54,12 @@ def load_arrays(heads: str, target: str, info: ModelInfo) -> EagleArrays:
     """
     directory = Path(heads)
     if not directory.is_dir():
-        raise ConfigError(f"the directory {heads} of {KIND} does not exist; it must be on this machine")
+        raise ConfigError(f"the directory {heads} of {eagle_form.KIND} does not exist; it must be on this machine")
     shape = eagle_form.eagle_shape(directory)
     said = read_json(Path(target), "config.json")
-    _check_fit(directory, shape, said, info)
+    check_target(directory, shape, int(said["hidden_size"]), info)
     layers = eagle_form.tapped_layers(shape, int(said["num_hidden_layers"]))
-    stored = read_arrays(directory, eagle_form.WEIGHTS, partial(eagle_form.reason_against, shape), KIND)
+    stored = read_arrays(directory, eagle_form.WEIGHTS, partial(eagle_form.reason_against, shape), eagle_form.KIND)
     arrays = {eagle_form.own_name(name): values for name, values in stored.items()}
     token_ids = _token_ids(directory, shape, arrays, info)
     embedding = _embedding(shape, arrays, Path(target), info)
@@ -64,21 +67,6 @@ def load_arrays(heads: str, target: str, info: ModelInfo) -> EagleArrays:
     weights = {name: arrays[name].astype(np.float32) for name in eagle_form.matrix_shapes(shape)}
     weights[eagle_form.OUTPUT] = weights[eagle_form.OUTPUT][: shape.draft_vocab_size]
     return EagleArrays(shape, weights, embedding, layers, token_ids)
-
-
-def _check_fit(directory: Path, shape: eagle_form.EagleShape, said: dict[str, object], info: ModelInfo) -> None:
-    """Raise ConfigError for a head of another hidden size, vocabulary or tokenizer."""
-    if shape.target_hidden_size != said["hidden_size"]:
-        raise ConfigError(
-            f"{directory}: this head takes hidden states of size {shape.target_hidden_size}; those of {info.name} have "
-            f"{said['hidden_size']}"
-        )
-    check_tokenizer(directory, "this head was", shape.num_tokens, shape.tokenizer_hash, info)
-    if not info.num_tokens <= shape.vocab_size <= info.vocab_size:
-        raise ConfigError(
-            f"{directory}: this head is for a vocabulary of {shape.vocab_size} tokens; {info.name} has "
-            f"{info.num_tokens}, in a matrix of {info.vocab_size} rows"
-        )
 
 
 def _token_ids(directory: Path, shape: eagle_form.EagleShape, arrays: Arrays, info: ModelInfo) -> Int32Array | None:

@@ -20,16 +20,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from specq.drafting.eagle3.cache import StateCache
-from specq.drafting.eagle3.interface import DeviceNodes, Grown, TreeRequest
 from specq.drafting.eagle3.levels import Level, depths_of, levels_of, on_device
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.recorded import RecordedPart, RecordedTrees
 from specq.drafting.eagle3.row_head import EagleRows, RowHead
-from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_rows, grow, of_any_shape
-from specq.drafting.eagle3.texts import EagleText
+from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_rows, grow
+from specq.drafting.head_layers import of_any_shape
 from specq.drafting.interface import Pending, ranking_params
 from specq.drafting.rank_trees import RankTree
+from specq.drafting.trees.cache import StateCache
+from specq.drafting.trees.interface import DeviceNodes, Grown, TreeRequest
+from specq.drafting.trees.texts import FollowedText
 from specq.engines.models import rank_tokens
 from specq.engines.torch import Replays, Sampling, fetch
 from specq.protocol import Float32Array, Int32Array, IntpArray, SamplingParams
@@ -105,7 +106,7 @@ class Eagle(RowHead):
         """Compute the waiting rows of known sessions."""
         super().follow(session_ids)
 
-    def _follow(self, texts: list[EagleText]) -> None:
+    def _follow(self, texts: list[FollowedText]) -> None:
         if self._recorded is None:
             super()._follow(texts)
         else:
@@ -126,7 +127,7 @@ class Eagle(RowHead):
         found = self._run(rows._replace(states=torch.stack(list(rows.states))))
         return [found[i, :count] for i, count in enumerate(rows.counts.tolist())]
 
-    def last(self, text: EagleText) -> torch.Tensor:
+    def last(self, text: FollowedText) -> torch.Tensor:
         """See `RowHead`."""
         return self.cache.lasts(self._index([text.place]))[0]
 

@@ -18,7 +18,8 @@ import triton
 from torch.nn.functional import linear
 
 from specq.drafting.eagle3.gpu_kernels import attend_kept_kernel, descend_kernel, enter_kernel, text_rows_kernel
-from specq.drafting.eagle3.network import EagleNetwork, Rotations, TreeContexts
+from specq.drafting.eagle3.network import EagleNetwork, TreeContexts
+from specq.drafting.head_layers import Rotations
 from specq.engines.torch import RowNoise
 from specq.engines.torch.cuda.gpu_kernels.attention import combine_kernel
 from specq.engines.torch.cuda.gpu_kernels.rows import add_norm_kernel, rotate_kernel, silu_kernel
@@ -186,7 +187,7 @@ class FusedTrees:
     """Trees that grow below contexts.
 
     nodes   i32[4, b, n]: tokens, parents, bits of log-probabilities and of cumulative ones. With lines it is
-            i32[4 + levels, b, n], as in `specq.drafting.eagle3.interface.DeviceNodes`.
+            i32[4 + levels, b, n], as in `specq.drafting.trees.interface.DeviceNodes`.
     """
 
     def __init__(

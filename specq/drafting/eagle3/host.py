@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.drafting.eagle3.arrays import EagleArrays
-from specq.drafting.eagle3.interface import Grown, TreeRequest
 from specq.drafting.eagle3.levels import Level, depths_of, levels_of
-from specq.drafting.eagle3.row_head import ALWAYS, LEAST_ROOM, MOST_BYTES, EagleRows, RowHead
-from specq.drafting.eagle3.texts import EagleText
+from specq.drafting.eagle3.row_head import EagleRows, RowHead
 from specq.drafting.interface import Pending, ranking_params
+from specq.drafting.trees.interface import Grown, TreeRequest
+from specq.drafting.trees.texts import ALWAYS, LEAST_ROOM, MOST_BYTES, FollowedText
 from specq.engines.models import rank_tokens
 from specq.engines.native import inverse_frequencies
 from specq.protocol import BoolArray, Float32Array, Int32Array, IntpArray
@@ -102,7 +102,7 @@ def _attention(queries: Float32Array, keys: Float32Array, values: Float32Array, 
 
 
 class HostCache:
-    """Keys and values of texts' rows, and the output of each text's last row, by place. See `row_head.Cache`."""
+    """Implements `Cache`: keys and values of texts' rows, and the output of each text's last row, by place."""
 
     def __init__(self, num_kv_heads: int, head_dim: int) -> None:
         self._shape = num_kv_heads, head_dim
@@ -186,7 +186,7 @@ class HostEagle(RowHead):
 
         return np.split(self.network(np.asarray(rows.states), rows.token_ids, rows.positions, attend), ends)
 
-    def last(self, text: EagleText) -> Float32Array:
+    def last(self, text: FollowedText) -> Float32Array:
         """See `RowHead`."""
         return self.cache.lasts[text.place]
 
@@ -257,7 +257,7 @@ class _Trees:
     states: the output of the rows, [b, rows, hidden].
     """
 
-    def __init__(self, head: HostEagle, texts: Sequence[EagleText], num_more: int) -> None:
+    def __init__(self, head: HostEagle, texts: Sequence[FollowedText], num_more: int) -> None:
         """Begin at the texts' ends. `num_more`: how many rows will be expanded in all."""
         self._network, self._lengths = head.network, [text.length for text in texts]
         self._ends = np.array([text.end for text in texts])

@@ -1,5 +1,9 @@
 """The levels of a tree before it is grown.
 
+Best-first trees follow EAGLE-2 (Li et al. 2024, arXiv 2406.16858): at each level the BEAM nodes with the highest
+cumulative probability are expanded, with WIDTH children each. Of a level with a given size, the likeliest nodes are
+kept, and the first BEAM of them expanded.
+
 Each level has the number of ranked tokens, and the indices of tokens that become nodes and rows: arrays, or tensors of
 torch (`on_device`).
 """
@@ -11,9 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specq.drafting.eagle3.interface import BEAM, WIDTH
 from specq.drafting.rank_trees import RankTree
 from specq.protocol import IntpArray
+
+WIDTH = 8  # children of an expanded node
+BEAM = 4  # nodes of a tree that are expanded at a level
 
 
 class Level(NamedTuple):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from specq.drafting.eagle3.cache import NOBODY, StateCache
 from specq.drafting.eagle3.levels import Level
 from specq.drafting.eagle3.loading import EagleHead, eagle_kernels
 from specq.drafting.eagle3.network import TreeContexts
 from specq.drafting.eagle3.rows import Rank, Roots, TextRows, compute_rows, grow
+from specq.drafting.trees.cache import NOBODY, StateCache
 from specq.engines.torch import RowNoise, rank_rows
 
 

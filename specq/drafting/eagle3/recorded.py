@@ -7,20 +7,21 @@ device, and trees one copy back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import structlog
 import torch
 
-from specq.drafting.eagle3.cache import NOBODY, StateCache
 from specq.drafting.eagle3.levels import Level
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.passes import Passes
 from specq.drafting.eagle3.rows import PLANES
-from specq.drafting.eagle3.texts import EagleText, WaitingText
-from specq.engines.torch import BATCH_SIZES, Replays, RowNoise, Sampling, fetch, noise_of, padded_batch
+from specq.drafting.trees.cache import NOBODY, StateCache
+from specq.drafting.trees.padding import USUAL_ROOM, batches_of, room_of, usual_batches, usual_rooms
+from specq.drafting.trees.texts import FollowedText, WaitingText
+from specq.engines.torch import Replays, RowNoise, Sampling, fetch, noise_of, padded_batch
 from specq.protocol import Float32Array, Int32Array, IntpArray
 from specq.runtime import traced
 from specq.verification import starts_of
@@ -29,11 +30,8 @@ log = structlog.get_logger(__name__)
 
 ROWS = (4, 8, 16, 128)  # rows of a text in a pass: those of a round, and those of a prompt
 MOST_ROWS = 1024  # rows of all texts in a pass
-MOST_CONTEXTS = 1 << 16  # rows of all contexts in a pass with several contexts
-USUAL_ROOM = 512  # rows of contexts whose passes are recorded in advance
 MANY_SESSIONS = 128  # up to this number each session has twice that room from the start
 MOST_SESSIONS = 256  # sessions that have room from the start
-LEAST_CONTEXT = 256  # rows
 
 Wait = Callable[[], np.ndarray]
 Noise = tuple[Float32Array, Int32Array]  # see `noise_of`
@@ -73,18 +71,18 @@ class RecordedTrees:
     # ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def follow(self, texts: Sequence[EagleText]) -> None:
+    def follow(self, texts: Sequence[FollowedText]) -> None:
         """Compute waiting rows of these texts, of each as many as a pass takes."""
         counts = np.array([min(text.num_waiting, ROWS[-1]) for text in texts])
         ends = np.array([text.length for text in texts]) + counts
         is_few = counts <= ROWS[-2]
         for own in (is_few.nonzero()[0], (~is_few).nonzero()[0]):
             most = 0 if not len(own) else MOST_ROWS // _num_rows(counts[own])
-            for part in _parts(ends[own], most):
+            for part in batches_of(ends[own], most):
                 which = own[part]
-                self._follow([texts[i] for i in which.tolist()], counts[which], _room(ends[which]))
+                self._follow([texts[i] for i in which.tolist()], counts[which], room_of(ends[which]))
 
-    def _follow(self, texts: list[EagleText], counts: IntpArray, room: int) -> None:
+    def _follow(self, texts: list[FollowedText], counts: IntpArray, room: int) -> None:
         shape = padded_batch(len(texts)), _num_rows(counts), room
         of_texts = np.zeros((5, shape[0]), np.int32)
         of_texts[0] = NOBODY
@@ -146,11 +144,11 @@ class RecordedTrees:
     ) -> list[RecordedPart]:
         """Begin trees of the texts in `which`; nodes as from `specq.drafting.eagle3.rows.grow`."""
         found = list[RecordedPart]()
-        for part in _parts(lengths[which]):
+        for part in batches_of(lengths[which]):
             own = which[part]
             noise = noise_of([sampling[i] for i in own.tolist()], ends[own, None] + np.arange(len(levels)))
             roots = np.stack([places[own], lengths[own], ends[own]]).astype(np.int32)
-            found.append(RecordedPart(own, *self._grow(levels, _room(lengths[own]), roots, noise)))
+            found.append(RecordedPart(own, *self._grow(levels, room_of(lengths[own]), roots, noise)))
         return found
 
     def _grow(self, levels: list[Level], room: int, roots: Int32Array, noise: Noise) -> tuple[Wait, torch.Tensor]:
@@ -218,8 +216,8 @@ class RecordedTrees:
         self._cache.reserve(room, min(most_sessions, MOST_SESSIONS) + 1)
         self._reserve(room, MOST_ROWS)  # first of all, because moved memory invalidates recordings
         taps = [_Taps(self._taps.new_zeros(1, self._taps.shape[1]), slice(0, 1))]
-        for size in [size for size in BATCH_SIZES[::-1] if size < 2 * most_sessions]:
-            for room in _halves(USUAL_ROOM, LEAST_CONTEXT):
+        for size in usual_batches(most_sessions):
+            for room in usual_rooms():
                 for num_rows in [num_rows for num_rows in ROWS[::-1] if size * num_rows <= MOST_ROWS]:
                     nothing = np.zeros((3, size * num_rows), np.int32), np.zeros((5, size), np.int32)
                     self._compute((size, num_rows, room), taps, *nothing)
@@ -256,34 +254,3 @@ def _num_rows(counts: IntpArray) -> int:
     """Return how many rows of each text a pass has that computes these counts."""
     most = int(counts.max())
     return next(num_rows for num_rows in ROWS if num_rows >= most)
-
-
-def _power(count: int) -> int:
-    return 1 << (count - 1).bit_length()
-
-
-def _room(lengths: IntpArray) -> int:
-    """Return how many rows of contexts of these lengths a pass reads."""
-    return max(_power(int(lengths.max())), LEAST_CONTEXT)
-
-
-def _halves(largest: int, least: int) -> Iterator[int]:
-    while largest >= least:
-        yield largest
-        largest //= 2
-
-
-def _parts(lengths: IntpArray, most: int = BATCH_SIZES[-1]) -> Iterator[IntpArray]:
-    """Yield the indices of texts that run in a pass together, at most `most`.
-
-    Usually these are all texts. Texts with long contexts run apart from the others.
-    """
-    if 0 < len(lengths) <= most and padded_batch(len(lengths)) * _room(lengths) <= MOST_CONTEXTS:
-        yield np.arange(len(lengths))
-        return
-    order = np.argsort(lengths, kind="stable")
-    while len(order):
-        sizes = [size for size in BATCH_SIZES if size <= most and size < 2 * len(order)]
-        count = max(size for size in sizes if size == 1 or size * _room(lengths[order[:size]]) <= MOST_CONTEXTS)
-        yield np.sort(order[:count])
-        order = order[count:]

@@ -17,42 +17,39 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specq.drafting.draft_model.children import ChildMaker, ChildRequest
-from specq.drafting.draft_model.kv_trees import NO_SLOT, Node, TreeSession
+from specq.drafting.draft_model.kv_trees import NO_SLOT, Node
 from specq.drafting.eagle3.row_head import EagleRows, RowHead
-from specq.drafting.eagle3.texts import EagleText
-from specq.drafting.interface import CONTEXT, NO_CHILDREN, Children, Drafter, Expansion
-from specq.protocol import (
-    ActivationRequest,
-    BoolArray,
-    Float32Array,
-    Int32Array,
-    ModelInfo,
-    SamplingParams,
-)
-from specq.verifier.sources import Followed
+from specq.drafting.interface import CONTEXT, Expansion
+from specq.drafting.trees.remote import FedDrafter, FedSession
+from specq.drafting.trees.texts import FollowedText
+from specq.protocol import BoolArray, ModelInfo, SamplingParams
+from specq.verification import Logits
 
 MOST_PREDICTED = 64  # committed tokens without true states
-MOST_WAITING = 4096  # rows of states whose tokens are not known yet
 MOST_TREE_ROWS = 1024  # rows of a session; beyond this all are computed again
 
 
 @dataclass(slots=True)
-class _Session(TreeSession):
+class _Session(FedSession):
     """A text and the tree below it.
 
     tail     the committed tokens behind those with rows from true states. Their `slot`, and that of `nodes`, is the
              row's index in the range of the cache.
     states   the output of each row, by slot.
-    waiting  states [n, width] that stand before the tokens from `first` on, ascending.
     known    the part of the text below which the rows were computed: its first token, and how many rows.
     """
 
-    token_ids: list[int] = field(default_factory=list)
     tail: list[Node] = field(default_factory=list)
     states: dict[int, Any] = field(default_factory=dict)
-    waiting: list[tuple[int, Any]] = field(default_factory=list)
     known: tuple[int, int] = (0, 0)
+
+    def advance(self, token_ids: list[int], path: Sequence[int]) -> None:
+        """Append committed tokens, also to the tail; see `FedSession`."""
+        own = [self.nodes[node_id] for node_id in path]
+        for i, token in enumerate(token_ids[len(path) :], len(path)):
+            own.append(Node(token, self.length + i, CONTEXT))
+        FedSession.advance(self, token_ids, path)
+        self.tail += own
 
     def above(self, node_id: int) -> list[Node]:
         """Return the tail, the node's ancestors, and the node: all between the true rows and its children."""
@@ -75,109 +72,27 @@ class _Line(NamedTuple):
     """What must be computed for an expansion."""
 
     session: _Session
-    text: EagleText
+    text: FollowedText
     nodes: list[Node]
 
 
-class EagleTrees(Drafter):
+class EagleTrees(FedDrafter[_Session]):
     """Drafts trees from hidden states that a verifier sends. See the module."""
 
-    def __init__(
-        self,
-        head: RowHead,
-        info: ModelInfo,
-        *,
-        form: str,
-        window: int,
-        distribution_size: int = 32,
-        rng: np.random.Generator | None = None,
-    ) -> None:
-        """Set up sessions for a head.
+    most_unknown = MOST_PREDICTED
 
-        info           of the head, with the tokenizer and the sizes of its target.
-        form, window   as in `ActivationRequest`.
-        """
-        self.info, self.activations = info, ActivationRequest(head.layers, form, window)
-        self.width, self._eagle = head.width, head
-        self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), head.token_ids)
-        self._sessions: dict[int, _Session] = {}
+    def __init__(self, head: RowHead, info: ModelInfo, **options: Any) -> None:
+        """Set up sessions for a head; options as for `FedDrafter`."""
+        super().__init__(head, info, **options)
+        self._eagle = head
 
-    # --- texts
-    # ------------------------------------------------------------------------------------------------------------
+    def _session(self, params: SamplingParams, token_ids: list[int]) -> _Session:
+        return _Session(params, len(token_ids), token_ids=token_ids)
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
-        """Start a session; see `Drafter.open`."""
-        self._sessions[session_id] = _Session(params, len(token_ids), token_ids=token_ids.tolist())
-
-    def close(self, session_id: int) -> None:
-        """Forget a session; see `Drafter.close`."""
-        self._sessions.pop(session_id, None)
-        self._eagle.close(session_id)
-
-    def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens and move the root of the nodes; see `Drafter.commit`."""
-        session = self._sessions[session_id]
-        own = [session.nodes[node_id] for node_id in path]
-        for i, token in enumerate(token_ids[len(path) :].tolist(), len(path)):
-            own.append(Node(token, session.length + i, CONTEXT))
-        session.cut(path[-1] if len(path) and len(path) == len(token_ids) else None)
-        session.tail += own
-        session.token_ids += token_ids.tolist()
-        session.length = len(session.token_ids)
-        self._feed(session_id, session)
-
-    def observe(self, session_id: int, first: int, states: Float32Array) -> None:
-        """Store the target's hidden states; see `Drafter.observe`."""
-        session = self._sessions[session_id]
-        session.waiting.append((first, self._eagle.copied(states)))
-        self._feed(session_id, session)
-        while sum(len(rows) for _, rows in session.waiting) > MOST_WAITING:
-            session.waiting.pop(0)
-
-    def knows(self, session_id: int) -> bool:
-        """Return whether there are states to draft from; see `Drafter.knows`."""
-        known = self._eagle.known(session_id)
-        return known > 0 and self._sessions[session_id].length - known <= MOST_PREDICTED
-
-    def _feed(self, session_id: int, session: _Session) -> None:
-        """Give the head the states whose tokens are known by now."""
-        waiting, session.waiting = session.waiting, []
-        for first, rows in waiting:
-            count = min(max(session.length - first, 0), len(rows))
-            if count:
-                token_ids = session.token_ids[first : first + count]
-                self._eagle.observe(rows, [Followed(session_id, first, token_ids, range(count))])
-            if count < len(rows):
-                session.waiting.append((first + count, rows[count:]))
-
-    # --- drafts
-    # -----------------------------------------------------------------------------------------------------------
-
-    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
-        """Draft the children of all requested nodes; none at the maximum length or without states.
-
-        See `Drafter.expand`.
-        """
-        positions = [self._sessions[one.session_id].child_position(one.node_id) for one in requests]
-        asked = [
-            i
-            for i, (one, position) in enumerate(zip(requests, positions, strict=True))
-            if one.child_ids and position < self.info.max_length and self.knows(one.session_id)
-        ]
-        found = [NO_CHILDREN] * len(requests)
-        if not asked:
-            return found
-        lines = self._lines([requests[i] for i in asked])
+    def _logits_behind(self, requests: Sequence[Expansion]) -> Logits:
+        lines = self._lines(requests)
         self._compute(lines)
-        logits = self._eagle.logits([self._state(line) for line in lines])
-        wanted = [
-            ChildRequest(line.session.params, positions[i], len(requests[i].child_ids), requests[i].session_id)
-            for i, line in zip(asked, lines, strict=True)
-        ]
-        for i, children in zip(asked, self._maker.make(wanted, logits, self.info.num_tokens), strict=True):
-            found[i] = children.first(len(requests[i].child_ids))
-            self._sessions[requests[i].session_id].add(requests[i], positions[i], found[i])
-        return found
+        return self._eagle.logits([self._state(line) for line in lines])
 
     def _lines(self, requests: Sequence[Expansion]) -> list[_Line]:
         """Compute the new rows from true states; return for each request the line below them."""

@@ -7,33 +7,20 @@ recorded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from specq.drafting.eagle3.cache import StateCache
 from specq.drafting.eagle3.levels import Level
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.network import EagleNetwork
+from specq.drafting.head_layers import attend_to
+from specq.drafting.trees.cache import StateCache
 
 PLANES = 4  # values of each node in the output of `grow`, before its line
-OTHER_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 # Logits [b, rows, columns] of a level, its number, the count -> tokens and log-probabilities, [b, rows, count] each.
 Rank = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
-
-
-def of_any_shape() -> AbstractContextManager[None]:
-    """Return a context without cuDNN's attention.
-
-    Newer versions of torch prefer it on Hopper. But it plans each new shape again, which takes the host tens of
-    milliseconds. Passes of fixed shapes may use it.
-    """
-    found: AbstractContextManager[None] = sdpa_kernel(OTHER_KERNELS)
-    return found
 
 
 class TextRows(NamedTuple):
@@ -60,7 +47,7 @@ def compute_rows(network: EagleNetwork, cache: StateCache, rows: TextRows) -> to
 
     def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         cache.write(rows.row_places.flatten(), rows.slots.flatten(), keys.flatten(0, 1), values.flatten(0, 1))
-        return _attend(queries, *cache.read(rows.places, rows.is_seen.shape[2]), rows.is_seen)
+        return attend_to(queries, *cache.read(rows.places, rows.is_seen.shape[2]), rows.is_seen)
 
     rotations = network.rotations(rows.positions, rows.states.dtype)
     found: torch.Tensor = network(rows.states, rows.token_ids, rotations, attend)
@@ -201,7 +188,7 @@ class _Trees:
         def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
             self._keys[:, :, start : start + num_rows] = keys.transpose(1, 2)
             self._values[:, :, start : start + num_rows] = values.transpose(1, 2)
-            return _attend(queries, self._keys, self._values, self._is_seen)
+            return attend_to(queries, self._keys, self._values, self._is_seen)
 
         states = _rows_of(self._states, behind)
         self._states = self._network(states, tokens, self._network.rotations(positions, states.dtype), attend)
@@ -212,22 +199,3 @@ def _rows_of(values: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
     if values.shape[1] == 1:
         return values.expand(-1, which.shape[1], -1)
     return values.gather(1, which[:, :, None].expand(-1, -1, values.shape[2]))
-
-
-def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_seen: torch.Tensor) -> torch.Tensor:
-    """Return the attention [b, rows, heads, dim] of queries of this shape.
-
-    keys, values   [b, kv_heads, n, dim].
-    is_seen        bool[b, rows, n].
-
-    The query heads of a key-value head are rows for the kernel. So keys need not be copied.
-    """
-    num_texts, num_rows, num_heads, dim = queries.shape
-    num_kv_heads = keys.shape[1]
-    group = num_heads // num_kv_heads
-    folded = queries.view(num_texts, num_rows, num_kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-    mask = is_seen[:, None, None].expand(-1, -1, group, -1, -1).reshape(num_texts, 1, group * num_rows, -1)
-    found = functional.scaled_dot_product_attention(
-        folded.reshape(num_texts, num_kv_heads, group * num_rows, dim), keys, values, attn_mask=mask
-    )
-    return found.reshape(num_texts, num_kv_heads, group, num_rows, dim).permute(0, 3, 1, 2, 4).flatten(2, 3)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from specq.checkpoints import draft_form, read_json
 from specq.drafting.head_arrays import output_array, read_arrays
-from specq.drafting.head_checks import check_tokenizer
+from specq.drafting.head_checks import check_token_ids, check_tokenizer
 from specq.drafting.medusa import form as medusa_form
 from specq.engines.native import rounded
 from specq.protocol import ConfigError, Float32Array, Int32Array, ModelInfo
@@ -34,6 +34,11 @@ class HeadArrays(NamedTuple):
     blocks: list[tuple[Float32Array, Float32Array]]
     output: Float32Array
     token_ids: Int32Array | None
+
+    @property
+    def said(self) -> str:
+        """A short description."""
+        return f"{len(self.blocks[0][0])} Medusa heads"
 
 
 def load_arrays(heads: str, target: str, info: ModelInfo) -> HeadArrays:
@@ -76,10 +81,7 @@ def _check_fit(directory: Path, shape: medusa_form.HeadsShape, arrays: Arrays, t
         )
     ids, output = arrays.get(draft_form.TOKEN_IDS), arrays.get(medusa_form.output_name(shape, 0))
     if ids is not None:
-        if not len(ids) or ids[0] < 0 or ids[-1] >= info.num_tokens or np.any(ids[1:] <= ids[:-1]):
-            raise ConfigError(
-                f"{directory}: {draft_form.TOKEN_IDS} must ascend within the vocabulary, 0 to {info.num_tokens - 1}"
-            )
+        check_token_ids(directory, ids, info)
     elif output is not None and not info.num_tokens <= len(output) <= info.vocab_size:
         raise ConfigError(
             f"{directory}: these heads output {len(output)} tokens; {info.name} has {info.num_tokens}, in a matrix "

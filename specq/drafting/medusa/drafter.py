@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from specq.drafting.interface import Pending, ranking_params
-from specq.drafting.medusa.interface import HiddenRow, Ranked
+from specq.drafting.medusa.interface import HiddenRow
 from specq.drafting.medusa.network import MedusaHeads
+from specq.drafting.trees.ranked import Ranked
 from specq.engines.models import rank_tokens
 from specq.engines.torch import (
     BATCH_SIZES,

@@ -27,13 +27,12 @@ from typing import Any
 
 from specq.checkpoints import read_json
 from specq.checkpoints.draft_form import HASH_LENGTH, SCALE, TOKEN_IDS
+from specq.drafting.head_config import Forms
 from specq.protocol import ConfigError
 
 MODEL_TYPE = "specq-medusa"  # our own heads; Medusa's authors use their target's type
 WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # the first that exists is read
 MOST_HEADS, MOST_LAYERS = 16, 8
-
-Forms = dict[str, tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)

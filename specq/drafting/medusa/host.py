@@ -8,7 +8,8 @@ import numpy as np
 
 from specq.drafting.interface import Pending, ranking_params
 from specq.drafting.medusa.arrays import HeadArrays
-from specq.drafting.medusa.interface import HiddenRow, Ranked
+from specq.drafting.medusa.interface import HiddenRow
+from specq.drafting.trees.ranked import Ranked
 from specq.engines.models import rank_tokens
 from specq.protocol import Float32Array, SamplingParams
 from specq.verification import on_host

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from specq.drafting.interface import Pending
-from specq.protocol import Float32Array, Int32Array, SamplingParams
+from specq.drafting.trees.ranked import Ranked
+from specq.protocol import SamplingParams
 
 
 class HiddenRow(NamedTuple):
@@ -17,17 +18,6 @@ class HiddenRow(NamedTuple):
 
     values: Any
     row: int
-
-
-class Ranked(NamedTuple):
-    """The heads' predictions for the positions after some contexts.
-
-    token_ids  i32[contexts, heads, count]: the likeliest tokens of each position, likeliest first.
-    scores     f32[contexts, heads, count]: their log-probabilities. -inf where there is no such token.
-    """
-
-    token_ids: Int32Array
-    scores: Float32Array
 
 
 class HeadSource(Protocol):

@@ -64,7 +64,7 @@ class Setup(NamedTuple):
     `tell`            reports what is being done, for example a download.
     helper_cores      cores with one thread each that helps with the engine's steps.
     target            the directory, GGUF file or hub name of the target model.
-    heads             the directory of Medusa heads or of an EAGLE-3 head. "": no heads.
+    heads             the directory of Medusa heads, an EAGLE-3 head or a block drafter. "": no heads.
     draft_tokenizer   the directory or hub name of the draft model's tokenizer.
     """
 

@@ -17,11 +17,11 @@ from specq.drafting.eagle3 import passes as eagle_passes
 from specq.drafting.eagle3.arrays import load_arrays
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.host import HostEagle
-from specq.drafting.eagle3.interface import Grown, TreeRequest
 from specq.drafting.eagle3.loading import EagleHead, load_eagle
 from specq.drafting.eagle3.network import EagleNetwork
-from specq.drafting.medusa.interface import Ranked
 from specq.drafting.rank_trees import RankTree
+from specq.drafting.trees.interface import Grown, TreeRequest
+from specq.drafting.trees.ranked import Ranked
 from specq.protocol import ModelInfo, SamplingParams
 from specq.testing.checkpoints import VOCAB, make_checkpoint
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specq.config import TargetConfig
-from specq.drafting import Pending, make_sources
-from specq.drafting.eagle3.drafter import Eagle
-from specq.drafting.eagle3.interface import Grown, TreeRequest
-from specq.drafting.eagle3.loading import load_eagle
+from specq.drafting import Pending
 from specq.drafting.eagle3.source import EagleSource
-from specq.drafting.medusa.interface import Ranked
-from specq.drafting.medusa.source import MedusaSource
-from specq.engines.torch.engine import TorchEngine
+from specq.drafting.trees.interface import Grown, TreeRequest
+from specq.drafting.trees.ranked import Ranked
 from specq.protocol import (
     EAGLE,
-    EAGLE_LANE,
-    ConfigError,
-    Open,
+    LANES,
     SamplingParams,
     Speculation,
-    Verdict,
 )
-from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import Growth
 from specq.testing.toy import toy_text
 from specq.testing.toy_drafters import ToyTrees
-from specq.verifier import Setup, StepCurve, Verifier
+from specq.verifier import StepCurve, Verifier
 from tests.drafting.medusa.test_medusa import (
     TappedMemoryless,
     _open,
@@ -41,10 +30,8 @@ from tests.drafting.medusa.test_medusa import (
     num_accepted,
     origins_with,
     random_heads,
-    texts,
     tiny,
 )
-from tests.replaying import StandIn
 from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, chi_squares
 
 __all__ = ["random_heads", "tiny"]  # fixtures
@@ -90,7 +77,7 @@ def test_the_head_is_given_each_row_of_a_text(mode: str, wrong_every: int, max_s
 def test_what_is_accepted_is_eagles() -> None:
     names, lanes, judged = origins_with(EagleSource(ToyTrees()))
     assert names.count(EAGLE) > 12
-    assert lanes == {EAGLE_LANE}
+    assert lanes == {LANES[EAGLE]}
     assert judged[EAGLE][1] == names.count(EAGLE)
 
 
@@ -100,7 +87,7 @@ def test_scores_are_calibrated_in_the_lane() -> None:
     started.open(0)
     started.finish()
     assert kept(started, source)
-    lane = started.verifier.sessions[0].lane(EAGLE_LANE)
+    lane = started.verifier.sessions[0].lane(LANES[EAGLE])
     assert lane is not None
     assert lane.calibration.probability(float(np.log(0.7))) < 0.1
 
@@ -193,85 +180,6 @@ def test_many_sessions_have_trees_of_fewer_levels() -> None:
 # ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def random_eagle(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    info = TorchEngine(tiny, device="cpu", kv_slots=64).info
-    tokenizer = {"num_tokens": info.num_tokens, "tokenizer_hash": info.tokenizer_hash}
-    shape = eagle_shape_of(256, info.vocab_size, 300, **tokenizer)
-    return make_eagle(tmp_path_factory.mktemp("eagle"), shape, embedding=False, scale=0.05)
-
-
-def drafting(
-    tiny: str, heads: Path, drafted: dict[str, int], *, is_recorded: bool = False
-) -> Callable[[TorchEngine], list[Any]]:
-    """Return what makes an EAGLE-3 source that counts its nodes."""
-
-    def make(engine: TorchEngine) -> list[Any]:
-        replays = StandIn() if is_recorded else None
-        source = EagleSource(Eagle(load_eagle(str(heads), tiny, engine.info, "cpu"), replays))
-        collect = source.collect
-
-        def counted(*asked: Any) -> Any:
-            batches = collect(*asked)
-            drafted["nodes"] = drafted.get("nodes", 0) + sum(len(batch.token_ids) for batch in batches)
-            return batches
-
-        source.collect = counted  # type: ignore[method-assign]
-        return [source]
-
-    return make
-
-
-@pytest.mark.parametrize("is_recorded", [False, True], ids=["as needed", "recorded"])
-def test_a_random_head_changes_no_text(tiny: str, random_eagle: Path, is_recorded: bool) -> None:
-    """Greedy and sampled, sync and async, best first and in trees, several at once: that of plain decoding, token for
-    token."""
-    ways = [
-        (SamplingParams(max_tokens=24, temperature=temperature, seed=7 * i, ignore_eos=True, top_k=top_k), speculation)
-        for i, speculation in enumerate((ASYNC, Speculation(mode="sync"), Speculation(tree=((0, 0, 1), (1,), (2, 0)))))
-        for temperature, top_k in ((0.0, 0), (0.8, 0), (0.8, 3))
-    ]
-    prompts = [[5 + i, 90, 17 * i + 3, 1000, 44] for i in range(len(ways))]
-    jobs = [_open(i, params, way, prompts[i]) for i, (params, way) in enumerate(ways)]
-    plain = [replace(job, speculation=Speculation(mode="plain")) for job in jobs]
-    drafted = dict[str, int]()
-    found = texts(tiny, drafting(tiny, random_eagle, drafted, is_recorded=is_recorded), jobs)
-    assert found == texts(tiny, lambda engine: [], plain)
-    assert drafted["nodes"] > 200
-
-
-def test_sessions_come_and_go(tiny: str, random_eagle: Path) -> None:
-    """Jobs begin while others run, end, and their ids are used again."""
-    engine = TorchEngine(tiny, device="cpu", kv_slots=2048)
-    drafted = dict[str, int]()
-    verifier = Verifier(
-        engine, CURVE, drafting(tiny, random_eagle, drafted)(engine), incarnation=1, measures_drafts=False
-    )
-    jobs, found = list[Open](), dict[tuple[int, int], list[int]]()
-    for turn in range(200):
-        if turn % 4 == 0 and turn < 60:
-            session_id, epoch = (turn // 4) % 4, 1 + turn // 16
-            params = SamplingParams(
-                max_tokens=9 + turn % 7, temperature=0.8 * (turn % 8 == 0), seed=turn, ignore_eos=True
-            )
-            job = replace(_open(session_id, params, ASYNC, [5 + turn, 9, 700, 3]), epoch=epoch)
-            verifier.handle(job, 0.0)
-            jobs.append(job)
-            found[session_id, epoch] = []
-        verifier.begin(0.0)
-        for verdict in verifier.step(lambda: 0.0):
-            assert isinstance(verdict, Verdict)
-            found[verdict.session_id, verdict.epoch] += verdict.token_ids.tolist()
-        verifier.heartbeat()
-    plain = [replace(job, session_id=i, speculation=Speculation(mode="plain")) for i, job in enumerate(jobs)]
-    expected = texts(tiny, lambda engine: [], plain)
-    assert {i: found[job.session_id, job.epoch] for i, job in enumerate(jobs)} == {
-        i: text[: len(found[jobs[i].session_id, jobs[i].epoch])] for i, text in expected.items()
-    }
-    assert sum(map(len, found.values())) > 100
-    assert drafted["nodes"] > 100
-
-
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_paused_head_receives_no_states_and_drafts_after_the_gap(mode: str) -> None:
     """From the fifth to the fifteenth turn, unless a synchronous session asks for it; the text is the target's."""
@@ -291,22 +199,6 @@ def test_a_paused_head_receives_no_states_and_drafts_after_the_gap(mode: str) ->
     num_drafted = sum(head.num_started)
     assert started.finish() == {0: toy_text([5, 6, 7], LENGTH)}
     assert sum(head.num_started) > num_drafted
-
-
-def test_a_head_is_made_of_a_configuration(tiny: str, random_eagle: Path, random_heads: Path) -> None:
-    """By what its directory holds; a tree deeper than the chain is refused."""
-    info = TorchEngine(tiny, device="cpu", kv_slots=64).info
-    config = TargetConfig(model="tiny", heads=str(random_eagle), heads_tree="[[0,0],[1]]", prompt_lookup="none")
-    setup = Setup(config, info, "", "cpu", lambda line: None, target=tiny, heads=str(random_eagle))
-    source, _ = make_sources(setup)
-    assert isinstance(source, EagleSource)
-    assert source.layers == (1, 5, 8)
-    other, _ = make_sources(setup._replace(heads=str(random_heads)))
-    assert isinstance(other, MedusaSource)
-    assert [one.name for one in make_sources(setup._replace(heads=""))] == ["grammar"]
-    deeper = replace(config, heads_tree="[[0,0,0]]", chain=2)
-    with pytest.raises(ConfigError, match=r"3 deep; target.chain is 2, so paths may have 2 ranks at most"):
-        list(make_sources(setup._replace(config=deeper)))
 
 
 # --- distributions

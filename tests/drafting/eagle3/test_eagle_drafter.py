@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from specq.drafting import draws_children
-from specq.drafting.eagle3 import row_head as module
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.host import HostEagle
-from specq.drafting.eagle3.interface import TreeRequest
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.rank_trees import RankTree, tree_for
+from specq.drafting.trees import texts as module
+from specq.drafting.trees.interface import TreeRequest
 from specq.protocol import SamplingParams, Speculation
 from specq.testing.growth import grow
 from specq.verifier.sources import Followed

@@ -25,7 +25,7 @@ from specq.testing.checkpoints_eagle import (
     PICKLED,
     WEIGHTS,
     as_speculators,
-    change_eagle,
+    change_head,
     eagle_logits,
     eagle_shape_of,
     make_eagle,
@@ -119,11 +119,11 @@ def test_layers_are_counted_as_each_layout_counts_them(tmp_path, target):
     """SpecForge names what stands behind a layer, vLLM at the top level what goes into it; without either the usual
     three."""
     made = make_eagle(tmp_path / "head", SHAPE)
-    change_eagle(made, eagle_config=None, eagle_aux_hidden_state_layer_ids=[1, 2, 3])
+    change_head(made, eagle_config=None, eagle_aux_hidden_state_layer_ids=[1, 2, 3])
     assert loaded(made, target).layers == LAYERS
     assert default_layers(32) == (1, 15, 28)  # which vLLM calls 2, 16 and 29
     assert default_layers(7) == (1, 2, 3)
-    change_eagle(made, eagle_aux_hidden_state_layer_ids=None)
+    change_head(made, eagle_aux_hidden_state_layer_ids=None)
     refused(made, target, "has 3 layers; an EAGLE-3 head whose config.json names no layers needs at least 7")
 
 
@@ -185,7 +185,7 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path, target, name, left):
 )  # fmt: skip
 def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
     made = made_of(tmp_path)
-    change_eagle(made, tensors)
+    change_head(made, tensors)
     refused(made, target, match)
 
 
@@ -211,7 +211,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
 )  # fmt: skip
 def test_a_config_that_does_not_fit_is_refused(tmp_path, target, config, match):
     made = made_of(tmp_path)
-    change_eagle(made, **config)
+    change_head(made, **config)
     refused(made, target, match)
 
 
@@ -316,7 +316,7 @@ def test_rotations_are_scaled_as_in_llama(tmp_path, target):
     expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     made = make_eagle(tmp_path / "head", replace(SHAPE, rope_scaling=tuple(LLAMA3.items())))
     assert eagle_shape(made).rope_scaling == tuple(LLAMA3.items())
-    frequencies = [loaded(made, target).network._frequencies]
+    frequencies = [loaded(made, target).network.rotations._frequencies]
     frequencies.append(torch.from_numpy(HostNetwork(load_arrays(str(made), str(target), INFO))._frequencies))
     for found in frequencies:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)

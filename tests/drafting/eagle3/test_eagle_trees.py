@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from specq.drafting import CONTEXT, DRAFTERS, Expansion
 from specq.drafting.eagle3 import remote as eagle_trees
 from specq.drafting.eagle3.drafter import Eagle
-from specq.drafting.eagle3.interface import TreeRequest
 from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.eagle3.remote import EagleTrees
+from specq.drafting.trees import remote as fed
+from specq.drafting.trees.interface import TreeRequest
 from specq.protocol import (
     BF16,
     INT8,
@@ -189,7 +190,7 @@ def test_tokens_without_states_are_bounded(trees: EagleTrees, directory: Path, m
     assert not trees.knows(4)
     text.observe(9, len(text.token_ids))
     text.check(CONTEXT, [], len(text.token_ids))
-    monkeypatch.setattr(eagle_trees, "MOST_WAITING", 5)
+    monkeypatch.setattr(fed, "MOST_WAITING", 5)
     late = Text(trees, directory, 5, 9)
     late.observe(11, 16)
     late.observe(16, 18)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting.eagle3.interface import BEAM, WIDTH, Grown
-from specq.drafting.medusa.interface import Ranked
+from specq.drafting.eagle3.levels import BEAM, WIDTH
 from specq.drafting.rank_trees import likeliest, tree_for
+from specq.drafting.trees.interface import Grown
+from specq.drafting.trees.ranked import Ranked
 from specq.protocol import (
     Speculation,
 )

@@ -11,8 +11,8 @@ import structlog
 import torch
 
 from specq.drafting.eagle3.drafter import Eagle
-from specq.drafting.eagle3.interface import TreeRequest
 from specq.drafting.eagle3.loading import EagleHead
+from specq.drafting.trees.interface import TreeRequest
 from tests.drafting.eagle3.plain_eagle import (
     EVERYTHING,
     GREEDY,

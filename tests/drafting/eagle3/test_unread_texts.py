@@ -13,12 +13,12 @@ import torch
 
 from specq.drafting import Pending
 from specq.drafting.eagle3.drafter import Eagle
-from specq.drafting.eagle3.grown_trees import (
-    shapes_for,
-)
-from specq.drafting.eagle3.interface import DeviceNodes, Grown, TreeRequest
 from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.eagle3.source import EagleSource
+from specq.drafting.trees.grown_trees import (
+    shapes_for,
+)
+from specq.drafting.trees.interface import DeviceNodes, Grown, TreeRequest
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import SUFFIX, SUFFIX_LANE, Close, Open, SamplingParams, Speculation, Verdict

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specq.drafting.eagle3.grown_trees import (
+from specq.drafting.eagle3.source import EagleSource
+from specq.drafting.trees.grown_trees import (
     SHAPES,
     UsualReach,
     batch_of_unread,
@@ -17,8 +18,7 @@ from specq.drafting.eagle3.grown_trees import (
     put_read,
     shapes_for,
 )
-from specq.drafting.eagle3.source import EagleSource
-from specq.protocol import EAGLE_LANE, Open, SamplingParams
+from specq.protocol import EAGLE, LANES, Open, SamplingParams
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.late import LateEngine
 from specq.testing.toy import toy_text
@@ -133,10 +133,10 @@ def test_what_was_read_hangs_where_it_stood(seed: int, is_compiled: bool) -> Non
     lines = DeviceLines(None, sum(shape), grown.parents.reshape(-1))
     drafted = DeviceTokens(None, grown.token_ids.reshape(-1), lines)
     layout, likely = UnreadLayout.of(shape), 0.9 ** np.arange(1, 13)
-    other = batch_of_chains(sessions[-1:], EAGLE_LANE, np.array([[7, 8]], np.int32), np.array([2]), np.zeros((1, 2)),
+    other = batch_of_chains(sessions[-1:], LANES[EAGLE], np.array([[7, 8]], np.int32), np.array([2]), np.zeros((1, 2)),
     is_measured=True)  # fmt: skip
     graft_batch(other, 0.0)
-    graft_batch(batch_of_unread(sessions[:-1], drafted, layout, depths, likely, EAGLE_LANE), 0.0)
+    graft_batch(batch_of_unread(sessions[:-1], drafted, layout, depths, likely, LANES[EAGLE]), 0.0)
     forgotten = int(depths.argmax())
     sessions[forgotten].forget_drafts()
     depths[forgotten] = 0

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from specq.drafting.eagle3.interface import BEAM, Grown
+from specq.drafting.eagle3.levels import BEAM
 from specq.drafting.eagle3.source import EagleSource
+from specq.drafting.trees.interface import Grown
 from specq.testing.toy_drafters import ToyTrees
 from specq.verifier import StepCurve
 from specq.verifier.sources.unread import UnreadLayout

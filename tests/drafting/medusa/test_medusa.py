@@ -20,8 +20,8 @@ from specq.drafting.medusa.source import MedusaSource
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol import (
+    LANES,
     MEDUSA,
-    MEDUSA_LANE,
     NO_TAP,
     ConfigError,
     Open,
@@ -96,7 +96,7 @@ def origins_with(source: DraftSource) -> tuple[list[str], set[int], dict[str, An
 def test_what_is_accepted_is_medusas() -> None:
     names, lanes, judged = origins_with(MedusaSource(ToyHeads(PROMPT)))
     assert names.count(MEDUSA) > 12
-    assert lanes == {MEDUSA_LANE}
+    assert lanes == {LANES[MEDUSA]}
     assert judged[MEDUSA][1] == names.count(MEDUSA)
 
 
@@ -105,7 +105,7 @@ def test_scores_are_calibrated_in_the_lane() -> None:
     started, _ = serving(ToyHeads(PROMPT, wrong_every=1, blind=True), max_uncommitted=4096)
     started.open(0)
     started.finish()
-    lane = started.verifier.sessions[0].lane(MEDUSA_LANE)
+    lane = started.verifier.sessions[0].lane(LANES[MEDUSA])
     assert lane is not None
     assert lane.calibration.probability(float(np.log(0.7))) < 0.1
 
@@ -204,7 +204,7 @@ def test_heads_are_made_of_a_configuration(tiny: str, random_heads: Path) -> Non
     setup = Setup(config, info, "", "cpu", lambda line: None, target=tiny, heads=str(random_heads))
     source, _ = make_sources(setup)
     assert isinstance(source, MedusaSource)
-    assert source.heads.num_heads == 4
+    assert source.head.heads.num_heads == 4
     assert [one.name for one in make_sources(setup._replace(heads=""))] == ["grammar"]
     deeper = replace(config, heads_tree="[[0,0,0,0,0]]")
     with pytest.raises(ConfigError, match="5 deep"):
@@ -258,7 +258,7 @@ class FixedHeads:
         self.order = np.array(order, np.int32)
 
     def start(self, states: Sequence[HiddenRow], params: Any, lengths: Any, count: int) -> Pending[Any]:
-        from specq.drafting.medusa.interface import Ranked
+        from specq.drafting.trees.ranked import Ranked
 
         own = self.order[:count]
         token_ids = np.broadcast_to(own, (len(states), self.num_heads, len(own)))

@@ -13,8 +13,8 @@ from specq.drafting.draft_model.drafter import DraftModel
 from specq.drafting.medusa import draft_model as module
 from specq.drafting.medusa.draft_model import MedusaModel
 from specq.drafting.medusa.drafter import Medusa
-from specq.drafting.medusa.interface import Ranked
 from specq.drafting.medusa.network import load_heads
+from specq.drafting.trees.ranked import Ranked
 from specq.drafting.vocabulary import in_vocabulary
 from specq.processes.draft import build_worker
 from specq.protocol import ConfigError, EngineError, SamplingParams

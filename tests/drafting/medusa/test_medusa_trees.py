@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from specq.config import read_tree
-from specq.drafting.medusa import source as module
-from specq.drafting.rank_trees import WIDTH, RankTree, checked_tree, tree_for
+from specq.drafting.rank_trees import RankTree, checked_tree, tree_for
+from specq.drafting.trees import source as module
+from specq.drafting.trees.ranked import Ranked, of_shape
 from specq.protocol import (
     ConfigError,
     Speculation,
@@ -23,8 +24,9 @@ from tests.drafting.medusa.serving import ASYNC, CHOICES, serving
 # ----------------------------------------------------------------------------------------------------------------
 
 
-def paths_of(tree: RankTree, wanted: Any = None) -> list[tuple[int, ...]]:
+def paths_of(tree: RankTree | None, wanted: Any = None) -> list[tuple[int, ...]]:
     """The paths of the wanted nodes of a tree."""
+    assert tree is not None
     paths: list[tuple[int, ...]] = []
     for rank, parent in zip(tree.ranks.tolist(), tree.parents.tolist(), strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), rank))
@@ -39,7 +41,6 @@ def test_choices_load_as_they_are_published(tmp_path: Path) -> None:
         assert set(paths_of(tree)) == {
             *((0,), (1,), (2,), (3,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1)),
         }  # fmt: skip
-        assert tree.is_fixed
 
 
 @pytest.mark.parametrize(
@@ -65,32 +66,7 @@ def test_a_job_gets_the_tree_that_it_asks_for() -> None:
     assert paths_of(tree_for(Speculation(max_depth=1), 4, default)) == [(0,), (1,)]
     assert paths_of(tree_for(Speculation(num_candidates=2, max_depth=2), 4, default)) == [(0,), (1,), (0, 0), (1, 0)]
     assert max(map(len, paths_of(tree_for(Speculation(tree=((0,) * 7,)), 4)))) == 4
-    best = paths_of(tree_for(ASYNC, 3))
-    assert set(best) == {
-        path
-        for path in np.ndindex(WIDTH, WIDTH, WIDTH)
-        for path in (path, path[:2], path[:1])
-        if np.prod(np.array(path) + 1) <= WIDTH
-    }
-
-
-def test_best_first_takes_the_likeliest_nodes_and_those_above_them() -> None:
-    """Against the plain way: sort all paths by their chance."""
-    rng = np.random.default_rng(5)
-    tree = tree_for(ASYNC, 3)
-    chances = -np.sort(-rng.dirichlet(np.full(WIDTH, 0.4), (6, 3)).astype(np.float32))  # [contexts, places, ranks]
-    with np.errstate(divide="ignore"):
-        scores = tree.scores(np.log(chances))
-    for most in (1, 5, 20, 1000):
-        wanted = tree.likeliest(tree.reach(scores), most, np.log(0.02))
-        for i in range(6):
-            found = paths_of(tree, wanted[i])
-            assert all(path[:-1] in found for path in found if len(path) > 1)
-            reach = {
-                path: float(np.prod([chances[i, k, rank] for k, rank in enumerate(path)])) for path in paths_of(tree)
-            }
-            plain = [path for path in sorted(reach, key=lambda path: -reach[path])[:most] if reach[path] >= 0.02]
-            assert sorted(reach[path] for path in found) == pytest.approx(sorted(reach[path] for path in plain))
+    assert tree_for(ASYNC, 3) is None
 
 
 def test_what_heads_do_not_know_is_not_drafted() -> None:
@@ -98,8 +74,9 @@ def test_what_heads_do_not_know_is_not_drafted() -> None:
     tree = tree_for(Speculation(tree=((0, 0), (1, 1), (2,))), 2)
     scores = np.log(np.array([[[0.6, 0.4], [1.0, 0.0]]], np.float32), out=np.full((1, 2, 2), -np.inf, np.float32),
     where=np.array([[[True, True], [True, False]]]))  # fmt: skip
-    nodes = tree.scores(scores)
-    assert paths_of(tree, tree.likeliest(tree.reach(nodes), 99, -9.0)[0]) == [(0,), (1,), (0, 0), (1, 0)]
+    assert tree is not None
+    grown = of_shape(Ranked(np.zeros(scores.shape, np.int32), scores), tree, 2)
+    assert paths_of(tree, np.isfinite(grown.reach[0])) == [(0,), (1,), (0, 0), (1, 0)]
 
 
 def test_few_sessions_get_large_trees_and_many_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:

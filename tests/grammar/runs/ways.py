@@ -43,6 +43,7 @@ PLACES = {
     "suffix": Place(target={"drafts": "always", "shared_tokens": 100_000}),
     "lookahead": Place(target={"lookahead": True, **ALWAYS}),
     "eagle": Place(target=ALWAYS, heads="eagle", models=("tiny",)),
+    "block": Place(target=ALWAYS, heads="block", models=("tiny",)),
     "medusa": Place(target=ALWAYS, heads="smollm2", models=("smollm2",)),
     "vllm": Place(1, {"engine": "vllm", "dtype": "float32", "drafts": "always", "shared_tokens": 100_000}),
     "late": Place(),
@@ -61,6 +62,7 @@ WAYS: dict[str, tuple[str, Arguments]] = {
     "suffix": ("suffix", {}),
     "lookahead": ("lookahead", {}),
     "EAGLE-3": ("eagle", {}),
+    "block drafter": ("block", {}),
     "Medusa": ("medusa", {}),
     "overlap": ("late", {"mode": "plain"}),
     "overlap, drafts": ("late, drafts", {}),
@@ -122,17 +124,24 @@ def configured(place: str, model: str) -> Iterator[Any]:
     own = dict(found.target) | ({"draft_model": model} if found.is_colocated else {})
     with TemporaryDirectory() as folder:
         if found.heads:
-            own["heads"] = str(_made_eagle(model, Path(folder))) if found.heads == "eagle" else found.heads
+            own["heads"] = _made_head(found.heads, model, Path(folder))
         made = deployment(model, model, found.drafters, has_journal=True, **own)
         yield replace(made, broker=replace(made.broker, liveness_ms=LIVENESS_MS))
 
 
-def _made_eagle(model: str, folder: Path) -> Path:
+def _made_head(heads: str, model: str, folder: Path) -> str:
+    """Return the directory of a random head for a model, or heads that are bundled."""
     from specq.engines import read_info
     from specq.models import resolve_model
+    from specq.testing.checkpoints_block import block_shape_of, make_block
     from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 
     info = read_info(Path(resolve_model(model, "target")))
     tokenizer = {"num_tokens": info.num_tokens, "tokenizer_hash": info.tokenizer_hash}
-    shape = eagle_shape_of(256, info.vocab_size, 300, **tokenizer)
-    return make_eagle(folder / "eagle", shape, embedding=False, scale=0.05)
+    if heads == "eagle":
+        shape = eagle_shape_of(256, info.vocab_size, 300, **tokenizer)
+        return str(make_eagle(folder / "eagle", shape, embedding=False, scale=0.05))
+    if heads == "block":
+        layers = block_shape_of(256, info.vocab_size, (1, 5, 8), **tokenizer)
+        return str(make_block(folder / "block", layers, scale=0.05))
+    return heads

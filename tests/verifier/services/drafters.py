@@ -12,7 +12,8 @@ from specq.drafting.draft_model.source import ColocatedSource
 from specq.protocol import (
     COLOCATED,
     COLOCATED_LANE,
-    EAGLE_LANE,
+    EAGLE,
+    LANES,
     SUFFIX,
     SUFFIX_LANE,
     Draft,
@@ -65,7 +66,7 @@ class OwnSource(DraftSource):
         """`knows_chances`: what it claims is the truth, and believed."""
         self.name = foresight.own.name  # type: ignore[misc]
         self._foresight, self._knows_chances = foresight, knows_chances
-        self._lane = SUFFIX_LANE if self.name == SUFFIX else EAGLE_LANE
+        self._lane = SUFFIX_LANE if self.name == SUFFIX else LANES[EAGLE]
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         """See `DraftSource`."""

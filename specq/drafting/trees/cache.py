@@ -1,10 +1,10 @@
-"""The keys and values of texts' rows, for an EAGLE-3 head in torch: a range for each text, in tensors that grow."""
+"""The keys and values of texts' rows, for a head in torch: a range for each text, in tensors that grow."""
 
 from __future__ import annotations
 
 import torch
 
-from specq.drafting.eagle3.row_head import ALWAYS, LEAST_ROOM, MOST_BYTES
+from specq.drafting.trees.texts import ALWAYS, LEAST_ROOM, MOST_BYTES
 
 NOBODY = 0  # the place of no text: padding of a batch reads and writes here
 

@@ -1,12 +1,10 @@
-"""What a verifier needs from a head that reads the target's hidden states and its own: whole trees, in arrays.
+"""What a verifier needs from a head that reads the target's hidden states of a text: whole trees, in arrays.
 
-There are three kinds of trees. Best-first trees follow EAGLE-2 (Li et al. 2024, arXiv 2406.16858): at each level the
-BEAM nodes with the highest cumulative probability are expanded, with WIDTH children each. Other trees have a given
+There are three kinds of trees. Best-first trees have the likeliest nodes that the head finds. Other trees have a given
 shape. The third kind grows best first with a fixed number of nodes at each level. Then the depth of each node is known
 in advance. So a step can be launched before the host has read the trees.
 
-`specq.drafting.eagle3.drafter` and `specq.drafting.eagle3.host` implement this interface. This module does not import
-torch.
+`specq.drafting.eagle3` and `specq.drafting.block` implement this interface. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -19,9 +17,6 @@ from specq.drafting.rank_trees import RankTree
 from specq.protocol import Float32Array, Int32Array, IntpArray, SamplingParams
 from specq.verifier.sources import Followed
 
-WIDTH = 8  # children of an expanded node
-BEAM = 4  # nodes of a tree that are expanded at a level
-
 
 class TreeRequest(NamedTuple):
     """Trees of one kind for some sessions.
@@ -29,8 +24,8 @@ class TreeRequest(NamedTuple):
     depth   how many levels they need. Best-first trees may have more.
     ranks   their shape. None: best first.
     floor   a log-probability. Best-first trees may leave out less likely nodes.
-    level_sizes  for best-first trees, how many nodes are kept at each level, likeliest first. The first BEAM nodes are
-                 expanded. (): all nodes are kept.
+    level_sizes  for best-first trees, how many nodes are kept at each level, likeliest first. (): all nodes are kept.
+    most    for best-first trees, how many nodes are wanted.
     """
 
     session_ids: Sequence[int]
@@ -39,6 +34,7 @@ class TreeRequest(NamedTuple):
     ranks: RankTree | None
     floor: float
     level_sizes: tuple[int, ...] = ()
+    most: int = 0
 
 
 class Grown(NamedTuple):

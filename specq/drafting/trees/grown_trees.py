@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.drafting.eagle3.interface import Grown
+from specq.drafting.trees.interface import Grown
 from specq.drafting.worker import LEAST_CHANCE
 from specq.protocol import BoolArray, Float64Array, IntpArray
 from specq.verification import DeviceTokens, places_in_runs

@@ -1,0 +1,40 @@
+"""A block drafter as a source: one pass drafts a tree from features of the target's hidden states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+
+from specq.drafting.head_kinds import kind_of
+from specq.drafting.rank_trees import checked_tree
+from specq.drafting.trees.source import TreeSource
+from specq.protocol import BLOCK
+from specq.verifier.sources import Setup
+
+log = structlog.get_logger(__name__)
+
+
+class BlockSource(TreeSource):
+    """Drafts with a block drafter."""
+
+    name = BLOCK
+
+
+def make(setup: Setup) -> BlockSource | None:
+    """Load the block drafter that the configuration names for this process; None if it names none.
+
+    Raises ConfigError if it does not fit the target.
+    """
+    if not setup.heads or kind_of(Path(setup.heads)).source != BLOCK:
+        return None
+    from specq.drafting.block.drafter import BlockHead  # imports torch
+    from specq.drafting.block.network import load_block
+
+    setup.tell(f"loading a block drafter from {setup.config.heads}")
+    head = BlockHead(load_block(setup.heads, setup.target, setup.info, setup.device))
+    head.warm_up(setup.config.max_sessions)
+    why = f"this block drafter predicts {head.num_places} tokens"
+    tree = checked_tree(setup.config.heads_tree, head.num_places, why)
+    log.info("block_drafter_loaded", heads=setup.config.heads, layers=head.layers, num_paths=len(tree))
+    return BlockSource(head, head.num_places, tree)

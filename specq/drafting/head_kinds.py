@@ -1,0 +1,50 @@
+"""The kinds of heads in a directory, distinguished by its config.json.
+
+To add a kind: a line in `KINDS`, before the kinds whose config.json may look the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specq.drafting.block import form as block_form
+from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.medusa import form as medusa_form
+from specq.protocol import BLOCK, EAGLE, MEDUSA, ModelInfo
+
+
+class HeadKind(NamedTuple):
+    """A kind of heads.
+
+    source  the name of the source that drafts with them.
+    called  what messages call them, such as "an EAGLE-3 head".
+    is_of   whether a directory's config.json is of this kind.
+    check   raises ConfigError for a config.json that is not valid.
+    arrays  the module that loads them without torch.
+    """
+
+    source: str
+    called: str
+    is_of: Callable[[Path], bool]
+    check: Callable[[Path], object]
+    arrays: str
+
+    def describe(self, heads: Path, target: Path, info: ModelInfo) -> str:
+        """Return a short description of heads for a target. Raises ConfigError if they do not fit it."""
+        loaded: Any = import_module(self.arrays).load_arrays(str(heads), str(target), info)
+        return str(loaded.said)
+
+
+KINDS = (
+    HeadKind(BLOCK, block_form.KIND, block_form.is_block, block_form.block_shape, "specq.drafting.block.arrays"),
+    HeadKind(EAGLE, eagle_form.KIND, eagle_form.is_eagle, eagle_form.eagle_shape, "specq.drafting.eagle3.arrays"),
+    HeadKind(MEDUSA, "Medusa heads", lambda _: True, medusa_form.heads_shape, "specq.drafting.medusa.arrays"),
+)
+
+
+def kind_of(heads: Path) -> HeadKind:
+    """Return the kind of heads in a directory: Medusa heads, if its config.json is of no other kind."""
+    return next(kind for kind in KINDS if kind.is_of(heads))
