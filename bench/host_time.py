@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ PHASES = "begin", "propose and plan", "engine", "commit and verdicts", "frames"
 class Lookup:
     """A forward pass without layers: a token's logits come from a table."""
 
-    ARITHMETIC: ClassVar[str] = "table"
+    arithmetic = "table"
     num_tap_layers = 0
     is_helped = False
     work = PassWork(0, 0)

@@ -1,4 +1,4 @@
-"""The arithmetics of a GGUF file on a CPU, by name.
+"""The arithmetics of a GGUF file on a CPU, by name, and that of a GPU in which no row depends on others.
 
 - exact: products of floats, of exactly the file's values.
 - rounded: the same of values rounded to bfloat16, half the bytes of float32. Jobs of 0.2 may need it.
@@ -7,3 +7,4 @@
 """
 
 AUTO, EXACT, ROUNDED, INTEGER = ARITHMETICS = ("auto", "exact", "rounded", "integer")
+INVARIANT = "invariant"

@@ -19,8 +19,9 @@ class AutoOptions(NativeOptions):
 
 
 def _make(
-    model: str, *, device: str = "auto", dtype: str = "auto", arithmetic: str = "auto", **arguments: Any
-) -> Engine:
+    model: str, *, device: str = "auto", dtype: str = "auto", arithmetic: str = "auto", batch_invariant: bool = False,
+    **arguments: Any,
+) -> Engine:  # fmt: skip
     from specq.engines.models import runs_natively
 
     if runs_natively(model, device, dtype):
@@ -31,7 +32,7 @@ def _make(
         raise ConfigError(f"--arithmetic {arithmetic} needs a GGUF file on a CPU; the torch engine computes {model}")
     from specq.engines.torch.engine import TorchEngine
 
-    return TorchEngine(model, device=device, dtype=dtype, **arguments)
+    return TorchEngine(model, device=device, dtype=dtype, batch_invariant=batch_invariant, **arguments)
 
 
 def _check(model: str, device: str, dtype: str) -> None:

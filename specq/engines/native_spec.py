@@ -15,6 +15,11 @@ class HostOptions(OwnOptions):
     """The keys of engines that compute on a CPU."""
 
     helper_cores: Cores = option((), "CPU cores for one helper thread each, e.g. 0,2-3. Default: no helper threads.")
+    batch_invariant: bool = option(
+        default=False,
+        text="On a GPU: no text depends on other sessions, on drafts, or on how its prompt was cut into steps. Costs "
+        "time in steps of few rows. On a CPU this is always so.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class NativeOptions(HostOptions):
     )
 
 
-def _make(model: str, **arguments: Any) -> Engine:
+def _make(model: str, *, batch_invariant: bool = True, **arguments: Any) -> Engine:  # noqa: ARG001 - always so
     from specq.engines.native.engine import NativeEngine
 
     return NativeEngine(model, **arguments)

@@ -30,7 +30,7 @@ from specq.protocol import (
 
 HANGING_BEATS = 3
 MOST_STEP = 9.0  # a long step may extend the allowed silence by at most this many times, for any reported step time
-INTEGER = "integer"  # begins the name of an arithmetic that no version had which stored jobs without it
+LATER = ("integer", "invariant")  # begin the names of arithmetics that no version had which stored jobs without them
 MOST_PREFIXES = 1024  # remembered per verifier
 
 
@@ -113,8 +113,8 @@ class Worker:
         """Return the binding here of a job that is bound to these weights, perhaps by an older version.
 
         None: the job cannot continue here. A job that began with other end tokens (`ModelInfo.added_eos_ids`) stays
-        bound to the former weights. A job that an older version stored without its arithmetic was not computed in
-        integers.
+        bound to the former weights. A job that an older version stored without its arithmetic was computed
+        neither in integers nor with `batch_invariant`.
         """
         model = self.model
         if not weights or weights in self._forms(model.fingerprint):
@@ -126,7 +126,7 @@ class Worker:
     def _forms(self, fingerprint: str) -> tuple[str, ...]:
         """Return how jobs name these weights: as now, and as an older version did, without the arithmetic."""
         now, older = self._weights(fingerprint), f"{fingerprint} {self.model.dtype}"
-        return (now,) if self.model.arithmetic.startswith(INTEGER) else (now, older)
+        return (now,) if self.model.arithmetic.startswith(LATER) else (now, older)
 
     def serves(self, requirements: Requirements) -> bool:
         """Return whether a job of this model can continue here: weights and capabilities fit."""

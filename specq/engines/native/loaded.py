@@ -11,7 +11,7 @@ import math
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -57,11 +57,11 @@ class Forward(Protocol):
     """Runs packed rows: it writes their KV to `kv` and returns the outputs of the rows in `logit_rows`.
 
     - num_tap_layers, is_helped, jumps: as in `specq.engines.Engine`.
-    - ARITHMETIC: name of its kernels. Forwards with other kernels round differently.
+    - arithmetic: name of its kernels. Forwards with other kernels round differently.
     - work: what a pass does, from which its time is estimated on a CPU.
     """
 
-    ARITHMETIC: ClassVar[str]
+    arithmetic: str
     num_tap_layers: int
     is_helped: bool
     jumps: tuple[int, ...]
@@ -122,7 +122,7 @@ class HostKv:
 class HostForward:
     """Fulfils `Forward` with the compiled kernels."""
 
-    ARITHMETIC: ClassVar[str] = "native"
+    arithmetic: str = "native"
 
     def __init__(self, weights: NativeWeights, num_slots: int, library: ctypes.CDLL, threads: Threads = ALONE) -> None:
         """Make the forward, and KV with this number of slots. The weights are copied, but for those in panels.
@@ -150,7 +150,7 @@ class HostForward:
 class IntegerForward(HostForward):
     """The same with the kernels of integer arithmetic. `check` raises EngineLostError if the weights are lost."""
 
-    ARITHMETIC: ClassVar[str] = "integer"
+    arithmetic: str = "integer"
 
     def __init__(
         self,

@@ -136,7 +136,7 @@ def _load_gguf(
     info = describe(
         path,
         engine=engine,
-        arithmetic=f"{forward.ARITHMETIC} cpu",
+        arithmetic=f"{forward.arithmetic} cpu",
         name=name,
         dtype=FLOAT32,
         vocab_size=config["vocab_size"],
@@ -163,7 +163,7 @@ def _load_draft(
     info = describe(
         directory,
         engine=engine,
-        arithmetic=f"{forward.ARITHMETIC} cpu",
+        arithmetic=f"{forward.arithmetic} cpu",
         name=name,
         dtype=FLOAT32,
         vocab_size=shape.vocab_size,

@@ -47,6 +47,7 @@ class TorchEngine(PooledEngine):
         kv_slots: int = 0,
         name: str = "",
         eager: bool = False,
+        batch_invariant: bool = False,
         threads: int = 0,
         helper_cores: tuple[int, ...] = (),
         verbose: bool = False,
@@ -56,7 +57,10 @@ class TorchEngine(PooledEngine):
         team = threads_of(threads, helper_cores)
         loaded = model
         if isinstance(loaded, str):
-            loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager, threads=team)
+            loaded = load(
+                loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager,
+                batch_invariant=batch_invariant, threads=team,
+            )  # fmt: skip
         super().__init__(loaded, team, verbose=verbose)
         self._device: torch.device = loaded.forward.kv.device or CPU
         self.overlaps = self._device.type == "cuda" and isinstance(loaded.forward, FedForward)

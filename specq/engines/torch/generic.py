@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +58,7 @@ class _Plan:
 class GenericForward:
     """Runs packed rows through a transformers model on its own device."""
 
-    ARITHMETIC: ClassVar[str] = "torch"
+    arithmetic: str = "torch"
     is_helped = False
     jumps: tuple[int, ...] = ()
 

@@ -46,6 +46,7 @@ def load(
     kv_slots: int = 0,
     name: str = "",
     eager: bool = False,
+    batch_invariant: bool = False,
     threads: Threads = ALONE,
 ) -> LoadedModel:
     """Load a checkpoint.
@@ -57,6 +58,7 @@ def load(
       "auto" keeps the values exactly or in bfloat16 (`specq.engines.torch.gguf_network`).
     - kv_slots: 0: as many as memory allows.
     - eager: do not use the compiled kernels and CUDA graphs.
+    - batch_invariant: on a GPU, a row's bits do not depend on other rows. On a CPU this is always so.
     - threads: the threads that compute in the native kernels.
 
     Raises ConfigError if the model cannot be found or used.
@@ -67,12 +69,18 @@ def load(
         arguments = str(checkpoint), dtype, kv_slots, name, threads
         return load_native(*arguments, engine="torch", arithmetic=ROUNDED if is_rounded else EXACT)
     network = load_network(checkpoint, place, dtype)
+    if batch_invariant and place.type != "cpu" and not _can_be_invariant(network):
+        raise ConfigError(
+            "batch_invariant needs a model that our kernels compute, on an NVIDIA GPU with triton, in bfloat16 or "
+            f"float16; this is {model} in {str(network.dtype).removeprefix('torch.')} on {place}"
+        )
     overrides = None
     if is_gguf(checkpoint):
         overrides = {"gguf_values": values_format(checkpoint, dtype, on_host=place.type == "cpu")}
     loaded = assemble(
-        network, checkpoint, kv_slots=kv_slots, name=name, eager=eager, threads=threads, overrides=overrides
-    )
+        network, checkpoint, kv_slots=kv_slots, name=name, eager=eager, threads=threads, overrides=overrides,
+        is_invariant=batch_invariant,
+    )  # fmt: skip
     del network
     trim_memory()
     return loaded
@@ -98,6 +106,7 @@ def assemble(
     eager: bool = False,
     threads: Threads = ALONE,
     overrides: Mapping[str, Any] | None = None,
+    is_invariant: bool = False,
 ) -> LoadedModel:
     """Make KV and a forward for a transformers model in memory. `checkpoint` has its tokenizer and files.
 
@@ -106,7 +115,7 @@ def assemble(
     if reason := rotary.reason_against(network, _kv_shape(network)[2] if network.config.model_type in TESTED else 0):
         raise unsupported(network, reason)
     slots = kv_slots or _default_slots(network)
-    forward = _make_forward(network, slots, eager, threads)
+    forward = _make_forward(network, slots, eager, threads, is_invariant=is_invariant)
     if network.config.model_type not in TESTED:
         probe(network, forward)
     return loaded_model(network, checkpoint, forward, name, overrides)
@@ -120,7 +129,7 @@ def loaded_model(
     info = describe(
         checkpoint,
         engine="torch",
-        arithmetic=f"{forward.ARITHMETIC} {network.device.type}",
+        arithmetic=f"{forward.arithmetic} {network.device.type}",
         name=name,
         dtype=str(network.dtype).removeprefix("torch."),
         vocab_size=network.get_input_embeddings().weight.shape[0] - num_masks,
@@ -131,16 +140,20 @@ def loaded_model(
     return LoadedModel(info, forward, getattr(network.get_output_embeddings(), "token_ids", None), num_masks)
 
 
-def _make_forward(network: Any, num_slots: int, eager: bool, threads: Threads) -> Forward:
+def _make_forward(network: Any, num_slots: int, eager: bool, threads: Threads, *, is_invariant: bool) -> Forward:
     """Return the fastest forward that can run this model on its device, with KV of this number of slots."""
     if not eager and _runs_fused(network):
         from specq.engines.torch.cuda.forward import FusedForward
 
-        return FusedForward(network, _make_kv(network, num_slots))
+        return FusedForward(network, _make_kv(network, num_slots), is_invariant=is_invariant)
     library = kernels()
     if eager or library is None or not supports(network):
         return GenericForward(network, _make_kv(network, num_slots))
     return host_forward(network, num_slots, library, threads)
+
+
+def _can_be_invariant(network: Any) -> bool:
+    return _runs_fused(network) and network.dtype in (torch.bfloat16, torch.float16)
 
 
 def _runs_fused(network: Any) -> bool:

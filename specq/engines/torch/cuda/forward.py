@@ -17,9 +17,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from specq.engines.arithmetic import INVARIANT
 from specq.engines.native.loaded import ForwardOutput
 from specq.engines.native.rows import PackedRows, RowTap
 from specq.engines.torch.cuda.attention_plan import BlockLayout, lay_out, line_places, max_list_length
+from specq.engines.torch.cuda.invariant import EqualProducts, forbid_splits
 from specq.engines.torch.cuda.layers import Batch, FusedDecoder, Scratch
 from specq.engines.torch.cuda.replays import Inbox
 from specq.engines.torch.cuda.taps import Taps
@@ -28,28 +30,46 @@ from specq.engines.torch.cuda.weights import merge
 from specq.engines.torch.forward import Feed, KvStore, work_of
 
 SIZES = (*NARROW, 48, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 576, 640, 704, 768)
+SLOW = {192, 320}  # the vendor's product with a long K takes longer than that of the next size, if K is not split
 BEYOND = 64  # sizes above the largest are multiples of this
 LIST_ROOM = 1 << 20  # slots; 64 contexts of 16k tokens
 NUM_INBOXES = 2
 
 
 class FusedForward:
-    """Runs packed rows of one model on a GPU, or on a CPU under Triton's interpreter; see `weights.supports`."""
+    """Runs packed rows of one model on a GPU, or on a CPU under Triton's interpreter; see `weights.supports`.
 
-    ARITHMETIC: ClassVar[str] = "fused"
+    arithmetic  its name. With `is_invariant` the device's name is part of it: another device may add in another order.
+    """
+
     is_helped = False
     is_fed: ClassVar[bool] = True
-    jumps: tuple[int, ...] = SIZES
 
-    def __init__(self, model: Any, kv: KvStore, *, graphs: bool | None = None, pdl: bool | None = None) -> None:
-        """Make the forward. `graphs` and `pdl` (programmatic dependent launch) default to what the device supports."""
+    def __init__(
+        self, model: Any, kv: KvStore, *, graphs: bool | None = None, pdl: bool | None = None,
+        is_invariant: bool = False,
+    ) -> None:  # fmt: skip
+        """Make the forward. `graphs` and `pdl` (programmatic dependent launch) default to what the device supports.
+
+        is_invariant: a row's bits do not depend on other rows. Then all steps use the vendor's products, since ours for
+        few rows round in other places. This is a setting of the whole process (`invariant.forbid_splits`).
+        """
         self.kv, self.work = kv, work_of(model)
         self.device = kv.keys.device
         on_gpu = self.device.type == "cuda"
         can_pdl = on_gpu and torch.cuda.get_device_capability(self.device) >= (9, 0)
         self.uses_graphs = on_gpu if graphs is None else graphs
         self.decoder = FusedDecoder(merge(model, kv.num_slots), kv, pdl=can_pdl if pdl is None else pdl)
-        largest = self.decoder.layout(SIZES[-1], SIZES[-1])
+        self.arithmetic = "fused"
+        self.jumps: tuple[int, ...] = SIZES
+        self._equal: EqualProducts | None = None
+        if is_invariant:
+            forbid_splits()
+            wide = [size for size in SIZES if size not in {*NARROW, *SLOW}]
+            self._equal = EqualProducts(self.decoder.weights, wide[0])
+            self.arithmetic = f"{INVARIANT} {device_name(self.device)}"
+            self.jumps = self._equal.among(wide)
+        largest = self.decoder.layout(self.jumps[-1], self.jumps[-1])
         self._scratch = self.decoder.scratch(largest)
         self._block = torch.zeros(largest.starts()["lists"] + LIST_ROOM, dtype=torch.int32, device=self.device)
         self._inboxes = [Inbox(len(self._block), self.device) for _ in range(NUM_INBOXES)]
@@ -65,8 +85,8 @@ class FusedForward:
         `tap` requests more hidden states. `feed` has tokens that only the device knows.
         """
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-            size = padded_size(rows.num_rows)
-            if size > SIZES[-1] or max_list_length(rows) > LIST_ROOM:
+            size = self._padded(rows.num_rows)
+            if size > self.jumps[-1] or max_list_length(rows) > LIST_ROOM:
                 return self._run_beyond(rows, size, tap, feed)
             batch = self._batch(self.decoder.layout(size, int(np.diff(rows.row_starts).max())))
             self._inboxes.append(self._inboxes.pop(0))
@@ -75,9 +95,16 @@ class FusedForward:
             self._run(batch, taps)
             return self._finish(rows, batch, self._scratch, taps, tap)
 
+    def _padded(self, num_rows: int) -> int:
+        """Return the number of rows with which a step, or the head, computes `num_rows` rows."""
+        size = padded_size(num_rows, self.jumps)
+        while self._equal is not None and not self._equal.are_equal(size):
+            size += BEYOND
+        return size
+
     def _taps_of(self, layers: tuple[int, ...]) -> Taps:
         if layers not in self._taps:
-            self._taps[layers] = Taps(layers, SIZES[-1], self.decoder.weights.embedding)
+            self._taps[layers] = Taps(layers, self.jumps[-1], self.decoder.weights.embedding)
         return self._taps[layers]
 
     def _batch(self, layout: BlockLayout) -> Batch:
@@ -117,6 +144,7 @@ class FusedForward:
         tapped = None if taps is None or tap is None else taps.pick(tap)
         num_judged = len(rows.logit_rows)
         size = next((size for size in NARROW if num_judged <= size), num_judged)
+        size = size if self._equal is None else self._padded(num_judged)
         hidden = self.kv.keys.new_empty(size, self.decoder.weights.hidden)
         if not num_judged:
             return ForwardOutput(self.kv.keys.new_empty(0, len(self.decoder.weights.head)), hidden[:0], tapped)
@@ -135,8 +163,13 @@ def _send(inbox: Inbox, rows: PackedRows, batch: Batch, block: torch.Tensor, fee
         feed.lines.put(block, batch.slots, line_places(inbox.array, batch.layout))
 
 
-def padded_size(num_rows: int) -> int:
+def padded_size(num_rows: int, sizes: tuple[int, ...] = SIZES) -> int:
     """Return the size of the graph for a step of `num_rows` rows, or the next multiple of BEYOND."""
-    if num_rows > SIZES[-1]:
+    if num_rows > sizes[-1]:
         return -(-num_rows // BEYOND) * BEYOND
-    return SIZES[int(np.searchsorted(SIZES, num_rows))]
+    return sizes[int(np.searchsorted(sizes, num_rows))]
+
+
+def device_name(device: torch.device) -> str:
+    """Return the kind of a device, for example NVIDIA H200."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
