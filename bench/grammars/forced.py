@@ -47,7 +47,7 @@ BEHIND, DEFAULT = " and forced", "default"
 def sides_of(config: TargetConfig, info: ModelInfo) -> dict[str, list[DraftSource]]:
     """Return the draft sources of each side."""
     found: dict[str, list[DraftSource]] = {"plain": [], "forced": [ForcedTokens()]}
-    model = _colocated(config, info)  # one for all sides, since only one has a session at a time
+    model = colocated(config, info)  # one for all sides, since only one has a session at a time
     makers: dict[str, Callable[[], DraftSource]] = {"suffix": SuffixDecoder, "draft model": lambda: model}
     for name, make in makers.items():
         found |= {name: [make()], name + BEHIND: [make(), ForcedTokens()]}
@@ -55,7 +55,8 @@ def sides_of(config: TargetConfig, info: ModelInfo) -> dict[str, list[DraftSourc
     return found
 
 
-def _colocated(config: TargetConfig, info: ModelInfo) -> DraftSource:
+def colocated(config: TargetConfig, info: ModelInfo) -> DraftSource:
+    """Return the source of a configuration's draft model, in this process."""
     at, files = resolve_model(config.draft_model, "draft"), tokenizer_of(config.draft_model, "draft")
     made = making.make(Setup(config, info, at, config.device, bool, draft_tokenizer=files))
     assert made is not None

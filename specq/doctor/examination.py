@@ -15,7 +15,7 @@ from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.neighbours import load_average, running, usage, used_by_others
 from specq.doctor.prediction import NAMES, Prediction, predict, significant
-from specq.engines import ENGINES
+from specq.engines import ENGINES, INVARIANT
 from specq.engines.native import AUTO
 from specq.engines.vllm.versions import installed_version
 from specq.models import HEADS, find_model
@@ -198,17 +198,23 @@ def quiet(factor: float, used: float | None, num_cores: int, here: str = "") -> 
 def _same_text(measured: MeasuredPair) -> Check:
     """Check that drafts do not change the text.
 
-    If rounding depends on the batch, as on a GPU, near ties may change it.
+    If rounding depends on the batch, as on a GPU without `batch_invariant`, near ties may change it.
     """
     plain, *others = measured.runs
+    is_promised = "cpu" in measured.device or measured.device.startswith(INVARIANT)
     differ = [run.method for run in others if not run.agrees_with(plain)]
     if not differ:
-        return Check("same text", OK, f"of {len(plain.texts)} prompts plainly and with drafts, all equal")
+        found = f"of {len(plain.texts)} prompts plainly and with drafts, all equal"
+        return Check("same text", OK, found + ("" if is_promised else "; not promised without batch_invariant"))
     found = f"drafts of {', '.join(differ)} changed a text"
-    if "cpu" in measured.device:
+    if is_promised:
         return Check("same text", WRONG, found, "that is a bug of specq; please report it with the output of --json")
     return Check(
-        "same text", NOTE, found, "on a GPU, nearly equal logits may change order with the batch size (README, Limits)"
+        "same text",
+        NOTE,
+        found,
+        "on a GPU, nearly equal logits may change order with the batch; batch_invariant = true "
+        "rules that out (README, Limits)",
     )
 
 

@@ -7,7 +7,7 @@ tests/engines/ runs over the table.
 
 from __future__ import annotations
 
-from specq.engines.arithmetic import ARITHMETICS
+from specq.engines.arithmetic import ARITHMETICS, INVARIANT
 from specq.engines.checkpoint import (
     check_no_gguf,
     check_whole,
@@ -56,6 +56,7 @@ ENGINES = Table(
 __all__ = [
     "ARITHMETICS",
     "ENGINES",
+    "INVARIANT",
     "Computed",
     "Engine",
     "EngineSpec",

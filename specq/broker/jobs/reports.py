@@ -206,6 +206,7 @@ def _worker(worker: Worker, now: float, has_metrics: bool) -> dict[str, Any]:
         "incarnation": worker.hello.incarnation,
         "role": worker.hello.role,
         "model": worker.model.name,
+        "arithmetic": worker.model.arithmetic,
         "engine": worker.model.engine,
         "tokenizer": worker.model.tokenizer_hash,
         "state": worker.state,
