@@ -56,8 +56,7 @@ class SimulatedWorld:
         self._clients_at = self._machine.add(Tenant(own if self._sharing.draft_cores else apart, has_model=False))
         self.queue.at(self._beat_s / 2, self._tick)
 
-    # --- participants
-    # ---------------------------------------------------------------------------------------------------
+    # --- participants -------------------------------------------------------------------------------------------------
 
     def add_verifier(
         self,

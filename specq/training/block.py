@@ -237,8 +237,7 @@ def _about(settings: BlockSettings, shape: block_form.BlockShape, token_ids: Int
     return f"block {settings.target} {shape} {own} {rates} {len(token_ids)} {int(token_ids.sum())}"
 
 
-# --- evaluation
-# -----------------------------------------------------------------------------------------------------------
+# --- evaluation -------------------------------------------------------------------------------------------------------
 
 
 class BlockForesight:

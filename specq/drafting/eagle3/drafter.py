@@ -98,8 +98,7 @@ class Eagle(RowHead):
 
         self._recorded.warm_up(most_sessions, kinds)
 
-    # --- rows of texts
-    # ----------------------------------------------------------------------------------------------------
+    # --- rows of texts ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def follow(self, session_ids: Sequence[int]) -> None:
@@ -157,8 +156,7 @@ class Eagle(RowHead):
     def _index(self, values: Sequence[int] | IntpArray) -> torch.Tensor:
         return torch.from_numpy(np.asarray(values, np.int64)).to(self._device)
 
-    # --- trees
-    # ------------------------------------------------------------------------------------------------------------
+    # --- trees --------------------------------------------------------------------------------------------------------
 
     def start(self, requests: Sequence[TreeRequest]) -> list[Pending[Grown]]:
         """Compute the waiting rows, and begin trees; see `TreeHead`.

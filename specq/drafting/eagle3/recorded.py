@@ -67,8 +67,7 @@ class RecordedTrees:
         """How many passes were recorded so far."""
         return self._replays.num_recorded
 
-    # --- rows of texts
-    # ----------------------------------------------------------------------------------------------------
+    # --- rows of texts ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def follow(self, texts: Sequence[FollowedText]) -> None:
@@ -129,8 +128,7 @@ class RecordedTrees:
 
         self._replays.run(("rows", *shape), work)
 
-    # --- trees
-    # ------------------------------------------------------------------------------------------------------------
+    # --- trees --------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def grow(
@@ -171,8 +169,7 @@ class RecordedTrees:
         wait = fetch(nodes[:PLANES])
         return lambda: wait()[:, :num_trees], nodes[:, :num_trees]
 
-    # --- memory
-    # -----------------------------------------------------------------------------------------------------------
+    # --- memory -------------------------------------------------------------------------------------------------------
 
     def _reserve(self, room: int, num_taps: int) -> None:
         """Make room in the cache and for `num_taps` rows of hidden states.

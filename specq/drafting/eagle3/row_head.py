@@ -56,8 +56,7 @@ class RowHead(TextHead):
         places = [text.place for text in texts]
         self._compute(EagleRows(places, rows.counts, states, token_ids, rows.positions, rows.slots, is_seen))
 
-    # --- what an implementation defines
-    # -----------------------------------------------------------------------------------
+    # --- what an implementation defines -------------------------------------------------------------------------------
 
     def _project(self, values: Any, rows: Int32Array) -> Any:
         """Return states [rows, hidden] from these rows of hidden states [n, width]."""

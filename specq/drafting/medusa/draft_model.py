@@ -113,8 +113,7 @@ class MedusaModel(KvTrees):
         self._heads = heads
         self._known: dict[int, _Known] = {}
 
-    # --- sessions
-    # -----------------------------------------------------------------------------------------------------------
+    # --- sessions -----------------------------------------------------------------------------------------------------
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session. See `Drafter.open`."""
@@ -166,8 +165,7 @@ class MedusaModel(KvTrees):
         slots = [guess.slot for top in guesses for guess in top.each()]
         self._pool.give(np.array(slots, np.int32))
 
-    # --- children
-    # -----------------------------------------------------------------------------------------------------------
+    # --- children -----------------------------------------------------------------------------------------------------
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Answer all requests, with one pass for nodes that were not guessed.
@@ -221,8 +219,7 @@ class MedusaModel(KvTrees):
                     one.logits = _copied(one.logits)  # release the memory of the pass's other rows
         self._drop(iter(below.values()))
 
-    # --- a pass
-    # -------------------------------------------------------------------------------------------------------------
+    # --- a pass -------------------------------------------------------------------------------------------------------
 
     def _compute(self, asked: Asked) -> dict[tuple[int, int], Any]:
         """Compute pending tokens, requested nodes, and guesses below them; return each node's logits."""

@@ -85,8 +85,7 @@ class FedDrafter(Drafter, Generic[S]):
         self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), head.token_ids)
         self._sessions: dict[int, S] = {}
 
-    # --- texts
-    # ------------------------------------------------------------------------------------------------------------
+    # --- texts --------------------------------------------------------------------------------------------------------
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams, owner: str = "") -> None:
         """Start a session; see `Drafter.open`."""
@@ -127,8 +126,7 @@ class FedDrafter(Drafter, Generic[S]):
             if count < len(rows):
                 session.waiting.append((first + count, rows[count:]))
 
-    # --- drafts
-    # -----------------------------------------------------------------------------------------------------------
+    # --- drafts -------------------------------------------------------------------------------------------------------
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Draft the children of all requested nodes; none at the maximum length or without states.
@@ -161,8 +159,7 @@ class FedDrafter(Drafter, Generic[S]):
         """Return the position from which on it cannot draft."""
         return self.info.max_length if self.knows(session_id) else 0
 
-    # --- what an implementation defines
-    # -----------------------------------------------------------------------------------
+    # --- what an implementation defines -------------------------------------------------------------------------------
 
     def _session(self, params: SamplingParams, token_ids: list[int]) -> S:
         """Return a new session."""

@@ -110,8 +110,7 @@ def _graft(t: Any, head: dict[str, int], nodes: list[tuple[int, int, float, int]
     head["num_added"] = t.num_live[session] - before
 
 
-# --- lanes
-# ----------------------------------------------------------------------------------------------------------------
+# --- lanes ------------------------------------------------------------------------------------------------------------
 
 
 def lane_of(t: Any, session: int, lane_id: int) -> int:
@@ -185,8 +184,7 @@ def name(t: Any, lane: int, node_id: int, node: int) -> None:
         t.num_refs[lane] += 1
 
 
-# --- nodes
-# ----------------------------------------------------------------------------------------------------------------
+# --- nodes ------------------------------------------------------------------------------------------------------------
 
 
 def align(t: Any, fresh: Fresh, head: dict[str, int], seen_before: int, parent_id: int) -> None:
