@@ -32,7 +32,7 @@ def test_an_engine_has_a_section_of_its_own(write):
     assert options_of(target) == wanted
     assert own_options(target, VllmOptions, ENGINES).arguments() == {"options": wanted}
     torch = override(target, engine="torch")
-    assert own_options(torch, TorchOptions, ENGINES).arguments() == {"helper_cores": (3,)}
+    assert own_options(torch, TorchOptions, ENGINES).arguments() == {"helper_cores": (3,), "batch_invariant": False}
     for config in (target, torch):
         given = worker_options("--role", "target", *to_arguments(config))["engine_options"]
         assert options_of(TargetConfig(engine=config.engine, engine_options=given)) == options_of(config)

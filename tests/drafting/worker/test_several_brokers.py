@@ -163,4 +163,4 @@ def test_drafts_go_to_the_broker_that_assigned_the_session(
         until(lambda: [*loop.worker.sessions] == [1])
     finally:
         loop.close()
-    wait_until(lambda: one.heard[-1].state == two.heard[-1].state == "leaving")  # type: ignore[attr-defined]
+    wait_until(lambda: [getattr(broker.heard[-1], "state", "") for broker in (one, two)] == ["leaving"] * 2)
