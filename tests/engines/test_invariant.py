@@ -56,6 +56,15 @@ def test_a_device_whose_products_depend_on_the_rows_is_refused(monkeypatch):
         invariant.EqualProducts(weights_of(32), 16).among((16, 32, 48, 64))
 
 
+def test_a_torch_that_cannot_forbid_splits_is_refused(monkeypatch):
+    def no_library(name: str) -> None:
+        raise RuntimeError(f"compiled without {name}")
+
+    monkeypatch.setattr(invariant.torch.backends.cuda, "preferred_blas_library", no_library)
+    with pytest.raises(ConfigError, match=r"splitting sums \(compiled without cublaslt\); 2\.11 for CUDA can"):
+        invariant.forbid_splits()
+
+
 def test_a_device_without_our_kernels_is_refused(tmp_path, monkeypatch):
     checkpoint = make_checkpoint("llama", tmp_path)
     monkeypatch.setattr(loading, "pick_device", lambda _: torch.device("meta"))

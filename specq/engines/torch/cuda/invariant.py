@@ -18,15 +18,23 @@ import torch
 from specq.engines.torch.cuda.weights import DecoderWeights
 from specq.protocol import ConfigError
 
-DTYPES = (torch.bfloat16, torch.float16)  # float32 products are not split, but not checked either
 SEED = 20261130
 
 
 def forbid_splits() -> None:
-    """Let this process's products of bfloat16 and float16 add along K in one order. For the whole process."""
-    torch.backends.cuda.preferred_blas_library("cublaslt")  # only it can be told
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
+    """Let this process's products of bfloat16 and float16 add along K in one order. For the whole process.
+
+    Raises ConfigError if this torch cannot.
+    """
+    try:
+        torch.backends.cuda.preferred_blas_library("cublaslt")  # only it can be told
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"batch_invariant: torch {torch.__version__} cannot keep cuBLASLt from splitting sums ({error}); "
+            "2.11 for CUDA can"
+        ) from None
 
 
 class EqualProducts:
