@@ -98,7 +98,8 @@ def test_a_chat_shows_where_its_tokens_come_from(browser, url):
     classes = {token.get_attribute("class").split()[1] for token in tokens}
     assert classes <= {"o-worker", "o-suffix", "o-corrected", "o-plain"}
     assert len(classes) > 1
-    shapes = [sample.value_of_css_property("border-bottom-style") for sample in page.all("#legend .token")]
+    lines = [f"border-{side}-style" for side in ("bottom", "top")]
+    shapes = [tuple(map(sample.value_of_css_property, lines)) for sample in page.all("#legend .token")]
     assert len(set(shapes)) == len(shapes)
     assert "tokens per round" in page.one("#figures").text
     assert len(page.all("#figures svg")) == 2
