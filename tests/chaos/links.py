@@ -10,10 +10,11 @@ import asyncio
 import threading
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from weakref import WeakSet
 
 WAYS = ("up", "down")  # from the one that connects, and to it
 LOOK_S = 0.02
@@ -29,6 +30,7 @@ class Links:
         self._pids, self._cut = pids, frozenset[tuple[str, str, str]]()
         self._servers = list[asyncio.Server]()
         self._relays = set[asyncio.Task[None]]()  # the loop itself may forget tasks
+        self._writers = WeakSet[StreamWriter]()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -45,10 +47,14 @@ class Links:
     async def _end(self) -> None:
         for server in self._servers:
             server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0)  # what was accepted before has a task then
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+        for writer in self._writers:  # what is left to send to a frozen process would keep a socket open
+            writer.transport.abort()
+        await asyncio.sleep(0)
 
     def open(self, name: str, port: int) -> int:
         """Return the port at which others find the party that listens at `port` of this machine."""
@@ -73,21 +79,16 @@ class Links:
         self._cut = frozenset()
 
     async def _relay(self, name: str, port: int, reader: StreamReader, writer: StreamWriter) -> None:
+        self._writers.add(writer)
         source = self._who(writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1])
-        try:
+        with suppress(OSError, asyncio.CancelledError), closing(writer):  # nobody listens, or the end of all
             await self._wait(source, name, "up")
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            writer.close()
-            return
-        up = self._carry(reader, far_writer, source, name, "up")
-        down = self._carry(far_reader, writer, source, name, "down")
-        try:
-            with suppress(asyncio.CancelledError):  # the end of all
+            self._writers.add(far_writer)
+            with closing(far_writer):
+                up = self._carry(reader, far_writer, source, name, "up")
+                down = self._carry(far_reader, writer, source, name, "down")
                 await asyncio.gather(up, down)
-        finally:
-            writer.close()
-            far_writer.close()
 
     async def _carry(self, reader: StreamReader, writer: StreamWriter, source: str, to: str, way: str) -> None:
         with suppress(OSError):
