@@ -92,8 +92,8 @@ def _up_between(before: MachineClock, now: MachineClock) -> float:
 
 EPOCHS = 1 << 32  # epochs that a holder may use for a job; the next holder's are above them
 LEASE_S = 3.0  # without a renewal or a written group, until other brokers take a broker's jobs
-SILENT_S = 1.5  # the same, if the broker has no connection to the journal: its process ended
-HELD_S = 1.0  # after a renewal, a broker can be sure of its jobs; a failover may forget the renewals of a second
+SILENT_S = 2.5  # the same, if the broker has no connection to the journal: its process ended
+HELD_S = 2.0  # after a renewal, a broker can be sure of its jobs; a failover may forget the renewals of a second
 MOST_TAKEN = 256  # jobs at once, so that several brokers share those of a lost one
 JOURNALS = {
     "sqlite": "specq.journal.sqlite.store:SqliteJournal",
