@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from specq.journal import LEASE_S, SILENT_S, Opening, open_journal
+from specq.journal import LEASE_S, Opening, open_journal
 from specq.journal.postgres import store
 from specq.journal.postgres.address import parse
 from specq.journal.postgres.arrays import from_text, to_text
@@ -209,22 +209,24 @@ def test_its_time_is_the_databases(open_it: Open, database: Database) -> None:
 
 
 @pytest.mark.cluster
-def test_a_broker_without_a_connection_loses_its_jobs_early(open_it: Open, database: Database) -> None:
+def test_a_broker_without_a_connection_loses_its_jobs_early(
+    open_it: Open, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not a silent one that has a connection; and a broker that is newly connected waits for the leases' end."""
+    monkeypatch.setattr(store, "SILENT_S", 1.0)
     first, second, third = (open_it(address=f"tcp://10.0.0.{i}:1") for i in range(3))
     first.write([taken(1)])
     third.write([taken(2)])
     age = "SELECT min(extract(epoch FROM clock_timestamp() - backend_start)) FROM pg_stat_activity"
     wait_until(lambda: database.run(f"{age} WHERE application_name LIKE 'specq journal %'")[0][0] > LEASE_S)
     late = open_it(address="tcp://10.0.0.4:1")
-    for journal in (first, second, third):
-        journal.renew()
     database.run(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE application_name = 'specq journal ' || (SELECT broker FROM specq.active WHERE job_id = 1)"
     )
+    database.run("UPDATE specq.brokers SET until = clock_timestamp() + interval '3 s'")
     assert not second.take()
-    database.run(f"UPDATE specq.brokers SET until = until - interval '{SILENT_S} s'")
+    database.run("UPDATE specq.brokers SET until = clock_timestamp() + interval '1.5 s'")
     assert [ids(late.take()), ids(second.take())] == [[], [1]]
 
 
