@@ -15,7 +15,7 @@ from specq.cli.train_stages import (
     RATE,
     SEED,
     SHARE,
-    checked,
+    run_method,
     run_options,
     run_stages,
 )
@@ -46,11 +46,7 @@ def draft(stage: str, *, target: str, device: str, **options: Any) -> None:
 
     STAGE is one step of the training, or `all`. Each stage reads the output of earlier stages in --work and --out.
     """
-    found = checked(stage, DRAFT_STAGES, target, options)
-    from specq.training.settings import DraftSettings, choose_device
-
-    settings = DraftSettings(**found, device=choose_device(device, compiled=False))
-    run_stages(stage, DRAFT_STAGES, settings)
+    run_method(stage, DRAFT_STAGES, "DraftSettings", target, device, options)
 
 
 @click.command(context_settings={"show_default": True})
@@ -106,12 +102,8 @@ def parallel(stage: str, *, target: str, start: str, device: str, **options: Any
     named = start or draft_for(target)
     if not named:
         raise ConfigError(f"the target {target} has no draft model; name one to start from with --draft")
-    found = checked(stage, PARALLEL_STAGES, target, options)
-    draft = Path(resolve_model(named, "draft"))
-    from specq.training.settings import ParallelSettings, choose_device
-
-    settings = ParallelSettings(**found, draft=draft, device=choose_device(device, compiled=False))
-    run_stages(stage, PARALLEL_STAGES, settings)
+    options["draft"] = Path(resolve_model(named, "draft"))
+    run_method(stage, PARALLEL_STAGES, "ParallelSettings", target, device, options)
 
 
 @click.command(context_settings={"show_default": True})
@@ -146,11 +138,7 @@ def medusa(stage: str, *, target: str, device: str, **options: Any) -> None:
     STAGE is one step of the training, or `all`. Each stage reads the output of earlier stages in --work and --out.
     An interrupted `heads` stage continues when it runs again with the same settings.
     """
-    found = checked(stage, MEDUSA_STAGES, target, options)
-    from specq.training.settings import MedusaSettings, choose_device
-
-    settings = MedusaSettings(**found, device=choose_device(device, compiled=False))
-    run_stages(stage, MEDUSA_STAGES, settings)
+    run_method(stage, MEDUSA_STAGES, "MedusaSettings", target, device, options)
 
 
 @click.command(context_settings={"show_default": True})
@@ -186,11 +174,7 @@ def eagle3(stage: str, *, target: str, device: str, **options: Any) -> None:
     STAGE is one step of the training, or `all`. Each stage reads the output of earlier stages in --work and --out.
     An interrupted `head` stage continues when it runs again with the same settings.
     """
-    found = checked(stage, EAGLE_STAGES, target, options)
-    from specq.training.settings import EagleSettings, choose_device
-
-    settings = EagleSettings(**found, device=choose_device(device, compiled=False))
-    run_stages(stage, EAGLE_STAGES, settings)
+    run_method(stage, EAGLE_STAGES, "EagleSettings", target, device, options)
 
 
 @click.command(context_settings={"show_default": True})
@@ -237,11 +221,7 @@ def block(stage: str, *, target: str, device: str, **options: Any) -> None:
     STAGE is one step of the training, or `all`. Each stage reads the output of earlier stages in --work and --out.
     An interrupted `drafter` stage continues when it runs again with the same settings.
     """
-    found = checked(stage, BLOCK_STAGES, target, options)
-    from specq.training.settings import BlockSettings, choose_device
-
-    settings = BlockSettings(**found, device=choose_device(device, compiled=False))
-    run_stages(stage, BLOCK_STAGES, settings)
+    run_method(stage, BLOCK_STAGES, "BlockSettings", target, device, options)
 
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)

@@ -67,6 +67,16 @@ def checked(stage: str, stages: Mapping[str, str], target: str, options: Mapping
     return {**options, "target": path, "corpus": corpus, "bench": bench}
 
 
+def run_method(
+    stage: str, stages: Mapping[str, str], settings: str, target: str, device: str, options: Mapping[str, Any]
+) -> None:
+    """Check the options of a method, and run it with them; `settings`: its class in `specq.training.settings`."""
+    found = checked(stage, stages, target, options)
+    from specq.training import settings as known  # imports torch
+
+    run_stages(stage, stages, getattr(known, settings)(**found, device=known.choose_device(device, compiled=False)))
+
+
 def run_options(out: str, made: str) -> Callable[[F], F]:
     """Add the options of `specq.training.settings.RunSettings` with the same defaults for all methods.
 

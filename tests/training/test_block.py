@@ -14,7 +14,6 @@ from specq.drafting.block.drafter import BlockHead
 from specq.drafting.block.form import block_shape
 from specq.drafting.block.network import BlockDrafter, load_block
 from specq.drafting.block.source import BlockSource
-from specq.engines.torch import load_network
 from specq.protocol import ConfigError, SamplingParams, Speculation
 from specq.testing.checkpoints_block import block_logits, block_shape_of, make_block
 from specq.training.architecture import tapped_states
@@ -41,11 +40,6 @@ pytestmark = pytest.mark.timeout(240)
 TINY = str(TARGET)
 SHAPE = block_shape_of(256, 4096, (1, 5, 8), block_size=4)
 run = runner("block", [*SMALL, "--block-size=4", "--num-layers=2", "--num-states=3", "--num-anchors=4"])
-
-
-@pytest.fixture
-def target():
-    return load_network(TARGET, torch.device("cpu"))
 
 
 def drafter_in(directory) -> BlockDrafter:

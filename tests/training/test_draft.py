@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specq.engines.torch import load, load_network
+from specq.engines.torch import load
 from specq.protocol import ConfigError
 from specq.testing.checkpoints_draft import MADE, draft_logits
 from specq.text import TextCodec, load_tokenizer_files, tokenizer_hash
@@ -33,11 +33,6 @@ SMALL = [
 ]
 pytestmark = pytest.mark.timeout(120)
 run = runner("draft", [*SMALL, *SIZES])
-
-
-@pytest.fixture
-def target():
-    return load_network(TARGET, torch.device("cpu"))
 
 
 def test_all_stages_make_a_draft_that_fits_its_target(places, output):

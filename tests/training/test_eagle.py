@@ -14,7 +14,6 @@ from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.form import eagle_shape
 from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.eagle3.source import EagleSource
-from specq.engines.torch import load_network
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol import ConfigError, SamplingParams, SessionStep, Speculation, Tap
 from specq.testing.checkpoints_eagle import eagle_logits, eagle_shape_of, make_eagle
@@ -39,11 +38,6 @@ pytestmark = pytest.mark.timeout(240)
 TINY = str(TARGET)
 SHAPE = eagle_shape_of(256, 4096, 50, layers=(1, 5, 8))
 run = runner("eagle3", [*SMALL, "--num-steps=3"])
-
-
-@pytest.fixture
-def target():
-    return load_network(TARGET, torch.device("cpu"))
 
 
 def head_in(directory):

@@ -168,35 +168,6 @@ def texts(tiny: str, sources: Callable[[TorchEngine], list[Any]], jobs: Sequence
     raise AssertionError("the sessions never end")
 
 
-def test_random_heads_change_no_text(tiny: str, random_heads: Path) -> None:
-    """Greedy and sampled, sync and async, best first and in trees, several at once: that of plain decoding, token for
-    token."""
-    ways = [
-        (SamplingParams(max_tokens=24, temperature=temperature, seed=7 * i, ignore_eos=True, top_k=top_k), speculation)
-        for i, speculation in enumerate((ASYNC, Speculation(mode="sync"), Speculation(tree=((0, 0, 1), (1,), (2, 0)))))
-        for temperature, top_k in ((0.0, 0), (0.8, 0), (0.8, 3))
-    ]
-    prompts = [[5 + i, 90, 17 * i + 3, 1000, 44] for i in range(len(ways))]
-    jobs = [_open(i, params, way, prompts[i]) for i, (params, way) in enumerate(ways)]
-    plain = [replace(job, speculation=Speculation(mode="plain")) for job in jobs]
-    drafted = dict[str, int]()
-
-    def heads(engine: TorchEngine) -> list[Any]:
-        source = MedusaSource(Medusa(load_heads(str(random_heads), tiny, engine.info, "cpu"), engine.info.num_tokens))
-        collect = source.collect
-
-        def counted(*asked: Any) -> Any:
-            batches = collect(*asked)
-            drafted["nodes"] = drafted.get("nodes", 0) + sum(len(batch.token_ids) for batch in batches)
-            return batches
-
-        source.collect = counted  # type: ignore[method-assign]
-        return [source]
-
-    assert texts(tiny, heads, jobs) == texts(tiny, lambda engine: [], plain)
-    assert drafted["nodes"] > 200
-
-
 def test_heads_are_made_of_a_configuration(tiny: str, random_heads: Path) -> None:
     """And refused there, where their tree is deeper than they are."""
     info = TorchEngine(tiny, device="cpu", kv_slots=64).info

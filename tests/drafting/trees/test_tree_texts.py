@@ -17,6 +17,8 @@ from specq.drafting.block.source import BlockSource
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.eagle3.source import EagleSource
+from specq.drafting.medusa.drafter import Medusa
+from specq.drafting.medusa.network import load_heads
 from specq.drafting.medusa.source import MedusaSource
 from specq.drafting.trees.source import TreeSource
 from specq.engines.torch.engine import TorchEngine
@@ -54,8 +56,8 @@ def random_block(about: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
     return make_block(tmp_path_factory.mktemp("block"), shape, range(0, 3000, 10), scale=0.05)
 
 
-@pytest.fixture(params=["eagle3", "eagle3, recorded", "block", "block, recorded"])
-def make(request: pytest.FixtureRequest, tiny: str, random_eagle: Path, random_block: Path) -> Make:
+@pytest.fixture(params=["eagle3", "eagle3, recorded", "block", "block, recorded", "medusa"])
+def make(request: pytest.FixtureRequest, tiny: str, random_eagle: Path, random_block: Path, random_heads: Path) -> Make:
     """Return what makes the source of a random head."""
 
     def of_block(engine: TorchEngine) -> TreeSource:
@@ -67,7 +69,10 @@ def make(request: pytest.FixtureRequest, tiny: str, random_eagle: Path, random_b
         replays = StandIn() if request.param == "eagle3, recorded" else None
         return EagleSource(Eagle(load_eagle(str(random_eagle), tiny, engine.info, "cpu"), replays))
 
-    return of_block if request.param.startswith("block") else of_eagle
+    def of_medusa(engine: TorchEngine) -> TreeSource:
+        return MedusaSource(Medusa(load_heads(str(random_heads), tiny, engine.info, "cpu"), engine.info.num_tokens))
+
+    return {"eagle3": of_eagle, "block": of_block, "medusa": of_medusa}[request.param.split(",")[0]]
 
 
 def test_a_random_head_changes_no_text(tiny: str, make: Make) -> None:

@@ -143,8 +143,10 @@ class FusedForward:
     ) -> ForwardOutput:
         tapped = None if taps is None or tap is None else taps.pick(tap)
         num_judged = len(rows.logit_rows)
-        size = next((size for size in NARROW if num_judged <= size), num_judged)
-        size = size if self._equal is None else self._padded(num_judged)
+        if self._equal is None:
+            size = next((size for size in NARROW if num_judged <= size), num_judged)
+        else:
+            size = self._padded(num_judged)
         hidden = self.kv.keys.new_empty(size, self.decoder.weights.hidden)
         if not num_judged:
             return ForwardOutput(self.kv.keys.new_empty(0, len(self.decoder.weights.head)), hidden[:0], tapped)
