@@ -33,27 +33,52 @@ def weights_of(num_columns: int) -> DecoderWeights:
     return type("Weights", (), {"layers": [layer], "head": matrix})  # type: ignore[return-value]
 
 
+def exact(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    return (rows.double() @ matrix.double()).float()
+
+
 def product_of(differing: set[int]) -> Any:
     """Return a product that is exact for most numbers of rows, and not for some."""
 
-    def mm(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-        found = (rows.double() @ matrix.double()).float()
-        found[-1, -1] += 1e-3 * (len(rows) in differing)
+    def multiply(rows: torch.Tensor, matrix: torch.Tensor, name: str) -> torch.Tensor:
+        found = exact(rows, matrix.T)
+        found[-1, -1] += 1e-3 * (len(rows) in differing and name == "head")
         return found
 
-    return mm
+    return multiply
 
 
 def test_numbers_of_rows_whose_products_differ_are_not_used(monkeypatch):
-    monkeypatch.setattr(invariant.torch, "mm", product_of({64, 96}))
-    equal = invariant.EqualProducts(weights_of(32), 16)
-    assert equal.among((16, 32, 48, 64, 80, 96, 112)) == (16, 32, 48, 80, 112)
+    monkeypatch.setattr(invariant.torch, "mm", exact)
+    equal = invariant.EqualProducts(weights_of(32), product_of({1, 64, 96}), 16)
+    assert equal.among((1, 16, 32, 48, 64, 80, 96, 112)) == (16, 32, 48, 80, 112)
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-3])
+def test_a_product_is_turned_where_that_is_faster_and_equal_and_slow_numbers_of_rows_are_left_out(monkeypatch, error):
+    """32 rows are slow for most matrices. 48 are slow for the matrix of 1000 columns, unless it is turned."""
+
+    def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return exact(left, right) + error * (len(left) == 1000)
+
+    def timed(work: Any) -> float:
+        lines, columns = work().shape
+        if lines == 1000:
+            return 90.0
+        return 200.0 if (lines, columns) in {(32, 24), (48, 1000)} else 95.0
+
+    monkeypatch.setattr(invariant.torch, "mm", mm)
+    weights = weights_of(32)
+    weights.layers[0].down = torch.randn(1000, 32)  # type: ignore[misc]
+    equal = invariant.EqualProducts(weights, product_of(set()), 16, timed)
+    assert equal.among((1, 16, 32, 48, 64)) == ((1, 16, 64) if error else (1, 16, 48, 64))
+    assert equal.turned == (set() if error else {("down", 48)})
 
 
 def test_a_device_whose_products_depend_on_the_rows_is_refused(monkeypatch):
-    monkeypatch.setattr(invariant.torch, "mm", product_of({32, 48, 64}))
+    monkeypatch.setattr(invariant.torch, "mm", exact)
     with pytest.raises(ConfigError, match=r"batch_invariant: .*\(3 of 4 numbers\); set it to false"):
-        invariant.EqualProducts(weights_of(32), 16).among((16, 32, 48, 64))
+        invariant.EqualProducts(weights_of(32), product_of({32, 48, 64}), 16).among((16, 32, 48, 64))
 
 
 def test_a_torch_that_cannot_forbid_splits_is_refused(monkeypatch):
@@ -164,10 +189,11 @@ class Serving:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape[0]))
 def test_logits_keys_and_values_have_the_same_bits_in_any_step(shape):
     """A text alone, token by token; in chunks; beside up to 90 others, with its tokens as nodes of draft trees."""
-    from specq.engines.torch.cuda.forward import FusedForward
+    from specq.engines.torch.cuda.forward import NARROW, FusedForward
 
     network = make_network(shape)
     forward = FusedForward(network, loading._make_kv(network, NUM_SLOTS), is_invariant=True)
+    assert set(NARROW) <= set(forward.jumps)
     text = np.random.default_rng(5).integers(1, VOCAB, LENGTH).astype(np.int32)
     alone = Serving(forward, text, 0)
     alone.run(1, 0, 0, first=300)

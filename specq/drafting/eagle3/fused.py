@@ -129,9 +129,9 @@ class FusedLayer:
         heads, kv_heads, dim = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
         queries = qkv.new_empty(len(qkv), heads * dim)
         rotate_kernel[(len(qkv), triton.cdiv(heads + 2 * kv_heads, ROTATED_HEADS))](
-            qkv, absent, absent, absent, *rotations, rows.ints[ROTATIONS], rows.ints[SLOTS], queries, rows.keys,
-            rows.values, rows.kv_stride, 0.0, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=dim, SHARE=ROTATED_HEADS,
-            HAS_BIAS=False, HEAD_NORM=False, PDL=False, num_warps=4,
+            qkv, absent, absent, absent, absent, *rotations, rows.ints[ROTATIONS], rows.ints[SLOTS], queries, rows.keys,
+            rows.values, rows.kv_stride, 0.0, HIDDEN=shape.hidden_size, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=dim,
+            SHARE=ROTATED_HEADS, HAS_BIAS=False, HEAD_NORM=False, SCALED=False, PDL=False, num_warps=4,
         )  # fmt: skip
         return queries
 
@@ -162,8 +162,8 @@ class FusedLayer:
         """Add to x f32[n, hidden], in place; return its norm."""
         out, hidden = torch.empty_like(delta), self.shape.hidden_size
         add_norm_kernel[(len(x),)](
-            x, delta, weight, out, delta, self.shape.rms_norm_eps, HIDDEN=hidden,
-            HIDDEN_PAD=triton.next_power_of_2(hidden), ADD=True, PICK=False, PDL=False, num_warps=8,
+            x, delta, weight, out, delta, delta, *delta.stride(), self.shape.rms_norm_eps, HIDDEN=hidden,
+            HIDDEN_PAD=triton.next_power_of_2(hidden), ADD=True, PICK=False, SPLIT=False, PDL=False, num_warps=8,
         )  # fmt: skip
         return out
 
@@ -171,8 +171,9 @@ class FusedLayer:
         num_rows, inner = len(gate_up), self.shape.intermediate_size
         out = gate_up.new_empty(num_rows, inner)
         silu_kernel[(num_rows, triton.cdiv(inner, SILU_BLOCK))](
-            gate_up, out, INNER=inner, BLOCK=SILU_BLOCK, PDL=False, num_warps=4
-        )
+            gate_up, gate_up, out, 0.0, HIDDEN=self.shape.hidden_size, INNER=inner, BLOCK=SILU_BLOCK, SCALED=False,
+            PDL=False, num_warps=4,
+        )  # fmt: skip
         return out
 
 

@@ -30,7 +30,6 @@ from specq.engines.torch.cuda.weights import merge
 from specq.engines.torch.forward import Feed, KvStore, work_of
 
 SIZES = (*NARROW, 48, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 576, 640, 704, 768)
-SLOW = {192, 320}  # the vendor's product with a long K takes longer than that of the next size, if K is not split
 BEYOND = 64  # sizes above the largest are multiples of this
 LIST_ROOM = 1 << 20  # slots; 64 contexts of 16k tokens
 NUM_INBOXES = 2
@@ -51,24 +50,26 @@ class FusedForward:
     ) -> None:  # fmt: skip
         """Make the forward. `graphs` and `pdl` (programmatic dependent launch) default to what the device supports.
 
-        is_invariant: a row's bits do not depend on other rows. Then all steps use the vendor's products, since ours for
-        few rows round in other places. This is a setting of the whole process (`invariant.forbid_splits`).
+        is_invariant: a row's bits do not depend on other rows. This changes the vendor's products in the whole process
+        (`invariant.forbid_splits`).
         """
         self.kv, self.work = kv, work_of(model)
         self.device = kv.keys.device
         on_gpu = self.device.type == "cuda"
         can_pdl = on_gpu and torch.cuda.get_device_capability(self.device) >= (9, 0)
         self.uses_graphs = on_gpu if graphs is None else graphs
-        self.decoder = FusedDecoder(merge(model, kv.num_slots), kv, pdl=can_pdl if pdl is None else pdl)
+        pdl = can_pdl if pdl is None else pdl
+        self.decoder = FusedDecoder(merge(model, kv.num_slots), kv, pdl=pdl, is_invariant=is_invariant)
         self.arithmetic = "fused"
         self.jumps: tuple[int, ...] = SIZES
         self._equal: EqualProducts | None = None
         if is_invariant:
             forbid_splits()
-            wide = [size for size in SIZES if size not in {*NARROW, *SLOW}]
-            self._equal = EqualProducts(self.decoder.weights, wide[0])
+            least = next(size for size in SIZES if size not in NARROW)
+            self._equal = EqualProducts(self.decoder.weights, self.decoder.multiply, least)
             self.arithmetic = f"{INVARIANT} {device_name(self.device)}"
-            self.jumps = self._equal.among(wide)
+            self.jumps = self._equal.among(SIZES)
+            self.decoder.turned = self._equal.turned
         largest = self.decoder.layout(self.jumps[-1], self.jumps[-1])
         self._scratch = self.decoder.scratch(largest)
         self._block = torch.zeros(largest.starts()["lists"] + LIST_ROOM, dtype=torch.int32, device=self.device)

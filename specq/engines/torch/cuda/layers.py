@@ -9,9 +9,9 @@ A batch with few rows (NARROW) uses our own kernels, six per layer:
 - norm + gate/up + activation.
 - down + residual.
 
- A batch with many rows
-uses the vendor's matrix product, with small kernels in between. Both work on buffers at fixed addresses, so that CUDA
-graphs can hold either. See `gpu_kernels.linear` for the split norm.
+A batch with many rows uses the vendor's matrix product, with small kernels in between. Both round in the same places.
+Both work on buffers at fixed addresses, so that CUDA graphs can hold either. See `gpu_kernels.linear` for the split
+norm.
 """
 
 from __future__ import annotations
@@ -69,9 +69,12 @@ class Batch:
 
 
 class Scratch:
-    """Buffers for intermediate results of at most `num_rows` rows; see `gpu_kernels.linear` for x and xw."""
+    """Buffers for intermediate results of at most `num_rows` rows; see `gpu_kernels.linear` for x and xw.
 
-    def __init__(self, weights: DecoderWeights, layout: BlockLayout, parts: int) -> None:
+    squares  of each norm: i64[2 * layers + 1, num_rows].
+    """
+
+    def __init__(self, weights: DecoderWeights, layout: BlockLayout) -> None:
         like, num_rows = weights.embedding, layout.num_rows
         heads, dim = weights.num_heads, weights.head_dim
 
@@ -80,7 +83,7 @@ class Scratch:
 
         self.x = make(num_rows, weights.hidden, dtype=torch.float32)
         self.xw = make(num_rows, weights.hidden)
-        self.squares = make(parts * num_rows, dtype=torch.float32)
+        self.squares = make(2 * len(weights.layers) + 1, num_rows, dtype=torch.int64)
         self.qkv = make(num_rows, weights.qkv_size)
         self.q = make(num_rows, heads * dim)
         self.attended = make(num_rows, heads * dim)
@@ -93,13 +96,20 @@ class Scratch:
 
 
 class FusedDecoder:
-    """Runs batches of one model on the device of its weights."""
+    """Runs batches of one model on the device of its weights.
 
-    def __init__(self, weights: DecoderWeights, kv: KvStore, *, pdl: bool = False) -> None:
+    is_invariant  our products add along K in one order, for any number of rows.
+    turned        names of `Tiles` and numbers of rows: the product that is made as weights times rows, not rows times
+                  weights. The vendor's library cuts it in another way.
+    """
+
+    def __init__(self, weights: DecoderWeights, kv: KvStore, *, pdl: bool = False, is_invariant: bool = False) -> None:
         self.weights, self.kv = weights, kv
         self.group = weights.num_heads // weights.num_kv_heads
         self.pdl = pdl
-        self.tiles = {rows: choose_tiles(weights, rows, shared_bytes_of(weights.embedding)) for rows in NARROW}
+        shared_bytes = shared_bytes_of(weights.embedding)
+        self.tiles = {rows: choose_tiles(weights, rows, shared_bytes, is_invariant=is_invariant) for rows in NARROW}
+        self.turned: frozenset[tuple[str, int]] = frozenset()
         self.launch_options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
         block_bytes = 2 * UNIT * weights.head_dim * kv.keys.itemsize
         self._attention_stages = max(1, min(3, STAGED_BYTES // block_bytes))
@@ -113,12 +123,12 @@ class FusedDecoder:
         return BlockLayout(num_rows, lines // self.group, num_chunks)
 
     def scratch(self, layout: BlockLayout) -> Scratch:
-        return Scratch(self.weights, layout, max(self._parts(rows) for rows in NARROW))
+        return Scratch(self.weights, layout)
 
     def run(self, batch: Batch, scratch: Scratch, taps: Taps | None = None) -> None:
         """Compute all layers. `taps` keeps the hidden states that it requests.
 
-        Afterwards `scratch.x` holds the residual stream. If the batch is not narrow, `scratch.delta` is still to be
+        Afterwards `scratch.x` holds the residual stream. If the batch is not narrow, `_delta` of "down" is still to be
         added.
         """
         if batch.layout.num_rows in NARROW:
@@ -131,58 +141,68 @@ class FusedDecoder:
     def _keep_final(self, num_rows: int, scratch: Scratch, taps: Taps) -> None:
         out = scratch.hidden[:num_rows]
         if num_rows not in NARROW:  # add the pending delta once
-            scratch.x[:num_rows] += scratch.delta[:num_rows]
-            scratch.delta[:num_rows] = 0
-        self._norm(scratch, self.weights.final_norm, out, False, num_rows)
+            delta = self._delta("down", scratch, num_rows)
+            scratch.x[:num_rows] += delta
+            delta.zero_()
+        self._norm(scratch, self.weights.final_norm, out, None, num_rows)
         taps.keep(FINAL, out)
 
     def hidden(self, batch: Batch, scratch: Scratch, num_picked: int, out: torch.Tensor) -> None:
         """Write the final norm of the batch's first `logit_rows` to out [num_picked, hidden]."""
-        is_wide = batch.layout.num_rows not in NARROW
-        self._norm(scratch, self.weights.final_norm, out, is_wide, num_picked, batch.logit_rows)
+        num_rows = batch.layout.num_rows
+        delta = None if num_rows in NARROW else self._delta("down", scratch, num_rows)
+        self._norm(scratch, self.weights.final_norm, out, delta, num_picked, batch.logit_rows)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab] of hidden: of all rows, or of a narrow batch."""
-        head, num_rows = self.weights.head, len(hidden)
-        if num_rows not in NARROW:
-            return torch.mm(hidden, head.T)
-        logits = hidden.new_empty(num_rows, len(head))
-        self._linear(hidden, None, head, logits, num_rows, self.tiles[num_rows].head)
-        return logits
+        return self.multiply(hidden, self.weights.head, "head")
+
+    def multiply(self, rows: torch.Tensor, matrix: torch.Tensor, name: str) -> torch.Tensor:
+        """Return rows [n, K] @ matrix.T as a step of n rows computes it; `name` is the matrix's in `Tiles`."""
+        if len(rows) not in NARROW:
+            return torch.mm(rows, matrix.T)
+        out = rows.new_empty(len(rows), len(matrix))
+        self._linear(rows, matrix, out, getattr(self.tiles[len(rows)], name))
+        return out
 
     def _run_narrow(self, batch: Batch, scratch: Scratch, taps: Taps | None) -> None:
         num_rows = batch.layout.num_rows
         tiles = self.tiles[num_rows]
         self._embed(batch, scratch, num_rows)
-        parts = self._parts_of(tiles.down)
         for index, layer, next_norm in self._layers():
-            self._qkv(index, layer, batch, scratch, parts)
+            squares = scratch.squares[2 * index :]
+            self._qkv(index, layer, batch, scratch, squares[0])
             self._attention(index, batch, scratch)
-            self._add(scratch.attended, layer.out, layer.mlp_norm, scratch, num_rows, tiles.out)
-            self._gate_up(layer, scratch, num_rows, self._parts_of(tiles.out))
-            self._add(scratch.inner, layer.down, next_norm, scratch, num_rows, tiles.down)
+            self._add(scratch.attended, layer.out, layer.mlp_norm, scratch, squares[1], num_rows, tiles.out)
+            self._gate_up(layer, scratch, squares[1], num_rows)
+            self._add(scratch.inner, layer.down, next_norm, scratch, squares[2], num_rows, tiles.down)
             if taps is not None:
                 taps.keep(index, scratch.x[:num_rows])
 
     def _run_wide(self, batch: Batch, scratch: Scratch, taps: Taps | None) -> None:
         num_rows = batch.layout.num_rows
-        normed, qkv, attended, delta = (
-            getattr(scratch, name)[:num_rows] for name in ("xw", "qkv", "attended", "delta")
-        )
-        gate_up, inner = scratch.gate_up[:num_rows], scratch.inner[:num_rows]
+        xw, qkv, attended = scratch.xw[:num_rows], scratch.qkv[:num_rows], scratch.attended[:num_rows]
+        gate_up, inner, squares = scratch.gate_up[:num_rows], scratch.inner[:num_rows], scratch.squares[0]
+        out, down = (self._delta(name, scratch, num_rows) for name in ("out", "down"))
         self._embed(batch, scratch, num_rows)
         for index, layer, _ in self._layers():
-            self._norm(scratch, layer.attn_norm, normed, index > 0, num_rows)
-            torch.mm(normed, layer.qkv.T, out=qkv)
-            self._rotate(index, layer, batch, scratch)
+            self._norm(scratch, layer.attn_norm, xw, down if index else None, num_rows, squares=squares)
+            torch.mm(xw, layer.qkv.T, out=qkv)
+            self._rotate(index, layer, batch, scratch, squares)
             self._attention(index, batch, scratch)
-            torch.mm(attended, layer.out.T, out=delta)
-            self._norm(scratch, layer.mlp_norm, normed, True, num_rows)
-            torch.mm(normed, layer.gate_up.T, out=gate_up)
-            self._silu(scratch, num_rows)
-            torch.mm(inner, layer.down.T, out=delta)
+            _multiply(attended, layer.out, out)
+            self._norm(scratch, layer.mlp_norm, xw, out, num_rows, squares=squares)
+            torch.mm(xw, layer.gate_up.T, out=gate_up)
+            self._silu(scratch, squares, num_rows)
+            _multiply(inner, layer.down, down)
             if taps is not None:
-                taps.keep(index, scratch.x[:num_rows], delta)
+                taps.keep(index, scratch.x[:num_rows], down)
+
+    def _delta(self, name: str, scratch: Scratch, num_rows: int) -> torch.Tensor:
+        """Return where this product of a wide batch lies, [num_rows, hidden]."""
+        if (name, num_rows) not in self.turned:
+            return scratch.delta[:num_rows]
+        return scratch.delta.view(-1)[: num_rows * self.weights.hidden].view(-1, num_rows).T
 
     def _layers(self) -> Iterator[tuple[int, LayerWeights, torch.Tensor]]:
         """Yield each layer with its index and the norm that follows it."""
@@ -191,68 +211,59 @@ class FusedDecoder:
         for index, (layer, norm) in enumerate(zip(layers, norms, strict=True)):
             yield index, layer, norm
 
-    def _parts_of(self, tile: Tile) -> int:
-        return int(triton.cdiv(self.weights.hidden, tile.rows))
-
-    def _parts(self, num_rows: int) -> int:
-        tiles = self.tiles[num_rows]
-        return max(self._parts_of(tiles.out), self._parts_of(tiles.down))
-
     def _embed(self, batch: Batch, scratch: Scratch, num_rows: int) -> None:
-        weights = self.weights
-        parts = self._parts_of(self.tiles[num_rows].down) if num_rows in NARROW else 1
+        weights, (num_norms, stride) = self.weights, scratch.squares.shape
         embed_kernel[(num_rows,)](
             batch.token_ids, weights.embedding, weights.layers[0].attn_norm, scratch.x, scratch.xw, scratch.squares,
-            HIDDEN=weights.hidden, HIDDEN_PAD=triton.next_power_of_2(weights.hidden), PARTS=parts,
-            PARTS_PAD=triton.next_power_of_2(parts), PDL=self.pdl, num_warps=8, **self.launch_options,
+            HIDDEN=weights.hidden, HIDDEN_PAD=triton.next_power_of_2(weights.hidden), NORMS=num_norms,
+            NORMS_PAD=triton.next_power_of_2(num_norms), STRIDE=stride, PDL=self.pdl, num_warps=8,
+            **self.launch_options,
         )  # fmt: skip
 
     def _norm(
-        self, scratch: Scratch, norm: torch.Tensor, out: torch.Tensor, add: bool, num_programs: int,
-        picked: torch.Tensor | None = None,
+        self, scratch: Scratch, norm: torch.Tensor, out: torch.Tensor, delta: torch.Tensor | None, num_programs: int,
+        picked: torch.Tensor | None = None, squares: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         hidden = self.weights.hidden
         add_norm_kernel[(num_programs,)](
-            scratch.x, scratch.delta, norm, out, norm if picked is None else picked, self.weights.eps,
-            HIDDEN=hidden, HIDDEN_PAD=triton.next_power_of_2(hidden), ADD=add, PICK=picked is not None,
-            PDL=self.pdl, num_warps=8, **self.launch_options,
+            scratch.x, norm if delta is None else delta, norm, out, scratch.squares if squares is None else squares,
+            norm if picked is None else picked, *((0, 0) if delta is None else delta.stride()), self.weights.eps,
+            HIDDEN=hidden, HIDDEN_PAD=triton.next_power_of_2(hidden), ADD=delta is not None, PICK=picked is not None,
+            SPLIT=squares is not None, PDL=self.pdl, num_warps=8, **self.launch_options,
         )  # fmt: skip
 
-    def _qkv(self, index: int, layer: LayerWeights, batch: Batch, scratch: Scratch, parts: int) -> None:
+    def _qkv(self, index: int, layer: LayerWeights, batch: Batch, scratch: Scratch, squares: torch.Tensor) -> None:
         weights, num_rows = self.weights, batch.layout.num_rows
         tile = self.tiles[num_rows].qkv
         if not self._fuses_rotation(layer, num_rows):
-            self._linear(
-                scratch.xw, (scratch.squares, parts), layer.qkv, scratch.qkv, num_rows, self.tiles[num_rows].out
-            )
-            self._rotate(index, layer, batch, scratch)
+            self._linear(scratch.xw[:num_rows], layer.qkv, scratch.qkv, self.tiles[num_rows].out)
+            self._rotate(index, layer, batch, scratch, squares)
             return
         keys, values = self.kv.keys[index], self.kv.values[index]
         qkv_kernel[(weights.qkv_size // tile.rows,)](
-            scratch.xw, scratch.squares, layer.qkv, layer.qkv_bias if layer.qkv_bias is not None else layer.qkv,
+            scratch.xw, squares, layer.qkv, layer.qkv_bias if layer.qkv_bias is not None else layer.qkv,
             weights.cos, weights.sin, batch.positions, batch.slots, scratch.q, keys, values, weights.eps,
             keys.stride(0),
             HIDDEN=weights.hidden, HEADS=weights.num_heads, KV_HEADS=weights.num_kv_heads, HEAD_DIM=weights.head_dim,
-            HAS_BIAS=layer.qkv_bias is not None, PARTS=parts, PARTS_PAD=triton.next_power_of_2(parts),
-            **self._product_options(num_rows, tile),
+            HAS_BIAS=layer.qkv_bias is not None, **self._product_options(num_rows, tile),
         )  # fmt: skip
 
     def _fuses_rotation(self, layer: LayerWeights, num_rows: int) -> bool:
         tile = self.tiles[num_rows].qkv
-        return layer.q_norm is None and self.weights.head_dim % tile.rows == 0 and tile.rows > 1
+        return layer.q_norm is None and self.weights.head_dim % tile.rows == 0
 
-    def _rotate(self, index: int, layer: LayerWeights, batch: Batch, scratch: Scratch) -> None:
+    def _rotate(self, index: int, layer: LayerWeights, batch: Batch, scratch: Scratch, squares: torch.Tensor) -> None:
         weights, keys, values = self.weights, self.kv.keys[index], self.kv.values[index]
         absent = weights.final_norm
         num_heads = weights.num_heads + 2 * weights.num_kv_heads
         rotate_kernel[(batch.layout.num_rows, triton.cdiv(num_heads, ROTATED_HEADS))](
-            scratch.qkv, absent if layer.qkv_bias is None else layer.qkv_bias,
+            scratch.qkv, squares, absent if layer.qkv_bias is None else layer.qkv_bias,
             absent if layer.q_norm is None else layer.q_norm, absent if layer.k_norm is None else layer.k_norm,
             weights.cos, weights.sin, batch.positions, batch.slots, scratch.q, keys, values, keys.stride(0),
             weights.eps,
-            HEADS=weights.num_heads, KV_HEADS=weights.num_kv_heads, HEAD_DIM=weights.head_dim, SHARE=ROTATED_HEADS,
-            HAS_BIAS=layer.qkv_bias is not None, HEAD_NORM=layer.q_norm is not None, PDL=self.pdl, num_warps=4,
-            **self.launch_options,
+            HIDDEN=weights.hidden, HEADS=weights.num_heads, KV_HEADS=weights.num_kv_heads, HEAD_DIM=weights.head_dim,
+            SHARE=ROTATED_HEADS, HAS_BIAS=layer.qkv_bias is not None, HEAD_NORM=layer.q_norm is not None, SCALED=True,
+            PDL=self.pdl, num_warps=4, **self.launch_options,
         )  # fmt: skip
 
     def _attention(self, index: int, batch: Batch, scratch: Scratch) -> None:
@@ -274,39 +285,42 @@ class FusedDecoder:
         )  # fmt: skip
 
     def _add(
-        self, source: torch.Tensor, weight: torch.Tensor, next_norm: torch.Tensor, scratch: Scratch, num_rows: int,
-        tile: Tile,
+        self, source: torch.Tensor, weight: torch.Tensor, next_norm: torch.Tensor, scratch: Scratch,
+        squares: torch.Tensor, num_rows: int, tile: Tile,
     ) -> None:  # fmt: skip
-        add_kernel[(self._parts_of(tile),)](
-            source, weight, scratch.x, next_norm, scratch.xw, scratch.squares, HIDDEN=self.weights.hidden,
+        add_kernel[(triton.cdiv(self.weights.hidden, tile.rows),)](
+            source, weight, scratch.x, next_norm, scratch.xw, squares, HIDDEN=self.weights.hidden,
             K=weight.shape[1], **self._product_options(num_rows, tile),
         )  # fmt: skip
 
-    def _gate_up(self, layer: LayerWeights, scratch: Scratch, num_rows: int, parts: int) -> None:
+    def _gate_up(self, layer: LayerWeights, scratch: Scratch, squares: torch.Tensor, num_rows: int) -> None:
         tile, inner = self.tiles[num_rows].gate_up, self.weights.intermediate
         gate_up_kernel[(triton.cdiv(inner, tile.rows // 2),)](
-            scratch.xw, scratch.squares, layer.gate_up, scratch.inner, self.weights.eps, HIDDEN=self.weights.hidden,
-            INNER=inner, PARTS=parts, PARTS_PAD=triton.next_power_of_2(parts), **self._product_options(num_rows, tile),
+            scratch.xw, squares, layer.gate_up, scratch.inner, self.weights.eps, HIDDEN=self.weights.hidden,
+            INNER=inner, **self._product_options(num_rows, tile),
         )  # fmt: skip
 
-    def _silu(self, scratch: Scratch, num_rows: int) -> None:
-        inner = self.weights.intermediate
+    def _silu(self, scratch: Scratch, squares: torch.Tensor, num_rows: int) -> None:
+        hidden, inner = self.weights.hidden, self.weights.intermediate
         silu_kernel[(num_rows, triton.cdiv(inner, SILU_BLOCK))](
-            scratch.gate_up, scratch.inner, INNER=inner, BLOCK=SILU_BLOCK, PDL=self.pdl, num_warps=4,
-            **self.launch_options,
+            scratch.gate_up, squares, scratch.inner, self.weights.eps, HIDDEN=hidden, INNER=inner, BLOCK=SILU_BLOCK,
+            SCALED=True, PDL=self.pdl, num_warps=4, **self.launch_options,
         )  # fmt: skip
 
-    def _linear(
-        self, source: torch.Tensor, squares: tuple[torch.Tensor, int] | None, weight: torch.Tensor, out: torch.Tensor,
-        num_rows: int, tile: Tile,
-    ) -> None:  # fmt: skip
-        parts = squares[1] if squares else 1
+    def _linear(self, source: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tile: Tile) -> None:
         linear_kernel[(triton.cdiv(len(weight), tile.rows),)](
-            source, squares[0] if squares else source, weight, out, self.weights.eps, len(weight), K=weight.shape[1],
-            SCALED=squares is not None, PARTS=parts, PARTS_PAD=triton.next_power_of_2(parts),
-            **self._product_options(num_rows, tile),
-        )  # fmt: skip
+            source, weight, out, len(weight), K=weight.shape[1], **self._product_options(len(source), tile)
+        )
 
     def _product_options(self, num_rows: int, tile: Tile) -> dict[str, Any]:
-        sizes = {"ROWS": num_rows, "BLOCK_N": tile.rows, "BLOCK_K": tile.depth, "CHAINS": tile.chains, "PDL": self.pdl}
-        return sizes | {"num_warps": tile.warps, "num_stages": tile.stages} | self.launch_options
+        sizes = {"ROWS": num_rows, "LANES": tile.lanes, "BLOCK_N": tile.rows, "BLOCK_K": tile.depth}
+        options = {"CHAINS": tile.chains, "PDL": self.pdl, "num_warps": tile.warps, "num_stages": tile.stages}
+        return sizes | options | self.launch_options
+
+
+def _multiply(rows: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
+    """Set out [n, m] = rows [n, K] @ matrix.T, as matrix @ rows.T where `out` lies so."""
+    if out.stride(1) == 1:
+        torch.mm(rows, matrix.T, out=out)
+    else:
+        torch.mm(matrix, rows.T, out=out.T)

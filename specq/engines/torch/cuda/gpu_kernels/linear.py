@@ -1,13 +1,15 @@
 """Triton kernels for matrix products of few rows, fused with the operations before and after.
 
 With few rows the time of a product is the time to read its weights. So every kernel streams a tile of weight rows past
-all rows of the batch. `ROWS` = 1 is multiply and add. 16 and more use the tensor cores, with weights as the left
-operand. RMSNorm is split so that it needs no pass of its own. The writer of the residual stream `x` also writes `xw` =
-x times the next norm's weight. It writes a partial sum of squares for each of its tiles, too. The reader of `xw` scales
-its result by 1 / rms at the end.
+all rows of the batch. `LANES` = 1 is multiply and add. With more lanes they use the tensor cores, with weights as the
+left operand; lanes beyond `ROWS` are zero. With one chain a tensor core adds along K in one order, as the vendor's
+products do without a split of K, and a row has the same bits (docs/decisions/0022).
 
-x f32[ROWS, hidden]; xw, outputs [ROWS, *] of the model's dtype; squares f32[parts, ROWS]. ROWS is the batch's padded
-size.
+RMSNorm is split so that it needs no pass of its own. The writer of the residual stream `x` also writes `xw` = x times
+the next norm's weight, and adds to each row's sum of squares. The reader of `xw` rounds its product to the model's
+dtype and then scales it by 1 / rms; see `rows.scale_of`.
+
+x f32[ROWS, hidden]; xw, outputs [ROWS, *] of the model's dtype; squares i64[ROWS]. ROWS is the batch's padded size.
 
 With `PDL` (programmatic dependent launch, compute capability 9) a kernel starts while the previous one ends. It fetches
 its first weights before it waits for the previous results. Every kernel waits, for any input, so that the kernel
@@ -22,6 +24,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from specq.engines.torch.cuda.gpu_kernels.rows import gated, rotated, scale_of, squares_of
+
 
 @triton.jit
 def prefetch(pointers):
@@ -33,14 +37,14 @@ def prefetch(pointers):
 
 @triton.jit
 def start_weights(
-    w_ptr, n, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr
+    w_ptr, n, K: tl.constexpr, LANES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr
 ):
     """Fetch the first of weight rows n of w [*, K], before the input is ready.
 
-    For one row they are returned, [BLOCK_N, BLOCK_K]. For more rows they are prefetched into the L2 cache.
+    For one lane they are returned, [BLOCK_N, BLOCK_K]. For more lanes they are prefetched into the L2 cache.
     """
     rows = w_ptr + n.to(tl.int64)[:, None] * K
-    if ROWS == 1:
+    if LANES == 1:
         k = tl.arange(0, BLOCK_K)
         return tl.load(rows + k[None, :], mask=k[None, :] < K, other=0.0, eviction_policy="evict_first")
     else:
@@ -51,29 +55,32 @@ def start_weights(
 
 
 @triton.jit
-def _load_tiles(x_ptrs, w_ptrs, k, K: tl.constexpr, IS_WHOLE: tl.constexpr):
-    """Return [BLOCK_N, BLOCK_K] of the weights and [ROWS, BLOCK_K] of x, at columns k, zero beyond K."""
-    if IS_WHOLE:
+def _load_tiles(x_ptrs, w_ptrs, k, lane, K: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr):
+    """Return [BLOCK_N, BLOCK_K] of the weights and [LANES, BLOCK_K] of x, at columns k, zero beyond K and ROWS."""
+    if WHOLE and ROWS == LANES:
         return tl.load(w_ptrs, eviction_policy="evict_first"), tl.load(x_ptrs)
+    elif WHOLE:
+        return tl.load(w_ptrs, eviction_policy="evict_first"), tl.load(x_ptrs, mask=lane < ROWS, other=0.0)
     else:
         mask = k[None, :] < K
         return tl.load(w_ptrs, mask=mask, other=0.0, eviction_policy="evict_first"), tl.load(
-            x_ptrs, mask=mask, other=0.0
+            x_ptrs, mask=mask & (lane < ROWS), other=0.0
         )
 
 
 @triton.jit
 def product(
-    x_ptr, w_ptr, w, n, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    CHAINS: tl.constexpr,
+    x_ptr, w_ptr, w, n, K: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
-    """Return f32[BLOCK_N, ROWS]: weight rows n of w [*, K] times x [ROWS, K]; w comes from `start_weights`.
+    """Return f32[BLOCK_N, LANES]: weight rows n of w [*, K] times x [ROWS, K], rounded to x's dtype.
 
-    With CHAINS 2 it keeps two sums. A tensor core waits for its own last result. This wait dominates at few rows.
+    w comes from `start_weights`. With CHAINS 2 it keeps two sums. A tensor core waits for its own last result. This
+    wait dominates at few rows.
     """
     k = tl.arange(0, BLOCK_K)
     w_ptrs = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
-    if ROWS == 1:
+    if LANES == 1:
         sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
         for start in range(0, K, BLOCK_K):
             x = tl.load(x_ptr + start + k, mask=start + k < K, other=0.0)
@@ -81,35 +88,28 @@ def product(
             if K > BLOCK_K:
                 mask = start + BLOCK_K + k[None, :] < K
                 w = tl.load(w_ptrs + start + BLOCK_K, mask=mask, other=0.0, eviction_policy="evict_first")
-        return tl.sum(sums, 1)[:, None]
+        total = tl.sum(sums, 1)[:, None]
     else:
-        x_ptrs = x_ptr + tl.arange(0, ROWS)[:, None] * K + k[None, :]
-        sums = tl.zeros((BLOCK_N, ROWS), tl.float32)
-        others = tl.zeros((BLOCK_N, ROWS), tl.float32)
-        IS_WHOLE: tl.constexpr = K % (CHAINS * BLOCK_K) == 0
+        lane = tl.arange(0, LANES)[:, None]
+        x_ptrs = x_ptr + lane * K + k[None, :]
+        sums = tl.zeros((BLOCK_N, LANES), tl.float32)
+        others = tl.zeros((BLOCK_N, LANES), tl.float32)
+        WHOLE: tl.constexpr = K % (CHAINS * BLOCK_K) == 0
         for start in range(0, K, CHAINS * BLOCK_K):
-            tile, x = _load_tiles(x_ptrs + start, w_ptrs + start, start + k, K, IS_WHOLE)
+            tile, x = _load_tiles(x_ptrs + start, w_ptrs + start, start + k, lane, K, ROWS, LANES, WHOLE)
             if CHAINS == 2:
-                tile2, x2 = _load_tiles(
-                    x_ptrs + start + BLOCK_K, w_ptrs + start + BLOCK_K, start + BLOCK_K + k, K, IS_WHOLE
-                )
+                second = start + BLOCK_K
+                tile2, x2 = _load_tiles(x_ptrs + second, w_ptrs + second, second + k, lane, K, ROWS, LANES, WHOLE)
                 others = tl.dot(tile2, tl.trans(x2), others, input_precision="ieee")
             sums = tl.dot(tile, tl.trans(x), sums, input_precision="ieee")
-        return sums + others
+        total = sums + others if CHAINS == 2 else sums
+    return total.to(x_ptr.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
-def halves(sums, BLOCK_N: tl.constexpr, ROWS: tl.constexpr):
-    """Return the first and the second half of the rows of f32[BLOCK_N, ROWS]."""
-    return tl.split(tl.permute(tl.reshape(sums, (2, BLOCK_N // 2, ROWS)), (1, 2, 0)))
-
-
-@triton.jit
-def load_squares(squares_ptr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, ROWS: tl.constexpr):
-    """Return f32[PARTS_PAD, ROWS]: each row's partial sums of squares."""
-    part = tl.arange(0, PARTS_PAD)
-    row = tl.arange(0, ROWS)
-    return tl.load(squares_ptr + part[:, None] * ROWS + row[None, :], mask=part[:, None] < PARTS, other=0.0)
+def halves(sums, BLOCK_N: tl.constexpr, LANES: tl.constexpr):
+    """Return the first and the second half of the rows of f32[BLOCK_N, LANES]."""
+    return tl.split(tl.permute(tl.reshape(sums, (2, BLOCK_N // 2, LANES)), (1, 2, 0)))
 
 
 @triton.jit
@@ -117,8 +117,8 @@ def qkv_kernel(
     xw_ptr, squares_ptr, w_ptr, bias_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr, q_ptr, keys_ptr, values_ptr, eps,
     kv_stride,
     HIDDEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    CHAINS: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute rotated queries q [ROWS, HEADS * HEAD_DIM], and store rotated keys and values.
 
@@ -134,28 +134,26 @@ def qkv_kernel(
     first = tl.program_id(0) % (HALF // PAIRS) * PAIRS
     line = tl.arange(0, BLOCK_N)
     n = head * HEAD_DIM + first + line % PAIRS + line // PAIRS * HALF
-    w = start_weights(w_ptr, n, HIDDEN, ROWS, BLOCK_N, BLOCK_K, PDL)
+    w = start_weights(w_ptr, n, HIDDEN, LANES, BLOCK_N, BLOCK_K, PDL)
     i = first + tl.arange(0, PAIRS)
-    row = tl.arange(0, ROWS)
-    angle = tl.load(positions_ptr + row)[None, :] * HALF + i[:, None]
+    row = tl.arange(0, LANES)
+    angle = tl.load(positions_ptr + row, mask=row < ROWS, other=0)[None, :] * HALF + i[:, None]
     cos, sin = tl.load(cos_ptr + angle), tl.load(sin_ptr + angle)
-    slot = tl.load(slots_ptr + row).to(tl.int64)[None, :]
+    slot = tl.load(slots_ptr + row, mask=row < ROWS, other=-1).to(tl.int64)[None, :]
     if HAS_BIAS:
         bias = tl.load(bias_ptr + n).to(tl.float32)[:, None]
     if PDL:
         gdc_wait()
-    squares = load_squares(squares_ptr, PARTS, PARTS_PAD, ROWS)
-    sums = product(xw_ptr, w_ptr, w, n, HIDDEN, ROWS, BLOCK_N, BLOCK_K, CHAINS)
-    sums *= (1.0 / tl.sqrt(tl.sum(squares, 0) / HIDDEN + eps))[None, :]
-    if HAS_BIAS:
-        sums += bias
-    low, high = halves(sums, BLOCK_N, ROWS)
+    sums = product(xw_ptr, w_ptr, w, n, HIDDEN, ROWS, LANES, BLOCK_N, BLOCK_K, CHAINS)
+    scale = scale_of(tl.load(squares_ptr + row, mask=row < ROWS, other=0), HIDDEN, eps)[None, :]
+    sums = tl.fma(sums, scale, bias) if HAS_BIAS else sums * scale
+    low, high = halves(sums, BLOCK_N, LANES)
     if head < HEADS + KV_HEADS:
-        low, high = low * cos - high * sin, high * cos + low * sin
+        low, high = rotated(low, high, cos, sin)
     if head < HEADS:
         at = q_ptr + row[None, :] * (HEADS * HEAD_DIM) + head * HEAD_DIM + i[:, None]
-        tl.store(at, low.to(q_ptr.dtype.element_ty))
-        tl.store(at + HALF, high.to(q_ptr.dtype.element_ty))
+        tl.store(at, low.to(q_ptr.dtype.element_ty), mask=row[None, :] < ROWS)
+        tl.store(at + HALF, high.to(q_ptr.dtype.element_ty), mask=row[None, :] < ROWS)
     else:
         within = slot * HEAD_DIM + i[:, None]
         if head < HEADS + KV_HEADS:
@@ -169,37 +167,40 @@ def qkv_kernel(
 @triton.jit
 def add_kernel(
     in_ptr, w_ptr, x_ptr, norm_ptr, xw_ptr, squares_ptr,
-    HIDDEN: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    CHAINS: tl.constexpr, PDL: tl.constexpr,
+    HIDDEN: tl.constexpr, K: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add in @ w.T to the residual stream x, and write xw and squares for the next norm.
+    """Add in @ w.T to the residual stream x, write xw, and add to the next norm's squares.
 
-    in [ROWS, K]; w [HIDDEN, K]; norm [HIDDEN], the next norm's weight; squares f32[programs, ROWS].
+    in [ROWS, K]; w [HIDDEN, K]; norm [HIDDEN], the next norm's weight.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < HIDDEN
     safe = tl.where(inside, n, 0)
-    row = tl.arange(0, ROWS)
+    row = tl.arange(0, LANES)
     at = row[None, :] * HIDDEN + n[:, None]
-    mask = inside[:, None]
+    mask = inside[:, None] & (row[None, :] < ROWS)
     if PDL:
         gdc_launch_dependents()
-    w = start_weights(w_ptr, safe, K, ROWS, BLOCK_N, BLOCK_K, PDL)
+    w = start_weights(w_ptr, safe, K, LANES, BLOCK_N, BLOCK_K, PDL)
     norm = tl.load(norm_ptr + n, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     x = tl.load(x_ptr + at, mask=mask, other=0.0)
-    x += tl.where(mask, product(in_ptr, w_ptr, w, safe, K, ROWS, BLOCK_N, BLOCK_K, CHAINS), 0.0)
+    delta = product(in_ptr, w_ptr, w, safe, K, ROWS, LANES, BLOCK_N, BLOCK_K, CHAINS)
+    x += tl.where(mask, delta, 0.0)
     tl.store(x_ptr + at, x, mask=mask)
     tl.store(xw_ptr + at, (x * norm[:, None]).to(xw_ptr.dtype.element_ty), mask=mask)
-    tl.store(squares_ptr + tl.program_id(0) * ROWS + row, tl.sum(x * x, 0))
+    tl.atomic_add(squares_ptr + row, tl.sum(squares_of(x), 0), mask=row < ROWS, sem="relaxed")
 
 
 @triton.jit
 def gate_up_kernel(
     xw_ptr, squares_ptr, w_ptr, out_ptr, eps,
-    HIDDEN: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINS: tl.constexpr, PDL: tl.constexpr,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute out [ROWS, INNER] = silu(gate) * up of the normed input. A program makes BLOCK_N / 2 columns.
 
@@ -211,38 +212,34 @@ def gate_up_kernel(
     n = tl.where(column < INNER, column, 0) + line // COLUMNS * INNER
     if PDL:
         gdc_launch_dependents()
-    w = start_weights(w_ptr, n, HIDDEN, ROWS, BLOCK_N, BLOCK_K, PDL)
+    w = start_weights(w_ptr, n, HIDDEN, LANES, BLOCK_N, BLOCK_K, PDL)
     if PDL:
         gdc_wait()
-    squares = load_squares(squares_ptr, PARTS, PARTS_PAD, ROWS)
-    sums = product(xw_ptr, w_ptr, w, n, HIDDEN, ROWS, BLOCK_N, BLOCK_K, CHAINS)
-    sums *= (1.0 / tl.sqrt(tl.sum(squares, 0) / HIDDEN + eps))[None, :]
-    gate, up = halves(sums, BLOCK_N, ROWS)
-    out = gate / (1.0 + tl.exp(-gate)) * up
+    row = tl.arange(0, LANES)
+    sums = product(xw_ptr, w_ptr, w, n, HIDDEN, ROWS, LANES, BLOCK_N, BLOCK_K, CHAINS)
+    sums *= scale_of(tl.load(squares_ptr + row, mask=row < ROWS, other=0), HIDDEN, eps)[None, :]
+    gate, up = halves(sums, BLOCK_N, LANES)
     to = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
-    at = out_ptr + tl.arange(0, ROWS)[None, :] * INNER + to
-    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=to < INNER)
+    at = out_ptr + row[None, :] * INNER + to
+    tl.store(at, gated(gate, up).to(out_ptr.dtype.element_ty), mask=(to < INNER) & (row[None, :] < ROWS))
 
 
 @triton.jit
 def linear_kernel(
-    in_ptr, squares_ptr, w_ptr, out_ptr, eps, num_out,
-    K: tl.constexpr, SCALED: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINS: tl.constexpr, PDL: tl.constexpr,
+    in_ptr, w_ptr, out_ptr, num_out, K: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute out [ROWS, num_out] = in @ w.T. If SCALED, `in` is an `xw`, and the result is multiplied by 1 / rms."""
+    """Compute out [ROWS, num_out] = in @ w.T."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < num_out
     safe = tl.where(inside, n, 0)
     if PDL:
         gdc_launch_dependents()
-    w = start_weights(w_ptr, safe, K, ROWS, BLOCK_N, BLOCK_K, PDL)
+    w = start_weights(w_ptr, safe, K, LANES, BLOCK_N, BLOCK_K, PDL)
     if PDL:
         gdc_wait()
-    if SCALED:
-        squares = load_squares(squares_ptr, PARTS, PARTS_PAD, ROWS)
-    sums = product(in_ptr, w_ptr, w, safe, K, ROWS, BLOCK_N, BLOCK_K, CHAINS)
-    if SCALED:
-        sums *= (1.0 / tl.sqrt(tl.sum(squares, 0) / K + eps))[None, :]
-    at = out_ptr + tl.arange(0, ROWS).to(tl.int64)[None, :] * num_out + n[:, None]
-    tl.store(at, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+    sums = product(in_ptr, w_ptr, w, safe, K, ROWS, LANES, BLOCK_N, BLOCK_K, CHAINS)
+    row = tl.arange(0, LANES)[None, :]
+    at = out_ptr + row.to(tl.int64) * num_out + n[:, None]
+    tl.store(at, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (row < ROWS))
