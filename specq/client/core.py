@@ -207,17 +207,25 @@ class ClientCore(Inquiries):
         if message.code in NOT_NOW and self._requests.try_another(key, request, self._sender, now):
             return []
         progress = request.progress  # None: no broker has taken the job
-        is_read = request.transcript is not None and progress is not None
         if message.code == "no_verifier":
             if key == TOKENIZER and now < request.verifier_until:
                 request.progress, request.patience = now, self._patience
                 return self._waits(request, self._wanted_verifier(request), message.reason)
             if request.is_own and progress is not None and now < progress + self.timeout_s:
                 return []
-        if message.code == "busy" and self.brokers.several and is_read:
-            request.progress = now  # another broker cannot look up the job now, for as long as the journal is away
+        if message.code == "busy" and self._may_be_away(request, now):
             return []
         return self._fail(key, message.code, self._explained(request.message(), message.reason))
+
+    def _may_be_away(self, request: PendingRequest, now: float) -> bool:
+        """Return whether a broker that is busy may only lack its journal for now, so that the request is sent again."""
+        if request.transcript is None:
+            return False
+        if request.progress is None:  # the first look at a job
+            return request.is_search and now < request.started + self.timeout_s - self._patience
+        if self.brokers.several:
+            request.progress = now  # another broker cannot look up the job now, for as long as the journal is away
+        return self.brokers.several
 
     def _explained(self, asked: Message, reason: str) -> str:
         """Return the broker's reason. A broker that is too old to know the request reports only versions."""

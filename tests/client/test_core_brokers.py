@@ -438,6 +438,25 @@ def test_a_running_job_outlives_refusals():
     assert new_ids(core.receive(tokens(7, 3, TEXT[3:5]), 40.1, B)) == TEXT[3:5]
 
 
+@each("away_until", [4.0, 100.0])
+def test_a_first_look_at_a_job_outlasts_a_journal_that_is_away(away_until):
+    """It is repeated for the client's time limit. Then it fails with the broker's reason."""
+    core = new_core(timeout_s=10.0)
+    core.find(7, 0.0, until_end=True)
+    busy = replace(STOPS, reason="the journal is busy")
+
+    def answer(to, message, now):
+        return [busy] if now < away_until else [info(ended=True), tokens(7, 0, TEXT, "stop")]
+
+    _, events = over_time(core, 0.0, 8.0, answer)
+    if away_until < 8:
+        assert [event.transcript.token_ids for event in events if isinstance(event, FoundJob)] == [TEXT]
+        return
+    assert events == []
+    _, (found,) = over_time(core, 8.0, 15.0, answer)
+    assert str(found.error) == "the journal is busy"
+
+
 def test_a_tokenizer_comes_from_a_broker_with_a_verifier():
     """Pieces of two brokers are not mixed."""
     core = new_core()
