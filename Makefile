@@ -33,11 +33,12 @@ test: $(DEV) ## Run the fast tests
 	@$(BIN)/pytest -m "not slow and not system and not cluster and not machines" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 check: lint test ## Lint, types and all tests: what CI runs
-	@$(BIN)/pytest -m "slow and not system and not cluster and not machines" --numprocesses 2 --dist loadfile $(COMPUTING) $(ARGS)
-	@$(BIN)/pytest -m "slow and not system and not cluster and not machines" $(addprefix --ignore=,$(COMPUTING)) $(ARGS)
+	@$(BIN)/pytest -m "slow and not system and not cluster and not machines" --numprocesses 2 --dist loadfile $(TOGETHER) $(ARGS)
+	@$(BIN)/pytest -m "slow and not system and not cluster and not machines" $(addprefix --ignore=,$(TOGETHER)) $(ARGS)
 
-# Folders whose slow tests only compute. All other slow tests time things or start several processes, so they run alone.
-COMPUTING = tests/drafting tests/grammar tests/simulate tests/training tests/verification tests/verifier
+# Slow tests that run two at a time: they time nothing, and take free ports. All others run alone.
+TOGETHER = tests/drafting tests/grammar tests/simulate tests/training tests/verification tests/verifier tests/bench \
+	tests/demo tests/doctor tests/examples tests/end_to_end/test_laws.py tests/end_to_end/test_draft_models.py
 
 test-system: $(DEV) ## Test what needs system packages, which it installs (Debian, as root): the page in real Chromium
 	@scripts/system.sh
