@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from specq.checkpoints.draft_form import TOKEN_IDS
 from specq.drafting.head_config import Forms, HeadShape
+from specq.drafting.speculators_form import FROM_TARGET, TO_TARGET
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 
 Values = TypeVar("Values")
@@ -78,3 +79,24 @@ def check_token_ids(directory: Path, token_ids: Int32Array, info: ModelInfo) -> 
     """Raise ConfigError unless the tokens of a head's columns ascend within the target's vocabulary."""
     if not len(token_ids) or token_ids[0] < 0 or token_ids[-1] >= info.num_tokens or (np.diff(token_ids) <= 0).any():
         raise ConfigError(f"{directory}: {TOKEN_IDS} must ascend within the vocabulary, 0 to {info.num_tokens - 1}")
+
+
+def drafted_tokens(directory: Path, arrays: Mapping[str, Any], vocab_size: int, info: ModelInfo) -> Int32Array | None:
+    """Return the tokens that may be drafted, one a row of `lm_head`, without the target's padding at the end.
+
+    None: the file has no tables (`specq.drafting.speculators_form`). Raises ConfigError for tables that are not valid.
+    """
+    offsets, known = arrays.get(TO_TARGET), arrays.get(FROM_TARGET)
+    if offsets is None:
+        return None
+    ids = np.arange(len(offsets)) + offsets.astype(np.int64)
+    if ids[0] < 0 or ids[-1] >= vocab_size or np.any(ids[1:] <= ids[:-1]):
+        raise ConfigError(
+            f"{directory}: {TO_TARGET} must contain ascending token ids within the vocabulary, 0 to {vocab_size - 1}"
+        )
+    if known is not None and not np.array_equal(np.flatnonzero(known), ids):
+        raise ConfigError(f"{directory}: {TO_TARGET} and {FROM_TARGET} contain different tokens")
+    found: Int32Array = ids[ids < info.num_tokens].astype(np.int32)
+    if not len(found):
+        raise ConfigError(f"{directory}: this head has no token below {info.num_tokens}")
+    return found

@@ -152,7 +152,8 @@ class HeadConfig:
             found = tuple(one - first for one in ids)
             if found[0] >= 0 and all(low < high for low, high in pairwise(found)):
                 return found
-        raise ConfigError(f"{self.path}: {key} is {ids!r}, but must be {count or 'one or more'} layers, ascending")
+        wanted = f"{count or 'one or more'} layers, ascending, counted from {first}"
+        raise ConfigError(f"{self.path}: {key} is {ids!r}, but must be {wanted}")
 
     def _rope_theta(self) -> float:
         of_rope = self.said.get("rope_parameters")
@@ -167,6 +168,7 @@ class HeadConfig:
             raise ConfigError(
                 f"{self.path}: rope_scaling is {kind!r}; {self.kinds} are computed with {', '.join(_SCALING)}"
             )
+        self.check("partial_rotary_factor", found.get("partial_rotary_factor", 1), 1)
         numbers = {key: self.number(key, 0.0, found) for key in _SCALING[kind]}
         if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
             raise ConfigError(f"{self.path}: low_freq_factor must be below high_freq_factor")

@@ -18,8 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from specq.config import AUTO_DRAFTERS, NO_MODEL, Config, DraftConfig, TargetConfig, options_of, own_options
-from specq.drafting import DRAFTERS, SAME, DrafterSpec
-from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting import DRAFTERS, SAME, DrafterSpec, speculators_form
 from specq.drafting.medusa import form as medusa_form
 from specq.engines import ENGINES, EngineSpec, check_no_gguf
 from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
@@ -188,7 +187,7 @@ def placed(config: Config, machine: Hardware | None = None) -> Config:
 def _with_speculator(config: Config) -> Config:
     """Return the configuration with the target that its model's directory names, if that is a head of `speculators`."""
     path = Path(config.target.model).expanduser()
-    named = eagle_form.target_of(path) if config.target.model and path.is_dir() else ""
+    named = speculators_form.target_of(path) if config.target.model and path.is_dir() else ""
     if not named:
         return config
     if config.target.heads and Path(config.target.heads).expanduser() != path:

@@ -14,6 +14,7 @@ from torch.nn.functional import silu
 
 from specq.checkpoints.draft_form import TOKEN_IDS
 from specq.drafting.block import form as block_form
+from specq.drafting.head_files import output_matrix
 from specq.testing.checkpoints_eagle import normed, rotated
 
 (WEIGHTS,) = block_form.WEIGHTS
@@ -51,6 +52,38 @@ def make_block(
     return directory
 
 
+def as_block_of_speculators(
+    directory: Path, target: Path | str, token_ids: Sequence[int] | None = None, **config: Any
+) -> Path:
+    """Rewrite a drafter in the form of the library `speculators`, which names its target.
+
+    token_ids  the tokens that it drafts. None: all.
+    config     changes of its config.json; `layer`: those of its layers.
+    """
+    said = json.loads((directory / "config.json").read_text())
+    tensors = {name: one for name, one in load_file(directory / WEIGHTS).items() if name != TOKEN_IDS}
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    layer = (*sizes, "model_type", "rms_norm_eps", "rope_theta", "num_hidden_layers", "rope_scaling")
+    found = {
+        "architectures": ["DFlashDraftModel"],
+        "speculators_model_type": "dflash",
+        "speculators_version": "0.9.0",
+        "speculators_config": {"algorithm": "dflash", "verifier": {"name_or_path": str(target)}},
+        "transformer_layer_config": {key: said[key] for key in layer if key in said} | config.pop("layer", {}),
+        "block_size": said["block_size"],
+        "mask_token_id": said[block_form.OWN]["mask_token_id"],
+        "aux_hidden_state_layer_ids": [one + 1 for one in said[block_form.OWN]["target_layer_ids"]],
+        "draft_vocab_size": said["vocab_size"] if token_ids is None else len(token_ids),
+    }
+    if token_ids is not None:
+        ids = torch.tensor(token_ids)
+        tensors |= {"lm_head.weight": output_matrix(Path(target))[ids], "d2t": ids - torch.arange(len(ids))}
+        tensors["t2d"] = torch.isin(torch.arange(said["vocab_size"]), ids)
+    (directory / "config.json").write_text(json.dumps(found | config))
+    save_file(tensors, directory / WEIGHTS)
+    return directory
+
+
 def block_logits(
     directory: Path,
     shape: block_form.BlockShape,
@@ -73,9 +106,10 @@ def block_logits(
     for number in range(shape.num_layers):
         prefix = f"layers.{number}."
         layer = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
-        rows = _layer(layer, shape, features, rows, first - 1)
+        rows = _layer(layer, shape, features, rows, first - 1, shape.windows[number] if shape.windows else 0)
     outputs = torch.stack([normed(row, values["norm.weight"], shape) for row in rows[1:]])
     known = output if TOKEN_IDS not in values else output[values[TOKEN_IDS].long()]
+    known = values.get("lm_head.weight", known)
     return outputs @ known.T
 
 
@@ -92,17 +126,23 @@ def _layer(
     features: Sequence[torch.Tensor],
     rows: Sequence[torch.Tensor],
     first: int,
+    window: int,
 ) -> list[torch.Tensor]:
-    """Return the output of rows behind features, which stand at the positions from `first` on."""
+    """Return the output of rows behind features, which stand at the positions from `first` on.
+
+    window  how many of the features they see; 0: all, and rows behind them, too.
+    """
+    skipped = max(len(features) - window, 0) if window else 0
+    features, first = features[skipped:], first + skipped
     inputs = [normed(row, layer["input_layernorm.weight"], shape) for row in rows]
     keys = [_heads(layer, shape, one, "k", first + i) for i, one in enumerate([*features, *inputs])]
     values = [(layer["self_attn.v_proj.weight"] @ one).reshape(-1, shape.head_dim) for one in [*features, *inputs]]
     group, found = shape.num_attention_heads // shape.num_key_value_heads, []
     for i, (row, one) in enumerate(zip(rows, inputs, strict=True)):
-        attended = []
+        attended, end = [], len(features) + (i + 1 if window and shape.is_causal else len(rows))
         for head, query in enumerate(_heads(layer, shape, one, "q", first + len(features) + i)):
-            weights = (torch.stack([query @ key[head // group] for key in keys]) / shape.head_dim**0.5).softmax(0)
-            attended.append(sum(weight * value[head // group] for weight, value in zip(weights, values, strict=True)))
+            weights = (torch.stack([query @ key[head // group] for key in keys[:end]]) / shape.head_dim**0.5).softmax(0)
+            attended.append(sum(one * value[head // group] for one, value in zip(weights, values[:end], strict=True)))
         x = row + layer["self_attn.o_proj.weight"] @ torch.cat(attended)
         inner = normed(x, layer["post_attention_layernorm.weight"], shape)
         gate, up = layer["mlp.gate_proj.weight"] @ inner, layer["mlp.up_proj.weight"] @ inner

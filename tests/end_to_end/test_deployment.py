@@ -21,6 +21,7 @@ from specq.processes.deployment import (
 )
 from specq.processes.up import members, pages
 from specq.protocol import ConfigError
+from specq.testing.checkpoints_block import as_block_of_speculators, block_shape_of, make_block
 from specq.testing.checkpoints_eagle import as_speculators, eagle_shape_of, make_eagle
 from specq.testing.secured import make_all
 from tests.each import each
@@ -310,8 +311,18 @@ def test_it_is_said_where_the_page_is(serve: ServeConfig | None, expected: list[
     assert pages(members(config), config.serve) == expected
 
 
-def test_a_head_of_speculators_names_its_target(tmp_path):
-    head = as_speculators(make_eagle(tmp_path / "head", eagle_shape_of(256, 4096, 30), embedding=False), "tiny")
+def made_eagle(directory):
+    return as_speculators(make_eagle(directory, eagle_shape_of(256, 4096, 30), embedding=False), "tiny")
+
+
+def made_block(directory):
+    shape = block_shape_of(256, 4096, (1, 5), mask_token_id=7, norms_states=False)
+    return as_block_of_speculators(make_block(directory, shape), "tiny")
+
+
+@pytest.mark.parametrize("made", [made_eagle, made_block])
+def test_a_head_of_speculators_names_its_target(tmp_path, made):
+    head = made(tmp_path / "head")
     asked = Config(target=TargetConfig(model=str(head)))
     chosen = placed(asked, LAPTOP)
     assert (chosen.target.model, chosen.target.heads) == ("tiny", str(head))

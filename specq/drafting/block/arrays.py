@@ -15,8 +15,9 @@ from specq.checkpoints import read_json
 from specq.checkpoints.draft_form import TOKEN_IDS
 from specq.drafting.block import form as block_form
 from specq.drafting.head_arrays import input_array, output_array, read_arrays
-from specq.drafting.head_checks import check_target, check_token_ids
+from specq.drafting.head_checks import check_target, check_token_ids, drafted_tokens
 from specq.drafting.head_config import check_layers
+from specq.drafting.speculators_form import OUTPUT
 from specq.protocol import ConfigError, Float32Array, Int32Array, ModelInfo
 
 
@@ -61,20 +62,19 @@ def load_arrays(heads: str, target: str, info: ModelInfo) -> BlockArrays:
     check_target(directory, shape, int(said["hidden_size"]), info)
     check_layers(shape.layers, int(said["num_hidden_layers"]), block_form.KIND)
     stored = read_arrays(directory, block_form.WEIGHTS, partial(block_form.reason_against, shape), block_form.KIND)
-    token_ids = stored.get(TOKEN_IDS)
-    if token_ids is not None:
+    token_ids = drafted_tokens(directory, stored, shape.vocab_size, info)
+    if token_ids is None and (token_ids := stored.get(TOKEN_IDS)) is not None:
         check_token_ids(directory, token_ids, info)
-    embedding, output = input_array(Path(target)), output_array(Path(target))
+    embedding = input_array(Path(target))
+    output = embedding if shape.has_output else output_array(Path(target))
     _check_matrices(directory, shape, embedding, output, info)
+    if token_ids is None:
+        output = output[: info.num_tokens]
+    else:
+        output = stored[OUTPUT][: len(token_ids)].astype(np.float32) if shape.has_output else output[token_ids]
     mask = stored.get(block_form.MASK) if shape.mask_token_id is None else embedding[shape.mask_token_id]
-    return BlockArrays(
-        shape,
-        {name: stored[name].astype(np.float32) for name in block_form.matrix_shapes(shape)},
-        np.asarray(mask, np.float32),
-        embedding,
-        output[: info.num_tokens] if token_ids is None else output[token_ids],
-        token_ids,
-    )
+    weights = {name: stored[name].astype(np.float32) for name in block_form.matrix_shapes(shape)}
+    return BlockArrays(shape, weights, np.asarray(mask, np.float32), embedding, output, token_ids)
 
 
 def _check_matrices(

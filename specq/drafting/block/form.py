@@ -16,6 +16,11 @@ The drafters that `specq train block` writes differ in three ways, each optional
 - `dflash_config.norms_states`: the hidden states of each layer are normed before `fc`, without weights.
 - `mask_embedding` [hidden]: the mask's own embedding, instead of `mask_token_id`.
 - Only the tokens in `lm_head.token_ids` (int32, ascending) are drafted.
+
+The library `speculators` writes the same tensors, and another config.json (`specq.drafting.speculators_form`). It
+counts layers from 1. If only some tokens are drafted, the file has their output matrix, `lm_head.weight`, and the
+tables. A layer with a sliding window reads the last features before the anchor. There a row of the block reads only
+rows before it, without `sliding_window_non_causal`.
 """
 
 from __future__ import annotations
@@ -26,7 +31,9 @@ from typing import Any
 
 from specq.checkpoints import read_json
 from specq.checkpoints.draft_form import TOKEN_IDS
+from specq.drafting import speculators_form
 from specq.drafting.head_config import Forms, HeadConfig, HeadShape, Shapes, fault
+from specq.drafting.speculators_form import DFLASH, OUTPUT, SPECULATORS, TO_TARGET
 from specq.protocol import ConfigError
 
 KIND = "a block drafter"
@@ -35,8 +42,14 @@ OWN = "dflash_config"  # the key that its form has
 WEIGHTS = ("model.safetensors",)
 MASK = "mask_embedding"
 MOST_BLOCK = 64
-SPECULATORS = "speculators_model_type"
-_FULL = "full_attention"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+# The keys of config.json in the form of `speculators`: those that we read, and those without effect on the drafts.
+_READ = ("block_size", "mask_token_id", "aux_hidden_state_layer_ids", "sliding_window_non_causal", "sample_from_anchor")
+_IGNORED = (
+    *("architectures", "auto_map", "dtype", "torch_dtype", "tie_word_embeddings", "max_anchors"),
+    *("transformers_version", "speculators_version", "speculators_config", "transformer_layer_config"),
+    *(SPECULATORS, "draft_vocab_size", "target_hidden_size", "num_tokens", "tokenizer_hash"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +60,12 @@ class BlockShape(HeadShape):
     block_size     the anchor and the masks.
     mask_token_id  the token whose embedding is the mask's. None: the file has the mask's own.
     norms_states   whether hidden states are normed before they are fused.
+
+    Of the form of `speculators` only:
+
+    draft_vocab_size  how many tokens are drafted. 0: another form.
+    windows           how many features each layer reads, at most. 0: all. (): each layer reads all.
+    is_causal         whether a row reads only rows of the block before it, in layers with such a maximum.
     """
 
     num_layers: int
@@ -54,11 +73,19 @@ class BlockShape(HeadShape):
     mask_token_id: int | None = None
     norms_states: bool = False
     has_head_norms: bool = True
+    draft_vocab_size: int = 0
+    windows: tuple[int, ...] = ()
+    is_causal: bool = False
 
     @property
     def num_places(self) -> int:
         """How many tokens a pass predicts."""
         return self.block_size - 1
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the file has the output matrix of its tokens."""
+        return self.draft_vocab_size not in (0, self.vocab_size)
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.json."""
@@ -75,7 +102,7 @@ class BlockShape(HeadShape):
 def is_block(heads: Path) -> bool:
     """Return whether a directory's config.json describes a block drafter, of this form or of a similar one."""
     said = read_json(heads, "config.json")
-    return OWN in said or said.get(SPECULATORS) == "dflash" or "DFlash" in str(said.get("architectures"))
+    return OWN in said or said.get(SPECULATORS) == DFLASH or "DFlash" in str(said.get("architectures"))
 
 
 def block_shape(heads: Path) -> BlockShape:
@@ -84,12 +111,9 @@ def block_shape(heads: Path) -> BlockShape:
     Raises ConfigError if it does not describe a block drafter, or describes an unsupported one.
     """
     said = read_json(heads, "config.json")
-    config, own = HeadConfig(heads, said, KIND), said.get(OWN)
     if SPECULATORS in said:
-        raise ConfigError(
-            f"{config.path} has the form of the library speculators; specq reads block drafters in the form of "
-            f"DFlash's authors, with the sizes of the layers at the top level and {OWN}"
-        )
+        return _of_speculators(heads, said)
+    config, own = HeadConfig(heads, said, KIND), said.get(OWN)
     if not isinstance(own, dict):
         raise ConfigError(f"{heads} does not contain a block drafter: its config.json has no object {OWN}")
     _check_kind(config, own)
@@ -103,16 +127,56 @@ def block_shape(heads: Path) -> BlockShape:
     )
 
 
+def _of_speculators(heads: Path, said: dict[str, Any]) -> BlockShape:
+    """Return the content of a config.json of `speculators`."""
+    flat = speculators_form.flat(heads, said, DFLASH, f"{KIND[2:]}s", _READ)
+    config = HeadConfig(heads, flat | {"model_type": "qwen3"}, KIND)  # its layers are Qwen3's, whatever their kind
+    for key, value in said.items():
+        if key not in (*_READ, *_IGNORED) and value:
+            raise ConfigError(
+                f"{config.path}: {key} is {value!r}; drafters of the method {DFLASH!r} have no such key, but "
+                f"{', '.join(_READ)}"
+            )
+    _check_layers(config)
+    config.check("sample_from_anchor", flat.get("sample_from_anchor", False), False)
+    return BlockShape(
+        **config.common(),
+        num_layers=config.count("num_hidden_layers"),
+        block_size=_block_size(config, flat),
+        mask_token_id=_mask_token_id(config, {"mask_token_id": -1} | flat),
+        layers=config.layers("aux_hidden_state_layer_ids", flat.get("aux_hidden_state_layer_ids"), first=1),
+        draft_vocab_size=config.count("draft_vocab_size"),
+        windows=_windows(config),
+        is_causal=flat.get("sliding_window_non_causal") is not True,
+    )
+
+
+def _windows(config: HeadConfig) -> tuple[int, ...]:
+    """Return how many features each layer reads, at most; 0: all."""
+    num_layers, is_sliding = config.count("num_hidden_layers"), config.said.get("use_sliding_window", True)
+    types = config.said.get("layer_types") or [_FULL] * num_layers
+    for kind in types:
+        config.check("layer_types", kind, _FULL, _SLIDING)
+    config.check("the number of layer_types", len(types), num_layers)
+    if _SLIDING not in types:
+        return ()
+    config.check("use_sliding_window", is_sliding, True)
+    return tuple(config.count("sliding_window") if kind == _SLIDING else 0 for kind in types)
+
+
 def _check_kind(config: HeadConfig, own: dict[str, Any]) -> None:
     """Raise ConfigError unless the layers are of a kind that we compute."""
-    said = config.said
-    config.check("model_type", said.get("model_type"), "qwen3")
-    config.check("hidden_act", said.get("hidden_act", "silu"), "silu")
-    config.check("attention_bias", said.get("attention_bias") or False, False)
-    for kind in said.get("layer_types") or []:
+    config.check("model_type", config.said.get("model_type"), "qwen3")
+    _check_layers(config)
+    for kind in config.said.get("layer_types") or []:
         config.check("layer_types", kind, _FULL)
     for key in ("fc_layernorm", "causal"):
         config.check(f"{OWN}.{key}", own.get(key) or False, False)
+
+
+def _check_layers(config: HeadConfig) -> None:
+    config.check("hidden_act", config.said.get("hidden_act", "silu"), "silu")
+    config.check("attention_bias", config.said.get("attention_bias") or False, False)
 
 
 def _block_size(config: HeadConfig, own: dict[str, Any]) -> int:
@@ -151,5 +215,11 @@ def reason_against(shape: BlockShape, found: Forms) -> str:
     needed = matrix_shapes(shape)
     if shape.mask_token_id is None:
         needed[MASK] = (shape.hidden_size,)
-    columns = {TOKEN_IDS: found[TOKEN_IDS][1][:1]} if TOKEN_IDS in found else {}
-    return fault(needed, columns, {TOKEN_IDS: ("int32",)}, found, f"{KIND[2:]}s")
+    may_be = {TOKEN_IDS: found[TOKEN_IDS][1][:1]} if TOKEN_IDS in found else {}
+    types: dict[str, tuple[str, ...]] = {TOKEN_IDS: ("int32",)}
+    if shape.draft_vocab_size:
+        rows, hidden, types = shape.draft_vocab_size, shape.hidden_size, speculators_form.TYPES
+        may_be = speculators_form.table_shapes(rows, shape.vocab_size)
+        may_be |= {speculators_form.EMBEDDING: (shape.vocab_size, hidden), OUTPUT: (rows, hidden)}
+        needed |= {name: may_be[name] for name in (OUTPUT, TO_TARGET) if shape.has_output}
+    return fault(needed, may_be, types, found, f"{KIND[2:]}s")

@@ -45,25 +45,37 @@ class BlockPasses:
         x = network.blocks(anchors.clamp(0, self._num_tokens - 1))  # a block behind an unknown token is useless
         at = torch.arange(room + -(-size // ALIGNED) * ALIGNED, device=texts.device)
         rotations = network.rotations(positions[:, None] + at[:size], x.dtype)
-        is_seen = (at < lengths[:, None]) | ((at >= room) & (at < room + size))
-        states = network(x, rotations, _Attention(self, places, room, is_seen[:, None].expand(-1, size, -1)))
+        seen = {window: self._seen(at, lengths, room, window) for window in {0, *network.shape.windows}}
+        states = network(x, rotations, _Attention(self, places, room, seen))
         return network.logits(states[:, 1:])
+
+    def _seen(self, at: torch.Tensor, lengths: torch.Tensor, room: int, window: int) -> torch.Tensor:
+        """Return which keys each row sees, bool[texts, rows, keys]; `window`: maximum features, 0 for all."""
+        shape = self.network.shape
+        features, rows = (at < lengths[:, None])[:, None], (at >= room) & (at < room + shape.block_size)
+        if window:
+            features = features & (at >= lengths[:, None] - window)[:, None]
+            if shape.is_causal:
+                rows = rows & (at - room <= at[: shape.block_size, None])
+        return (features | rows).expand(-1, shape.block_size, -1)
 
 
 class _Attention:
     """The attention of each layer over features and the block's own rows."""
 
-    def __init__(self, passes: BlockPasses, places: torch.Tensor, room: int, is_seen: torch.Tensor) -> None:
-        self._num_heads, self._room, self._is_seen = passes.network.shape.num_key_value_heads, room, is_seen
-        self._kept = passes.cache.read(places, room, is_seen.shape[2] - room)
+    def __init__(self, passes: BlockPasses, places: torch.Tensor, room: int, seen: dict[int, torch.Tensor]) -> None:
+        self._shape, self._room, self._seen = passes.network.shape, room, seen
+        self._kept = passes.cache.read(places, room, seen[0].shape[2] - room)
 
     def __call__(self, layer: int) -> Attend:
-        own = slice(layer * self._num_heads, (layer + 1) * self._num_heads)
+        num_heads, windows = self._shape.num_key_value_heads, self._shape.windows
+        own = slice(layer * num_heads, (layer + 1) * num_heads)
+        is_seen = self._seen[windows[layer] if windows else 0]
 
         def attention(queries: torch.Tensor, *new: torch.Tensor) -> torch.Tensor:
             keys, values = (of_all[:, own] for of_all in self._kept)
             for kept, rows in zip((keys, values), new, strict=True):
                 kept[:, :, self._room : self._room + rows.shape[1]] = rows.transpose(1, 2)
-            return attend_to(queries, keys, values, self._is_seen)
+            return attend_to(queries, keys, values, is_seen)
 
         return attention

@@ -16,7 +16,7 @@ import numpy as np
 from specq.checkpoints import read_json
 from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.head_arrays import Arrays, input_array, read_arrays
-from specq.drafting.head_checks import check_target
+from specq.drafting.head_checks import check_target, drafted_tokens
 from specq.protocol import ConfigError, Float32Array, Int32Array, ModelInfo
 
 
@@ -61,32 +61,12 @@ def load_arrays(heads: str, target: str, info: ModelInfo) -> EagleArrays:
     layers = eagle_form.tapped_layers(shape, int(said["num_hidden_layers"]))
     stored = read_arrays(directory, eagle_form.WEIGHTS, partial(eagle_form.reason_against, shape), eagle_form.KIND)
     arrays = {eagle_form.own_name(name): values for name, values in stored.items()}
-    token_ids = _token_ids(directory, shape, arrays, info)
+    token_ids = drafted_tokens(directory, arrays, shape.vocab_size, info)
     embedding = _embedding(shape, arrays, Path(target), info)
     shape = replace(shape, draft_vocab_size=info.num_tokens if token_ids is None else len(token_ids))
     weights = {name: arrays[name].astype(np.float32) for name in eagle_form.matrix_shapes(shape)}
     weights[eagle_form.OUTPUT] = weights[eagle_form.OUTPUT][: shape.draft_vocab_size]
     return EagleArrays(shape, weights, embedding, layers, token_ids)
-
-
-def _token_ids(directory: Path, shape: eagle_form.EagleShape, arrays: Arrays, info: ModelInfo) -> Int32Array | None:
-    """Return the tokens that may be drafted, one a row of `lm_head`, without the target's padding at the end."""
-    offsets = arrays.get(eagle_form.TO_TARGET)
-    if offsets is None:
-        return None
-    ids = np.arange(len(offsets)) + offsets.astype(np.int64)
-    if ids[0] < 0 or ids[-1] >= shape.vocab_size or np.any(ids[1:] <= ids[:-1]):
-        raise ConfigError(
-            f"{directory}: {eagle_form.TO_TARGET} must contain ascending token ids within the vocabulary, 0 to "
-            f"{shape.vocab_size - 1}"
-        )
-    known = arrays.get(eagle_form.FROM_TARGET)
-    if known is not None and not np.array_equal(np.flatnonzero(known), ids):
-        raise ConfigError(f"{directory}: {eagle_form.TO_TARGET} and {eagle_form.FROM_TARGET} contain different tokens")
-    found: Int32Array = ids[ids < info.num_tokens].astype(np.int32)
-    if not len(found):
-        raise ConfigError(f"{directory}: this head has no token below {info.num_tokens}")
-    return found
 
 
 def _embedding(shape: eagle_form.EagleShape, arrays: Arrays, target: Path, info: ModelInfo) -> Float32Array:

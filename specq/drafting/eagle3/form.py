@@ -4,16 +4,15 @@ A head is a directory with config.json and model.safetensors or pytorch_model.bi
 and SGLang read it (Li et al. 2025, arXiv 2503.01840). Its one decoder layer reads a token and a state of the text
 before it.
 
-The library `speculators` writes the same tensors, with `layers.0` instead of `midlayer`. The sizes of the layer are in
-`transformer_layer_config`, except where they have the default of their kind. `speculators_config` names the target.
+The library `speculators` writes the same tensors, with `layers.0` instead of `midlayer`, and another config.json
+(`specq.drafting.speculators_form`).
 
 - `fc.weight` [hidden, 3 * target's hidden]: maps hidden states of three target layers to one state.
 - `midlayer.*`: a Llama layer whose queries, keys and values are made from [embedding; state], so they have twice the
   columns. Each half has a norm, `input_layernorm` and `hidden_norm`.
 - `norm.weight`, `lm_head.weight` [draft tokens, hidden]: map the layer's output to logits. Without the norm the output
   is the next state.
-- `d2t` int64[draft tokens]: add this to a row's index to get its token.
-- `t2d` bool[vocab]: which tokens have rows. Both may be missing if the head covers all tokens.
+- `d2t` and `t2d`: the tables of `speculators_form`. Both may be missing if the head covers all tokens.
 - `embed_tokens.weight` [vocab, hidden]: the target's, if missing.
 
 `eagle_config.eagle_aux_hidden_state_layer_ids` counts layers from 0. The same key at the top level counts from 1, as in
@@ -28,32 +27,17 @@ from pathlib import Path
 from typing import Any
 
 from specq.checkpoints import read_json
+from specq.drafting import speculators_form
 from specq.drafting.head_config import Forms, HeadConfig, HeadShape, check_layers, fault
 from specq.protocol import ConfigError
 
 KIND = "an EAGLE-3 head"
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that exists is read
-EMBEDDING, TO_TARGET, FROM_TARGET = "embed_tokens.weight", "d2t", "t2d"
-OUTPUT = "lm_head.weight"
+EMBEDDING, OUTPUT = speculators_form.EMBEDDING, speculators_form.OUTPUT
+TO_TARGET, FROM_TARGET = speculators_form.TO_TARGET, speculators_form.FROM_TARGET
 NUM_TAPS = 3
-SPECULATORS = "speculators_model_type"  # the key that its form has, with the method
 _LAYER, _THEIR_LAYER = "midlayer.", "layers.0."
-# Sizes that a layer's config.json may leave out: those of transformers' LlamaConfig and Qwen3Config. A layer of Qwen3
-# has norms of each head's queries and keys.
-_DEFAULTS = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-6}
-_OWN_DEFAULTS = {
-    "llama": {"intermediate_size": 11_008, "vocab_size": 32_000},
-    "qwen3": {"intermediate_size": 22_016, "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 32},
-}
-_OF_SPECULATORS = (
-    "draft_vocab_size",
-    "target_hidden_size",
-    "norm_before_residual",
-    "eagle_aux_hidden_state_layer_ids",
-    "num_tokens",
-    "tokenizer_hash",
-)
 LEAST_LAYERS = 7  # minimum layers of a target for which the default tapped layers are three different ones
 
 
@@ -85,15 +69,9 @@ class EagleShape(HeadShape):
 def is_eagle(heads: Path) -> bool:
     """Return whether a directory's config.json describes an EAGLE-3 head."""
     said = read_json(heads, "config.json")
-    return any(key in said for key in ("draft_vocab_size", SPECULATORS)) or "Eagle3" in str(said.get("architectures"))
-
-
-def target_of(heads: Path) -> str:
-    """Return the target that a directory of `speculators` names, or ""."""
-    said = read_json(heads, "config.json").get("speculators_config")
-    verifier = said.get("verifier") if isinstance(said, dict) else None
-    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
-    return name if isinstance(name, str) else ""
+    return any(key in said for key in ("draft_vocab_size", speculators_form.SPECULATORS)) or "Eagle3" in str(
+        said.get("architectures")
+    )
 
 
 def own_name(name: str) -> str:
@@ -109,7 +87,7 @@ def eagle_shape(heads: Path) -> EagleShape:
     said = read_json(heads, "config.json")
     if not is_eagle(heads):
         raise ConfigError(f"{heads} does not contain an EAGLE-3 head: its config.json has no draft_vocab_size")
-    if SPECULATORS in said:
+    if speculators_form.SPECULATORS in said:
         said = _flat(heads, said)
     config = HeadConfig(heads, said, KIND)
     _check_kind(config)
@@ -140,23 +118,12 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 def _flat(heads: Path, said: dict[str, Any]) -> dict[str, Any]:
     """Return the config.json of `speculators` as SpecForge has it. Raises ConfigError for what is not supported."""
-    layer = said.get("transformer_layer_config")
-    if said[SPECULATORS] != "eagle3" or not isinstance(layer, dict):
-        raise ConfigError(
-            f"{heads / 'config.json'}: {SPECULATORS} is {said[SPECULATORS]!r} and transformer_layer_config is of the "
-            f"type {type(layer).__name__}; of the library speculators specq reads 'eagle3', with an object"
-        )
+    own = ("norm_before_residual", "eagle_aux_hidden_state_layer_ids")
+    found = speculators_form.flat(heads, said, speculators_form.EAGLE3, f"{KIND[3:]}s", own)
     for key in ("norm_before_fc", "fc_norm", "norm_output"):
         if said.get(key):
             raise ConfigError(f"{heads / 'config.json'}: {key} is {said[key]!r}; EAGLE-3 heads are computed without")
-    kind = layer.get("model_type", "llama")
-    if kind not in _OWN_DEFAULTS:
-        raise ConfigError(
-            f"{heads / 'config.json'}: model_type is {kind!r}; EAGLE-3 heads are computed with "
-            f"{' or '.join(_OWN_DEFAULTS)}"
-        )
-    own = {key: value for key, value in said.items() if key in _OF_SPECULATORS and value is not None}
-    return {**_DEFAULTS, **_OWN_DEFAULTS[kind], "norm_before_residual": True, **layer, **own}
+    return {"norm_before_residual": True, **found}
 
 
 def _check_kind(config: HeadConfig) -> None:
@@ -189,13 +156,9 @@ def matrix_shapes(shape: EagleShape) -> dict[str, tuple[int, ...]]:
 
 def reason_against(shape: EagleShape, found: Forms) -> str:
     """Return the fault of a file's tensors, given the number format and shape of each, or ""."""
-    needed = matrix_shapes(shape)
+    needed, tables = matrix_shapes(shape), speculators_form.table_shapes(shape.draft_vocab_size, shape.vocab_size)
     if shape.has_tables:
-        needed |= {TO_TARGET: (shape.draft_vocab_size,)}
-    may_be = {
-        EMBEDDING: (shape.vocab_size, shape.hidden_size),
-        TO_TARGET: (shape.draft_vocab_size,),
-        FROM_TARGET: (shape.vocab_size,),
-    }
-    types = {TO_TARGET: ("int64", "int32"), FROM_TARGET: ("bool",)}
-    return fault(needed, may_be, types, {own_name(name): form for name, form in found.items()}, f"{KIND[3:]}s")
+        needed[TO_TARGET] = tables[TO_TARGET]
+    may_be = tables | {EMBEDDING: (shape.vocab_size, shape.hidden_size)}
+    known = {own_name(name): form for name, form in found.items()}
+    return fault(needed, may_be, speculators_form.TYPES, known, f"{KIND[3:]}s")

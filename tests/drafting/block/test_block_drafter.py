@@ -270,7 +270,10 @@ def test_a_drafter_for_another_target_is_refused(tmp_path: Path, target: Path) -
         ({"model_type": "llama"}, "model_type is 'llama'; block drafters are computed with 'qwen3'"),
         ({"attention_bias": True}, "attention_bias is True; block drafters are computed with False"),
         ({"layer_types": ["sliding_attention"] * 2}, "'sliding_attention'; block drafters are computed with 'full_att"),
-        ({"speculators_model_type": "dflash"}, "has the form of the library speculators; specq reads"),
+        (
+            {"speculators_model_type": "dflash"},
+            "transformer_layer_config is of the type NoneType, but must be an object",
+        ),
         ({"dflash_config": None, "architectures": ["DFlashDraftModel"]}, "its config.json has no object dflash_config"),
         (
             {"dflash_config": {"target_layer_ids": [2, 1]}},

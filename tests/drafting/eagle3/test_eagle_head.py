@@ -15,10 +15,11 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specq.drafting.eagle3.arrays import load_arrays
-from specq.drafting.eagle3.form import EagleShape, default_layers, eagle_shape, is_eagle, target_of
+from specq.drafting.eagle3.form import EagleShape, default_layers, eagle_shape, is_eagle
 from specq.drafting.eagle3.host import HostNetwork
 from specq.drafting.eagle3.loading import load_eagle
 from specq.drafting.head_files import input_matrix
+from specq.drafting.speculators_form import target_of
 from specq.protocol import ConfigError, ModelInfo
 from specq.testing.checkpoints import VOCAB, make_checkpoint
 from specq.testing.checkpoints_eagle import (
@@ -293,9 +294,14 @@ def test_speculators_may_leave_out_defaults(tmp_path, kind):
     [
         (
             {"speculators_model_type": "dflash"},
-            "is 'dflash' and .* of the type dict; of the library",
+            "is 'dflash'; of the library speculators specq reads .*, and EAGLE-3 heads must be 'eagle3'",
         ),
-        ({"transformer_layer_config": None}, "of the type NoneType; of the library"),
+        (
+            {"speculators_model_type": "peagle"},
+            r"is 'peagle' \(P-EAGLE\); of the library speculators specq reads 'eagle3'",
+        ),
+        ({"transformer_layer_config": None}, "of the type NoneType, but must be an object with the sizes"),
+        ({"layer": {"rope_parameters": {"partial_rotary_factor": 0.5}}}, "partial_rotary_factor is 0.5; EAGLE-3 heads"),
         ({"layer": {"model_type": "gemma3"}}, "model_type is 'gemma3'; EAGLE-3 heads are computed with llama or qwen3"),
         ({"layer": {"model_type": "qwen3"}}, "self_attn.k_norm.weight is missing|self_attn.q_norm.weight is missing"),
         ({"layer": {"layer_types": ["sliding_attention"]}}, "layer_types is .'sliding_attention'."),
