@@ -9,6 +9,7 @@
     paths                nodes of drafters that keep only the tokens of a node
     trees/               heads that draft whole trees from the target's hidden states
     head_files, rank_trees   what all heads share: their files, and the shapes of trees
+    speculators_form     the files of the library `speculators`, of several methods
 
 A method has up to three parts. A drafter with its `DrafterSpec` serves draft workers. A source drafts inside a verifier
 (`specq.verifier.DraftSource`). The third part is the computation that both use. The draft worker keeps each session's

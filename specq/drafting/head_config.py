@@ -168,6 +168,9 @@ class HeadConfig:
             raise ConfigError(
                 f"{self.path}: rope_scaling is {kind!r}; {self.kinds} are computed with {', '.join(_SCALING)}"
             )
+        for key, value in found.items():
+            if isinstance(value, dict):
+                raise ConfigError(f"{self.path}: rope_parameters has {key}; {self.kinds} rotate alike in all layers")
         self.check("partial_rotary_factor", found.get("partial_rotary_factor", 1), 1)
         numbers = {key: self.number(key, 0.0, found) for key in _SCALING[kind]}
         if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:

@@ -62,7 +62,7 @@ def flat(heads: Path, said: Mapping[str, Any], method: str, kinds: str, own: Col
     """
     path, found, layer = heads / "config.json", said[SPECULATORS], said.get("transformer_layer_config")
     if found != method:
-        about = f" ({_OTHERS[found]})" if found in _OTHERS else ""
+        about = f" ({_OTHERS[str(found)]})" if str(found) in _OTHERS else ""
         raise ConfigError(
             f"{path}: {SPECULATORS} is {found!r}{about}; of the library speculators specq reads {EAGLE3!r} and "
             f"{DFLASH!r}, and {kinds} must be {method!r}"
@@ -73,7 +73,7 @@ def flat(heads: Path, said: Mapping[str, Any], method: str, kinds: str, own: Col
             "sizes of the layers"
         )
     kind = layer.get("model_type", "llama" if method == EAGLE3 else "qwen3")
-    if kind not in _OWN_DEFAULTS:
+    if str(kind) not in _OWN_DEFAULTS:
         raise ConfigError(f"{path}: model_type is {kind!r}; {kinds} are computed with {' or '.join(_OWN_DEFAULTS)}")
     top = {key: said[key] for key in (*_OURS, *own) if said.get(key) is not None}
     return {**_DEFAULTS, **_OWN_DEFAULTS[kind], "model_type": kind, **layer, **top}

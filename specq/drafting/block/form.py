@@ -143,7 +143,7 @@ def _of_speculators(heads: Path, said: dict[str, Any]) -> BlockShape:
         **config.common(),
         num_layers=config.count("num_hidden_layers"),
         block_size=_block_size(config, flat),
-        mask_token_id=_mask_token_id(config, {"mask_token_id": -1} | flat),
+        mask_token_id=_mask_token_id(config, flat, is_needed=True),
         layers=config.layers("aux_hidden_state_layer_ids", flat.get("aux_hidden_state_layer_ids"), first=1),
         draft_vocab_size=config.count("draft_vocab_size"),
         windows=_windows(config),
@@ -155,6 +155,7 @@ def _windows(config: HeadConfig) -> tuple[int, ...]:
     """Return how many features each layer reads, at most; 0: all."""
     num_layers, is_sliding = config.count("num_hidden_layers"), config.said.get("use_sliding_window", True)
     types = config.said.get("layer_types") or [_FULL] * num_layers
+    config.check("the type of layer_types", type(types).__name__, "list")
     for kind in types:
         config.check("layer_types", kind, _FULL, _SLIDING)
     config.check("the number of layer_types", len(types), num_layers)
@@ -190,9 +191,9 @@ def _block_size(config: HeadConfig, own: dict[str, Any]) -> int:
     )
 
 
-def _mask_token_id(config: HeadConfig, own: dict[str, Any]) -> int | None:
+def _mask_token_id(config: HeadConfig, own: dict[str, Any], *, is_needed: bool = False) -> int | None:
     value = own.get("mask_token_id")
-    if value is None or (type(value) is int and value >= 0):
+    if (value is None and not is_needed) or (type(value) is int and value >= 0):
         return value
     raise ConfigError(f"{config.path}: mask_token_id is {value!r}, but must be a token id")
 

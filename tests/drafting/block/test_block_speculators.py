@@ -131,7 +131,7 @@ def refused(heads: Path, target: Path, match: str) -> None:
             "config.json: markov_rank is 4; drafters of the method 'dflash' have no such key, but block",
         ),
         ({"sample_from_anchor": True}, "sample_from_anchor is True; block drafters are computed with False"),
-        ({"mask_token_id": None}, "mask_token_id is -1, but must be a token id|mask_token_id is None, but must be"),
+        ({"mask_token_id": None}, "mask_token_id is None, but must be a token id"),
         ({"mask_token_id": VOCAB}, "mask_token_id is 99; the embedding of target has only 99 rows"),
         ({"block_size": None}, "block_size is None, but must be a whole number from 2 to 64"),
         ({"draft_vocab_size": None}, "draft_vocab_size is None; a block drafter needs a whole number"),
@@ -151,12 +151,17 @@ def refused(heads: Path, target: Path, match: str) -> None:
             {"layer": {"layer_types": ["chunked_attention"] * 2}},
             "is 'chunked_attention'; block drafters are computed with",
         ),
+        ({"layer": {"layer_types": 2}}, "the type of layer_types is 'int'; block drafters are computed with 'list'"),
         ({"layer": {"layer_types": ["full_attention"]}}, "the number of layer_types is 1; .* with 2"),
         (
             {"layer": {**SLIDING, "sliding_window": None}},
             "sliding_window is None; a block drafter needs a whole number",
         ),
         ({"layer": {**SLIDING, "use_sliding_window": False}}, "use_sliding_window is False; block drafters"),
+        (
+            {"layer": {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}},
+            "rope_parameters has sliding_attention; block drafters rotate alike in all layers",
+        ),
         (
             {"layer": {"rope_parameters": {"partial_rotary_factor": 0.5}}},
             "partial_rotary_factor is 0.5; block drafters",
