@@ -3,13 +3,11 @@
 Rule: only this thread touches the sockets and the core. Other threads use `request` and `call`. The thread answers by
 calling the request's sink. A sink must return at once and not raise. The process that uses the context creates it.
 
-`Connection` is a client's connection to a broker, or to several of one journal, without waiting. It sends requests, and
-each request passes its events to a sink.
+`Connection` is a client's connection to a broker, or to several of one journal. It sends requests, and each request
+passes its events to a sink. No method waits.
 
 Which of several brokers is the first one is drawn once a process. So clients are spread over the brokers, and those of
 one process, such as a gateway's, use the same one: its report then shows their jobs.
-
-Rule: no method waits. The I/O thread calls the sinks.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from specq.client.tokenizer_files import TokenizerCache
 from specq.config import check_connect
 from specq.protocol import ConfigError, JobError, ProtocolError, Submit, decode, encode, split_addresses
 from specq.text import TextCodec
-from specq.transport import Curve, connect_dealer, drain, try_send, why_unreachable
+from specq.transport import Curve, connect_again, connect_dealer, drain, try_send, why_unreachable
 
 
 class Connection:
@@ -129,6 +127,7 @@ _DRAWN = secrets.randbelow(1 << 30)
 _JOIN_S = 5.0
 PART_S = 0.5  # time for the broker to confirm stopped jobs when the client closes
 TICK_MS = 50
+AGAIN_S = 2.0
 STARVED_S = 0.001  # longest time from waking the I/O thread to its look, while another thread submits actions
 # After that, the other thread waits. A thread that releases the interpreter lock briefly, as tokenizers do, takes it
 # again before others wake.
@@ -145,6 +144,7 @@ class Link:
     def __init__(self, core: ClientCore, curve: Curve | None = None) -> None:
         self._core = core
         self._curve, self._sockets = curve, dict[str, zmq.Socket[bytes] | None]()  # None: it cannot be connected
+        self._connected = dict[str, float]()  # when each socket was last told to
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             for address in core.brokers.given if core.brokers.several else ():
@@ -317,24 +317,27 @@ class Link:
 
     def _receive(self, ready: Container[object]) -> None:
         for address, socket in self._sockets.items():
-            if socket is not None and socket in ready:
-                self._take(address, socket)
-
-    def _take(self, address: str, socket: zmq.Socket[bytes]) -> None:
-        for frames in drain(socket):
-            with contextlib.suppress(ProtocolError):  # drop it; the core repeats the request
-                self._deliver(self._core.receive(decode(frames), time.monotonic(), address))
+            for frames in drain(socket) if socket is not None and socket in ready else ():
+                with contextlib.suppress(ProtocolError):  # drop it; the core repeats the request
+                    self._deliver(self._core.receive(decode(frames), time.monotonic(), address))
 
     def _flush(self) -> None:
         for address, message in self._core.take_addressed():
             socket = self._sockets[address] if address in self._sockets else self._try_open(address)
-            if socket is not None:
-                try_send(socket, encode(message))  # a full queue refuses it; the core sends it again later
+            if socket is not None and not try_send(socket, encode(message)):  # the core sends it again later
+                self._connect_again(address, socket)
+
+    def _connect_again(self, address: str, socket: zmq.Socket[bytes]) -> None:
+        """Connect a socket that takes no messages, unless its broker answered or it was connected a short time ago."""
+        now, last = time.monotonic(), self._core.brokers.heard_from(address) or 0.0
+        if now > max(last, self._connected[address]) + AGAIN_S:
+            self._connected[address] = now
+            connect_again(socket, address)
 
     def _open(self, address: str) -> zmq.Socket[bytes]:
         socket = connect_dealer(self._context, address, queue=True, curve=self._curve)
         self._poller.register(socket, zmq.POLLIN)
-        self._sockets[address] = socket
+        self._sockets[address], self._connected[address] = socket, time.monotonic()
         return socket
 
     def _try_open(self, address: str) -> zmq.Socket[bytes] | None:

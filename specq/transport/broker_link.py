@@ -31,7 +31,7 @@ from specq.protocol import (
 )
 from specq.transport.keys import Curve
 from specq.transport.network import why_unreachable
-from specq.transport.sockets import choose_family, connect_dealer, drain, try_send
+from specq.transport.sockets import connect_again, connect_dealer, drain, try_send
 
 log = structlog.get_logger(__name__)
 
@@ -145,4 +145,4 @@ class BrokerLink:
             log.warning(
                 "broker_connection_failed", broker=self.endpoint, **({"reason": reason} if reason else {}), hint=hint
             )
-            choose_family(self.socket, self.endpoint)
+            connect_again(self.socket, self.endpoint)

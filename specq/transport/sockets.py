@@ -25,6 +25,7 @@ This module also has tools for main loops: a flag that signals set, and a timer.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import secrets
 import signal
@@ -185,13 +186,15 @@ def broker_in(identity: bytes) -> str:
     return identity[9:].decode("utf-8", "replace") if identity.startswith(_NAMED) else ""
 
 
-def choose_family(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Connect an unconnected socket by the other address family, if the peer's name has both and listens there."""
-    is_ipv6 = needs_ipv6(parse_address(endpoint), connects=True)
-    if is_ipv6 != bool(socket.getsockopt(zmq.IPV6)):
+def connect_again(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Connect a socket without a connection once more, by the address family by which the peer listens.
+
+    Libzmq gives up for good when a peer refuses the handshake, for example because it does not know the key yet.
+    """
+    with contextlib.suppress(zmq.ZMQError):  # the connection is gone already
         socket.disconnect(endpoint)
-        socket.setsockopt(zmq.IPV6, is_ipv6)
-        socket.connect(endpoint)
+    socket.setsockopt(zmq.IPV6, needs_ipv6(parse_address(endpoint), connects=True))
+    socket.connect(endpoint)
 
 
 def _set_keys(socket: zmq.Socket[bytes], own: KeyPair) -> None:

@@ -15,7 +15,7 @@ import zmq
 from specq.protocol import ConfigError, parse_address
 from specq.transport import bind_router, connect_dealer, drain, listener, listens, why_unreachable
 from specq.transport.network import has_ipv6, needs_ipv6, why_not_bound
-from specq.transport.sockets import choose_family, try_send
+from specq.transport.sockets import connect_again, try_send
 
 V4, V6 = "127.0.0.1", "[::1]"
 ANSWER_MS = 5000
@@ -108,7 +108,7 @@ def test_a_peer_that_came_by_the_other_family_is_found_later(monkeypatch, free_p
         monkeypatch.setattr("specq.transport.sockets.needs_ipv6", lambda *_, **__: True)
         with connect_dealer(context, address) as dealer:
             monkeypatch.undo()
-            choose_family(dealer, address)
+            connect_again(dealer, address)
             assert not dealer.getsockopt(zmq.IPV6)
             router, _ = bind_router(context, f"tcp://{V4}:{port}")
             with router:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from specq import Client
 from specq.client.detached import JobDesk
@@ -172,6 +174,32 @@ def test_keys_are_added_and_taken_away_while_the_broker_runs(up, tmp_path):
         wait_until(lambda: "carol" not in up.broker.front.grants)
         with pytest.raises(JobError, match="no longer allowed"):
             carol.generate(token_ids=PROMPT, max_tokens=1)
+
+
+def test_who_came_before_its_key_was_known_is_let_in_later(up, tmp_path, monkeypatch):
+    """Libzmq does not connect again by itself after a refusal."""
+    monkeypatch.setattr("specq.client.link.AGAIN_S", 0.2)
+    keys = {name: make_keys(Path(up.keys), name, (role,))[1] for name, role in (("erin", "client"), ("tpu", "draft"))}
+    known = {public: public.read_bytes() for public in keys.values()}
+    for public in known:
+        public.unlink()
+    wait_until(lambda: not up.broker.front.grants.keys() & keys.keys())
+    hello = Hello(name="tpu", role="draft", incarnation=1, model=model())
+    with (
+        capture_logs() as logs,
+        Client(up.address, keys=f"{up.keys}/erin", timeout_s=PATIENCE_S, cache_dir=tmp_path) as erin,
+        zmq.Context() as context,
+        ThreadPoolExecutor() as pool,
+    ):
+        link = BrokerLink(context, up.address, hello, curve_to_broker(f"{up.keys}/tpu", "draft"))
+        with link.socket:
+            status = pool.submit(erin.status)
+            wait_until(lambda: sum(log["event"] == "key_refused" for log in logs) >= 2)
+            for public, content in known.items():
+                public.write_bytes(content)
+            wait_until(lambda: up.broker.front.grants.keys() > keys.keys())
+            assert status.result(PATIENCE_S)["models"] == ["toy"]
+            wait_until(lambda: link.say_hello(warn_s=0.5) or ([*link.receive()] and link.registered))
 
 
 def broker_job(up: Secured, job_id: int):
