@@ -127,7 +127,7 @@ _DRAWN = secrets.randbelow(1 << 30)
 _JOIN_S = 5.0
 PART_S = 0.5  # time for the broker to confirm stopped jobs when the client closes
 TICK_MS = 50
-AGAIN_S = 2.0
+AGAIN_S = 2.0  # between attempts to connect a socket that takes no messages
 STARVED_S = 0.001  # longest time from waking the I/O thread to its look, while another thread submits actions
 # After that, the other thread waits. A thread that releases the interpreter lock briefly, as tokenizers do, takes it
 # again before others wake.

@@ -134,7 +134,7 @@ class BrokerLink:
         self.registered = self.send(replace(heartbeat, metrics=heartbeat.metrics | counts))
 
     def say_hello(self, warn_s: float = WARN_S) -> None:
-        """Ask the broker to register this worker. Warn every `warn_s` seconds if it cannot be reached."""
+        """Ask the broker to register this worker. Each `warn_s` seconds without a connection, warn and connect anew."""
         if self.is_refused:
             return
         self.num_hellos += 1
