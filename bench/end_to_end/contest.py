@@ -33,7 +33,7 @@ workload_options = options(
     option("--target-shape", str, "", "Changes to the target's shape."),
     option("--model", str, "tiny", "The small pair to inflate."),
     option("--parallel", str, "", "A parallel draft model for the pair, inflated too.", metavar="DIR"),
-    repeatable("--heads", str, (), "Medusa heads or an EAGLE-3 head, inflated too.", metavar="DIR"),
+    repeatable("--heads", str, (), "Heads or a block drafter, inflated too.", metavar="DIR"),
     click.option(
         "--fresh-prompts", is_flag=True, help="Make every prompt unique, so that prefix caching has "
             "no effect."

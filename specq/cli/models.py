@@ -59,7 +59,7 @@ def pull_command(name: str) -> None:
     "--heads",
     metavar="DIR",
     multiple=True,
-    help="Also inflate these Medusa heads or EAGLE-3 head, to medusa/ or eagle3/. Repeatable.",
+    help="Also inflate these heads or this block drafter, to medusa/, eagle3/ or block/. Repeatable.",
 )
 @click.option("--target", default="qwen2.5-7b", show_default=True, help=f"Shape of the target: {', '.join(PRESETS)}.")
 @click.option("--draft", default="qwen2.5-0.5b", show_default=True, help="Shape of the draft, as --target.")

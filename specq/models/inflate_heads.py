@@ -1,9 +1,9 @@
 """Inflate heads for a larger target: they draft the same as the small heads, at the larger one's cost.
 
 The layer outputs of an inflated target are those of the small one, padded with zeros (`specq.models.inflate_layers`).
-So an EAGLE-3 head has the same input layers and tokens as the small head. It has one layer of the target's shape.
-Medusa heads read the last hidden state in the same way. If the small heads share the small target's embedding or output
-matrix, the inflated ones do so too.
+So an EAGLE-3 head has the same input layers and tokens as the small head. It has one layer of the target's shape. A
+block drafter has as many layers as the small one, of the target's shape. Medusa heads read the last hidden state in the
+same way. If the small heads share the small target's embedding or output matrix, the inflated ones do so too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import torch
 from safetensors.torch import save_file
 
 from specq.checkpoints import draft_form, read_json
+from specq.drafting.block import form as block_form
 from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.head_config import HeadShape
 from specq.drafting.head_files import read_tensors
 from specq.drafting.head_kinds import kind_of
 from specq.drafting.medusa import form as medusa_form
@@ -27,7 +29,7 @@ from specq.drafting.medusa.network import tensor_value
 from specq.models.inflate import DTYPES, place_of
 from specq.models.inflate_layers import Named, Placer, Tensors
 from specq.models.shapes import Shape, check_fits
-from specq.protocol import EAGLE, MEDUSA, ConfigError
+from specq.protocol import BLOCK, EAGLE, MEDUSA, ConfigError
 
 
 def write_heads(
@@ -41,11 +43,11 @@ def write_heads(
     large = replace(shape, qkv_bias=False, tied=False)
     placer = partial(Placer, large=large, device=place_of(device), dtype=DTYPES[dtype])
     kind = kind_of(heads)
-    if kind.source not in (EAGLE, MEDUSA):
-        raise ConfigError(f"{heads} contains {kind.called}; only Medusa heads and EAGLE-3 heads can be inflated")
     num_layers = int(read_json(Path(target), "config.json")["num_hidden_layers"])
-    made = _eagle(heads, num_layers, placer) if kind.source == EAGLE else _medusa(heads, placer)
-    config, tensors, file = made
+    makers: dict[str, Any] = {EAGLE: partial(_eagle, num_layers=num_layers), BLOCK: _block, MEDUSA: _medusa}
+    if kind.source not in makers:
+        raise ConfigError(f"{heads} contains {kind.called}, which cannot be inflated; {', '.join(makers)} can")
+    config, tensors, file = makers[kind.source](heads, placer=placer)
     directory = out / kind.source
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
@@ -58,34 +60,42 @@ def write_heads(
 Made = tuple[dict[str, Any], Tensors, str]  # config.json, the tensors, and the name of their file
 
 
+def _layer_shape(shape: HeadShape, num_layers: int = 1) -> Shape:
+    """Return the shape of heads' layers."""
+    return Shape(
+        shape.hidden_size, num_layers, shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim,
+        shape.intermediate_size, shape.vocab_size, tied=False,
+    )  # fmt: skip
+
+
+def _of_shape(large: Shape, shape: HeadShape) -> dict[str, Any]:
+    """Return what inflated layers change in the config.json of small ones."""
+    return {
+        "hidden_size": large.hidden,
+        "target_hidden_size": large.hidden,
+        "intermediate_size": large.intermediate,
+        "num_attention_heads": large.heads,
+        "num_key_value_heads": large.kv_heads,
+        "head_dim": large.head_dim,
+        "rms_norm_eps": shape.rms_norm_eps * shape.hidden_size / large.hidden,
+    }
+
+
 def _eagle(heads: Path, num_layers: int, placer: Any) -> Made:
     """Inflate an EAGLE-3 head."""
     shape = eagle_form.eagle_shape(heads)
     stored = read_tensors(heads, eagle_form.WEIGHTS, partial(eagle_form.reason_against, shape), "an EAGLE-3 head")
     tensors = {eagle_form.own_name(name): tensor for name, tensor in stored.items()}
-    small = Shape(
-        shape.hidden_size, 1, shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim,
-        shape.intermediate_size, shape.vocab_size, tied=False,
-    )  # fmt: skip
+    small = _layer_shape(shape)
     made: Placer = placer(tensors, small, inputs=2)
     large = made.large
     check_fits(small, large)
-    is_plain = shape.hidden_size == shape.target_hidden_size and not shape.has_head_norms
-    if not is_plain or eagle_form.EMBEDDING in tensors:
-        raise ConfigError(
-            f"{heads}: only an EAGLE-3 head of its target's hidden size and embedding, with a layer of a Llama, can be "
-            "inflated"
-        )
+    if shape.hidden_size != shape.target_hidden_size or eagle_form.EMBEDDING in tensors:
+        raise ConfigError(f"{heads}: only an EAGLE-3 head of its target's hidden size and embedding can be inflated")
     config = replace(
         shape,
-        hidden_size=large.hidden,
-        target_hidden_size=large.hidden,
-        intermediate_size=large.intermediate,
-        num_attention_heads=large.heads,
-        num_key_value_heads=large.kv_heads,
-        head_dim=large.head_dim,
+        **_of_shape(large, shape),
         vocab_size=large.vocab if shape.has_tables else shape.vocab_size,
-        rms_norm_eps=shape.rms_norm_eps * shape.hidden_size / large.hidden,
         layers=eagle_form.tapped_layers(shape, num_layers),
     )
     found = dict(_eagle_tensors(made)) | _tables(tensors, config)
@@ -111,6 +121,36 @@ def _tables(tensors: Mapping[str, torch.Tensor], config: eagle_form.EagleShape) 
     return found
 
 
+def _block(heads: Path, placer: Any) -> Made:
+    """Inflate a block drafter."""
+    shape = block_form.block_shape(heads)
+    if shape.hidden_size != shape.target_hidden_size or shape.draft_vocab_size:
+        raise ConfigError(
+            f"{heads}: only a block drafter of its target's hidden size can be inflated, in the form of DFlash's "
+            "authors or of `specq train block`"
+        )
+    read = partial(block_form.reason_against, shape)
+    tensors = read_tensors(heads, block_form.WEIGHTS, read, block_form.KIND)
+    made: Placer = placer(tensors, small := _layer_shape(shape, shape.num_layers))
+    check_fits(small, large := made.large)
+    config = replace(shape, **_of_shape(large, shape), vocab_size=large.vocab)
+    others = (block_form.MASK, draft_form.TOKEN_IDS)
+    found = dict(_block_tensors(made, shape)) | {name: tensors[name] for name in others if name in tensors}
+    if block_form.MASK in found:
+        found[block_form.MASK] = made.padded(block_form.MASK)
+    return config.config(), found, block_form.WEIGHTS[0]
+
+
+def _block_tensors(made: Placer, shape: block_form.BlockShape) -> Named:
+    """Yield (name, tensor). Normed hidden states are larger than the small ones; `hidden_norm` undoes that."""
+    yield "fc.weight", made.onto_hidden("fc.weight", made.large.hidden, len(shape.layers))
+    for name in ("hidden_norm.weight", "norm.weight"):
+        yield name, made.norm(name)
+    for layer in range(shape.num_layers):
+        for name, tensor in made.layer(f"layers.{layer}."):
+            yield f"layers.{layer}.{name}", tensor
+
+
 def _medusa(heads: Path, placer: Any) -> Made:
     """Inflate Medusa heads. Heads in 8 bits get their dequantised values."""
     shape = medusa_form.heads_shape(heads)
@@ -131,8 +171,6 @@ def _medusa(heads: Path, placer: Any) -> Made:
 def _medusa_tensor(made: Placer, name: str) -> torch.Tensor:
     value = made.weights[name]
     if value.ndim == 1:
-        bias = made.zeros(made.large.hidden)
-        bias[: len(value)] = made.small_weight(name)
-        return bias
+        return made.padded(name)
     is_block = name.endswith("linear.weight")
     return made.onto_hidden(name, made.large.hidden if is_block else len(value))

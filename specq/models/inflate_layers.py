@@ -60,13 +60,30 @@ class Placer:
         for part, num_heads in (("q", large.heads), ("k", large.kv_heads), ("v", large.kv_heads)):
             name = f"self_attn.{part}_proj."
             matrix = self.filled(num_heads * large.head_dim, self._inputs * large.hidden)
+            head_norm = f"{prefix}self_attn.{part}_norm.weight"
             if part == "k":  # the unused rotary pairs of a used head must not count
                 matrix[: small.kv_heads * large.head_dim] = 0
+            elif head_norm in self.weights:  # nor in the mean of a head's norm
+                matrix[:] = 0
             scale = (large.head_dim / small.head_dim) ** 0.5 if part == "q" else 1.0
             rows, columns = self._head_rows(part), self.channels(self._inputs)
             yield name + "weight", self.place(matrix, prefix + name + "weight", rows, columns, scale, real=real)
             if large.qkv_bias:
                 yield name + "bias", self.zeros(num_heads * large.head_dim)
+            if head_norm in self.weights:
+                yield f"self_attn.{part}_norm.weight", self._head_norm(head_norm, is_query=part == "q")
+
+    def _head_norm(self, name: str, *, is_query: bool) -> torch.Tensor:
+        """Return the weight of a head's norm. It undoes the scale of queries, so only that of keys has the mean's."""
+        weight = torch.ones(self.large.head_dim, dtype=self.dtype, device=self.device)
+        scale = 1.0 if is_query else (self.small.head_dim / self.large.head_dim) ** 0.5
+        weight[self._rotary_dims()] = self.small_weight(name, scale)
+        return weight
+
+    def _rotary_dims(self) -> list[int]:
+        """Return the places of a small head's dimensions in a large one, for queries and keys."""
+        half, step = self.small.head_dim // 2, self.large.head_dim // self.small.head_dim
+        return [i * step for i in range(half)] + [self.large.head_dim // 2 + i * step for i in range(half)]
 
     def _head_rows(self, part: str) -> list[int]:
         """Return the places of the small model's rows of q, k or v (for o: columns) in the large one."""
@@ -74,9 +91,7 @@ class Placer:
         is_query, is_rotary = part in "qo", part in "qk"
         group = small.heads // small.kv_heads if is_query else 1
         large_group = large.heads // large.kv_heads if is_query else 1
-        half, step = small.head_dim // 2, large.head_dim // small.head_dim
-        rotary = [i * step for i in range(half)] + [large.head_dim // 2 + i * step for i in range(half)]
-        dims = rotary if is_rotary else range(small.head_dim)
+        dims = self._rotary_dims() if is_rotary else range(small.head_dim)
         heads = (kv * large_group + i for kv in range(small.kv_heads) for i in range(group))
         return [head * large.head_dim + dim for head in heads for dim in dims]
 
@@ -112,6 +127,12 @@ class Placer:
         columns = torch.tensor(self.channels(times), device=self.device)
         matrix[:, columns] = 0
         return self.place(matrix, name, range(len(self.weights[name])), columns.tolist())
+
+    def padded(self, name: str) -> torch.Tensor:
+        """Return a vector over hidden channels, zero beyond the small ones."""
+        vector = self.zeros(self.large.hidden)
+        vector[: len(self.weights[name])] = self.small_weight(name)
+        return vector
 
     def small_weight(self, name: str, scale: float = 1.0) -> torch.Tensor:
         """Return a small tensor on the device, scaled and then rounded."""

@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from specq.drafting.block.form import block_shape
+from specq.drafting.block.network import load_block
 from specq.drafting.eagle3.form import eagle_shape
 from specq.drafting.eagle3.loading import load_eagle
+from specq.drafting.head_files import output_matrix
 from specq.drafting.medusa.network import load_heads
 from specq.models import Shape
 from specq.models.inflate import write
 from specq.models.inflate_heads import write_heads
 from specq.protocol import ConfigError, ModelInfo
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint
-from specq.testing.checkpoints_block import block_shape_of, make_block
+from specq.testing.checkpoints_block import as_block_of_speculators, block_logits, block_shape_of, make_block
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import make_heads, make_published
 from tests.each import each
@@ -75,10 +78,11 @@ def said_by_eagle(heads: Path, target: Path, vocab: int) -> tuple[torch.Tensor, 
     return torch.cat(found), head.token_ids.tolist()
 
 
-@each("norm_before_residual", [False, True])
-def test_an_eagle_head_says_the_same(tmp_path, small, large, norm_before_residual):
+@each(("norm_before_residual", "has_head_norms"), [(False, False), (True, True)])
+def test_an_eagle_head_says_the_same(tmp_path, small, large, norm_before_residual, has_head_norms):
     """From the target's hidden states and from its own, of the same tokens, for any layer names of vLLM."""
-    shape = eagle_shape_of(HIDDEN, VOCAB, 17, layers=(0, 1, 2), norm_before_residual=norm_before_residual)
+    norms = {"norm_before_residual": norm_before_residual, "has_head_norms": has_head_norms}
+    shape = eagle_shape_of(HIDDEN, VOCAB, 17, layers=(0, 1, 2), **norms)
     heads = make_eagle(tmp_path / "small", shape, embedding=False)
     made = write_heads(heads, small, tmp_path, LARGE, device="cpu", dtype="float32")
     assert made == tmp_path / "eagle3"
@@ -117,11 +121,31 @@ def test_medusa_heads_say_the_same(tmp_path, small, large, own_matrices):
         assert after.token_ids.tolist() == before.token_ids.tolist()
 
 
+@each(("norms_states", "mask_token_id", "token_ids"), [(True, None, [3, 5, 60]), (False, 7, None)])
+def test_a_block_drafter_says_the_same(tmp_path, small, large, norms_states, mask_token_id, token_ids):
+    shape = block_shape_of(HIDDEN, VOCAB, (0, 2), norms_states=norms_states, mask_token_id=mask_token_id)
+    heads = make_block(tmp_path / "small", shape, token_ids)
+    made = write_heads(heads, small, tmp_path, LARGE, device="cpu", dtype="float32")
+    found = []
+    for directory, target in ((heads, small), (made, large)):
+        model, taps = load_reference(target).model, torch.cat([states(target)[0][layer] for layer in (0, 2)], -1)
+        output = output_matrix(target)
+        found.append(
+            block_logits(directory, block_shape(directory), taps, 12, (model.embed_tokens.weight.data, output))
+        )
+    expected, said = (one if token_ids else one[:, :VOCAB] for one in found)
+    torch.testing.assert_close(said, expected, atol=1e-4, rtol=1e-4)
+    loaded = load_block(str(made), str(large), info(LARGE.vocab), "cpu")
+    assert loaded.network.shape == block_shape(made)
+    assert (None if loaded.token_ids is None else loaded.token_ids.tolist()) == token_ids
+    assert (loaded.network.shape.num_places, loaded.network.shape.hidden_size) == (4, LARGE.hidden)
+
+
 def test_heads_that_cannot_be_inflated_are_refused(tmp_path, small):
     own = make_eagle(tmp_path / "own", eagle_shape_of(HIDDEN, VOCAB, 17, layers=(0, 1, 2)), embedding=True)
-    block = make_block(tmp_path / "block", block_shape_of(HIDDEN, VOCAB, (0, 2)))
-    with pytest.raises(ConfigError, match="contains a block drafter; only Medusa heads and EAGLE-3 heads can be infl"):
-        write_heads(block, small, tmp_path / "large", LARGE)
+    block = make_block(tmp_path / "block", block_shape_of(HIDDEN, VOCAB, (0, 2), mask_token_id=7))
+    with pytest.raises(ConfigError, match="in the form of DFlash's authors or of `specq train block`"):
+        write_heads(as_block_of_speculators(block, small), small, tmp_path / "large", LARGE)
     with pytest.raises(ConfigError, match="only an EAGLE-3 head of its target's hidden size and embedding"):
         write_heads(own, small, tmp_path, LARGE)
     narrow = Shape(24, 5, 12, 3, 32, 144, 150, tied=False)
