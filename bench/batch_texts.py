@@ -7,13 +7,18 @@ Half of the texts are greedy, half at temperature 0.8. A quarter of the prompts 
 alone, by plain decoding. Then 64 at once: plainly, and with drafts in every step, of a draft model, of suffix decoding
 beside it, and of heads if there are any. Then half of them are opened again in the middle, as after the loss of their
 verifier. A verifier without sockets.
+
+With --served a broker and a verifier run as processes. The verifier is killed when half of the tokens are there.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -29,6 +34,7 @@ from specq.drafting.eagle3 import source as eagle3
 from specq.drafting.suffix.source import SuffixDecoder
 from specq.engines import ENGINES, Engine
 from specq.models import resolve_model
+from specq.processes.servers import Servers, pair_config
 from specq.protocol import Close, SamplingParams, Verdict
 from specq.runtime.machine import describe
 from specq.text import TextCodec, load_tokenizer_files
@@ -38,6 +44,7 @@ SIZES = [1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 448, 576, 768]
 KV_SLOTS = 80_000
 AT_ONCE = 64
 TEMPERATURE = 0.8
+READY_S = 240.0  # until a verifier is ready
 WORDS = ["river", "town", "north", "behind", "small", "people", "repair", "old", "clocks", "sell", "bread", "Fridays"]
 _ids = count(1)
 
@@ -139,6 +146,43 @@ def measure(engine: Engine, config: TargetConfig, num_texts: int, num_tokens: in
     return found | {"step_ms": dict(zip(SIZES, np.round(times, 6) * 1e3, strict=False))}
 
 
+def made_by_processes(config: TargetConfig, num_texts: int, num_tokens: int, seed: int) -> dict[str, Any]:
+    """Return how many texts of processes differ from those made alone, when the verifier is killed in the middle."""
+    codec = TextCodec(load_tokenizer_files(resolve_model(config.model, "target")))
+    given, texts = prompts(codec, num_texts, seed), [list[int]() for _ in range(num_texts)]
+    base = pair_config(config.model, "", 0)
+    options = ("batch_invariant=true",)
+    target = replace(
+        base.target, device=config.device, dtype=config.dtype, kv_slots=KV_SLOTS, max_sessions=AT_ONCE, drafts="always",
+        draft_model=config.draft_model, heads=config.heads, engine_options=options,
+    )  # fmt: skip
+    with Servers(replace(base, target=target)) as servers, ThreadPoolExecutor(AT_ONCE) as pool:
+        servers.wait_ready(READY_S)
+        client = servers.client
+
+        def asked(place: int) -> dict[str, Any]:
+            sampling = {"temperature": TEMPERATURE * (place % 2), "seed": place, "ignore_eos": True}
+            return {"token_ids": given[place], "max_tokens": num_tokens, **sampling}
+
+        def make(place: int) -> None:
+            for piece in client.stream(**asked(place), mode="async"):
+                texts[place] += piece.token_ids
+
+        alone = [client.generate(**asked(place), mode="plain").token_ids for place in range(num_texts)]
+        todo, killed = [pool.submit(make, place) for place in range(num_texts)], list[int]()
+        while not wait(todo, 0.02).done.issuperset(todo):
+            made = sum(map(len, texts))
+            if not killed and made > num_texts * num_tokens // 2:
+                killed = [len(text) for text in texts]
+                os.kill(next(pid for name, pid in servers.pids().items() if "target" in name), signal.SIGKILL)
+            servers.tend()
+        for one in todo:
+            one.result()
+    differ = sum(list(one) != two for one, two in zip(alone, texts, strict=True))
+    interrupted = sum(0 < count < num_tokens for count in killed)
+    return {"texts": num_texts, "tokens": num_tokens, "interrupted": interrupted, "differ": differ}
+
+
 @click.command()
 @click.option("--model", required=True, help="Target: a name or a directory.")
 @click.option("--draft-model", required=True, help="Draft model: a name or a directory.")
@@ -149,11 +193,18 @@ def measure(engine: Engine, config: TargetConfig, num_texts: int, num_tokens: in
 @click.option("--tokens", default=128, show_default=True, help="Tokens of each text.")
 @click.option("--seed", default=0, show_default=True, help="Of the prompts.")
 @click.option("--only-invariant", is_flag=True, help="Do not measure without `batch_invariant`.")
+@click.option("--served", is_flag=True, help="Make them by processes, whose verifier is killed.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for the report, JSON.")
-def main(texts: int, tokens: int, seed: int, only_invariant: bool, out: Path | None, **options: Any) -> None:
+def main(
+    texts: int, tokens: int, seed: int, only_invariant: bool, served: bool, out: Path | None, **options: Any
+) -> None:
     """Measure without `batch_invariant`, then with it, and print a line for each."""
-    config, found = TargetConfig(**options), {}
-    for is_invariant in (True,) if only_invariant else (False, True):  # it changes the whole process, so it comes last
+    config, found = TargetConfig(**options), dict[str, Any]()
+    if served:
+        found["served"] = made_by_processes(config, texts, tokens, seed)
+        click.echo(json.dumps(found["served"]))
+    kinds = (False, True)[only_invariant:]  # `batch_invariant` changes the whole process, so it comes last
+    for is_invariant in () if served else kinds:
         made = {"device": config.device, "dtype": config.dtype, "kv_slots": KV_SLOTS, "batch_invariant": is_invariant}
         engine = ENGINES.resolve("torch").make(resolve_model(config.model, "target"), **made)
         found[f"batch_invariant={is_invariant}"] = measure(engine, config, texts, tokens, seed)
