@@ -121,9 +121,9 @@ SMALL_SIXTEEN_ROWS = Tiles(
     head=Tile(32, 128, 2, 4, 2),
 )
 THIRTY_TWO_ROWS = Tiles(
-    qkv=Tile(64, 128, 4, 5),
-    out=Tile(64, 128, 4, 5),
+    qkv=Tile(64, 256, 4, 4),
+    out=Tile(32, 256, 4, 6),
     gate_up=Tile(64, 128, 4, 5),
-    down=Tile(64, 128, 4, 5),
+    down=Tile(32, 256, 4, 6),
     head=Tile(128, 128, 8, 4),
 )
