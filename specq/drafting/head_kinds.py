@@ -40,6 +40,10 @@ class HeadKind(NamedTuple):
 
 KINDS = (
     HeadKind(BLOCK, block_form.KIND, block_form.is_block, block_form.block_shape, "specq.drafting.block.arrays"),
+    HeadKind(
+        *(BLOCK, eagle_form.PARALLEL_KIND, eagle_form.is_parallel, eagle_form.eagle_shape),
+        "specq.drafting.eagle3.arrays",
+    ),
     HeadKind(EAGLE, eagle_form.KIND, eagle_form.is_eagle, eagle_form.eagle_shape, "specq.drafting.eagle3.arrays"),
     HeadKind(MEDUSA, "Medusa heads", lambda _: True, medusa_form.heads_shape, "specq.drafting.medusa.arrays"),
 )

@@ -99,6 +99,27 @@ class FeedForward(nn.Module):
         return found
 
 
+class HeadLayer(nn.Module):
+    """A layer of a Llama or Qwen3."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = hidden_norm(shape), hidden_norm(shape)
+        self.self_attn, self.mlp = Attention(shape), FeedForward(shape)
+
+    def forward(self, x: torch.Tensor, rotations: Rotations, attend: Attend) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotations, attend)
+        found: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return found
+
+
+def fuse_maps(network: nn.Module) -> None:
+    """Join matrices of a network with the same input, on their current device. Do not move them afterwards."""
+    for module in network.modules():
+        if isinstance(module, (Attention, FeedForward)):
+            module.fused.fuse()
+
+
 class Positions:
     """The rotations of rows at positions. Frequencies stay in float32."""
 

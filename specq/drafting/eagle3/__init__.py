@@ -11,6 +11,7 @@
     rows            the passes that compute rows of texts and trees
     recorded, passes         the same on a GPU, recorded as CUDA graphs
     fused, gpu_kernels       the same by Triton kernels of our own
+    parallel        a P-EAGLE head: several tokens in one pass, drafted as a block drafter's (`PEagleHead`)
 
 Rule: the modules above `drafter` do not import torch, but for tensors of it that they are given.
 """

@@ -44,7 +44,8 @@ class EagleArrays(NamedTuple):
     @property
     def said(self) -> str:
         """A short description."""
-        return f"{eagle_form.KIND} on layers {', '.join(map(str, self.layers))}"
+        many = f" of {self.shape.num_places} tokens" if self.shape.mask_token_id is not None else ""
+        return f"{self.shape.kind}{many} on layers {', '.join(map(str, self.layers))}"
 
 
 def load_arrays(heads: str, target: str, info: ModelInfo) -> EagleArrays:
@@ -59,11 +60,12 @@ def load_arrays(heads: str, target: str, info: ModelInfo) -> EagleArrays:
     said = read_json(Path(target), "config.json")
     check_target(directory, shape, int(said["hidden_size"]), info)
     layers = eagle_form.tapped_layers(shape, int(said["num_hidden_layers"]))
-    stored = read_arrays(directory, eagle_form.WEIGHTS, partial(eagle_form.reason_against, shape), eagle_form.KIND)
+    stored = read_arrays(directory, eagle_form.WEIGHTS, partial(eagle_form.reason_against, shape), shape.kind)
     arrays = {eagle_form.own_name(name): values for name, values in stored.items()}
     token_ids = drafted_tokens(directory, arrays, shape.vocab_size, info)
     embedding = _embedding(shape, arrays, Path(target), info)
-    shape = replace(shape, draft_vocab_size=info.num_tokens if token_ids is None else len(token_ids))
+    columns = info.num_tokens if token_ids is None else len(token_ids)
+    shape = replace(shape, draft_vocab_size=columns, layers=layers)
     weights = {name: arrays[name].astype(np.float32) for name in eagle_form.matrix_shapes(shape)}
     weights[eagle_form.OUTPUT] = weights[eagle_form.OUTPUT][: shape.draft_vocab_size]
     return EagleArrays(shape, weights, embedding, layers, token_ids)
@@ -76,5 +78,9 @@ def _embedding(shape: eagle_form.EagleShape, arrays: Arrays, target: Path, info:
         raise ConfigError(
             f"{target} has an embedding of shape {embedding.shape}; this head, which has none of its own, "
             f"needs columns of size {shape.hidden_size}"
+        )
+    if shape.mask_token_id is not None and shape.mask_token_id >= len(embedding):
+        raise ConfigError(
+            f"mask_token_id of this P-EAGLE head is {shape.mask_token_id}; its embedding has only {len(embedding)} rows"
         )
     return embedding

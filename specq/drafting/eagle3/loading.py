@@ -31,6 +31,11 @@ class EagleHead:
     token_ids: Int32Array | None
 
     @property
+    def limit_vocab(self) -> int:
+        """Drafted tokens are below this."""
+        return self.network.lm_head.out_features if self.token_ids is None else int(self.token_ids.max()) + 1
+
+    @property
     def names(self) -> torch.Tensor | None:
         """The token of each column, on the device."""
         return None if self.token_ids is None else torch.from_numpy(self.token_ids).to(self.network.fc.weight.device)
@@ -53,10 +58,11 @@ def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -
 def eagle_kernels(head: EagleHead) -> FusedEagle | None:
     """Return our own kernels for the rows of a head.
 
-    None if its device does not run them, or the head has uncommon sizes, or norms of its heads.
+    None if its device does not run them, or the head has uncommon sizes, norms of its heads, or masks.
     """
-    network = head.network
-    is_fused = network.midlayer.self_attn.fused.weight.numel() > 0 and not network.shape.has_head_norms
+    network, shape = head.network, head.network.shape
+    is_plain = not shape.has_head_norms and shape.mask_token_id is None
+    is_fused = network.midlayer.self_attn.fused.weight.numel() > 0 and is_plain
     if not (runs_triton(network.fc.weight.device) and is_fused and network.shape.head_dim in HEAD_DIMS):
         return None
     from specq.drafting.eagle3.fused import FusedEagle

@@ -11,6 +11,8 @@ Parameters have the names of `specq.drafting.eagle3.form`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,7 +20,16 @@ from torch import nn
 from torch.nn import functional
 
 from specq.drafting.eagle3 import form as eagle_form
-from specq.drafting.head_layers import Attend, Attention, FeedForward, Positions, Rotations, hidden_norm
+from specq.drafting.head_layers import (
+    Attend,
+    Attention,
+    FeedForward,
+    HeadLayer,
+    Positions,
+    Rotations,
+    fuse_maps,
+    hidden_norm,
+)
 from specq.engines.torch import RowNoise
 
 
@@ -66,8 +77,11 @@ class EagleNetwork(nn.Module):
     def __init__(self, shape: eagle_form.EagleShape, embedding: torch.Tensor) -> None:
         super().__init__()
         self.shape = shape
-        self.fc = nn.Linear(eagle_form.NUM_TAPS * shape.target_hidden_size, shape.hidden_size, bias=False)
+        self.fc = nn.Linear(shape.width, shape.hidden_size, bias=False)
         self.midlayer, self.norm = _Layer(shape), hidden_norm(shape)
+        self.layers = nn.ModuleDict({str(number): HeadLayer(shape) for number in range(1, shape.num_layers)})
+        if shape.mask_token_id is not None:
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, shape.width))
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
         self.register_buffer("embedding", embedding, persistent=False)
         self.rotations = Positions(shape)
@@ -84,21 +98,23 @@ class EagleNetwork(nn.Module):
 
     def fuse(self) -> None:
         """Join matrices with the same input, on their current device. Do not move them afterwards."""
-        self.midlayer.self_attn.fused.fuse()
-        self.midlayer.mlp.fused.fuse()
+        fuse_maps(self)
 
     def forward(
-        self, states: torch.Tensor, token_ids: torch.Tensor, rotations: Rotations, attend: Attend
+        self, states: torch.Tensor, token_ids: torch.Tensor, rotations: Rotations, attend: Callable[..., torch.Tensor]
     ) -> torch.Tensor:
         """Return the next states [b, rows, hidden].
 
         states      [b, rows, hidden].
         token_ids   i64[b, rows]: the tokens after the states.
         rotations   of the rows' positions.
+        attend      see `Attend`; for layers after the first one also with `layer`, their number.
         """
         embedding: torch.Tensor = self.get_buffer("embedding")
         embedded = functional.embedding(token_ids, embedding).to(states.dtype)
         found: torch.Tensor = self.midlayer(states, embedded, rotations, attend)
+        for number, layer in enumerate(self.layers.values(), 1):
+            found = layer(found, rotations, partial(attend, layer=number))
         return found
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
