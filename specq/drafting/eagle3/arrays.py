@@ -15,7 +15,8 @@ import numpy as np
 
 from specq.checkpoints import read_json
 from specq.drafting.eagle3 import form as eagle_form
-from specq.drafting.head_arrays import Arrays, input_array, read_arrays
+from specq.drafting.eagle3 import mtp_form
+from specq.drafting.head_arrays import Arrays, input_array, output_array, read_arrays, read_stored
 from specq.drafting.head_checks import check_target, drafted_tokens
 from specq.protocol import ConfigError, Float32Array, Int32Array, ModelInfo
 
@@ -44,6 +45,8 @@ class EagleArrays(NamedTuple):
     @property
     def said(self) -> str:
         """A short description."""
+        if self.shape.is_mtp:
+            return f"{self.shape.kind} of the target itself"
         many = f" of {self.shape.num_places} tokens" if self.shape.mask_token_id is not None else ""
         return f"{self.shape.kind}{many} on layers {', '.join(map(str, self.layers))}"
 
@@ -56,6 +59,8 @@ def load_arrays(heads: str, target: str, info: ModelInfo) -> EagleArrays:
     directory = Path(heads)
     if not directory.is_dir():
         raise ConfigError(f"the directory {heads} of {eagle_form.KIND} does not exist; it must be on this machine")
+    if mtp_form.is_mtp(directory):
+        return _of_target(directory, Path(target), info)
     shape = eagle_form.eagle_shape(directory)
     said = read_json(Path(target), "config.json")
     check_target(directory, shape, int(said["hidden_size"]), info)
@@ -69,6 +74,24 @@ def load_arrays(heads: str, target: str, info: ModelInfo) -> EagleArrays:
     weights = {name: arrays[name].astype(np.float32) for name in eagle_form.matrix_shapes(shape)}
     weights[eagle_form.OUTPUT] = weights[eagle_form.OUTPUT][: shape.draft_vocab_size]
     return EagleArrays(shape, weights, embedding, layers, token_ids)
+
+
+def _of_target(directory: Path, target: Path, info: ModelInfo) -> EagleArrays:
+    """Load the MTP layer of a target."""
+    if directory.resolve() != target.resolve():
+        raise ConfigError(
+            f"{directory} has an MTP layer of its own; it drafts for this target only, not for {info.name}"
+        )
+    found = mtp_form.mtp_layer(directory)
+    shape = replace(found.shape, draft_vocab_size=info.num_tokens)
+    arrays = read_stored(found.tensors, eagle_form.MTP_KIND)
+    if found.has_states_first:
+        arrays["fc.weight"] = np.roll(arrays["fc.weight"], shape.hidden_size, 1)
+    embedding = _embedding(shape, arrays, target, info)
+    output = arrays.get(eagle_form.OUTPUT)
+    arrays[eagle_form.OUTPUT] = (output_array(target) if output is None else output)[: info.num_tokens]
+    weights = {name: arrays[name].astype(np.float32) for name in eagle_form.matrix_shapes(shape)}
+    return EagleArrays(shape, weights, embedding, shape.layers, None)
 
 
 def _embedding(shape: eagle_form.EagleShape, arrays: Arrays, target: Path, info: ModelInfo) -> Float32Array:

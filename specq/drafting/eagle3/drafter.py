@@ -45,7 +45,7 @@ class Eagle(RowHead):
         names, network, shape = head.token_ids, head.network, head.network.shape
         like = network.fc.weight
         self.cache: StateCache = StateCache(shape.num_key_value_heads, shape.head_dim, shape.hidden_size, like)
-        super().__init__(head.layers, network.fc.in_features, names, head.limit_vocab, self.cache)
+        super().__init__(head.layers, shape.width, names, head.limit_vocab, self.cache)
         self.head, self.network = head, network
         self._device = like.device
         self._sampling: dict[int, tuple[SamplingParams, Sampling]] = {}

@@ -35,7 +35,7 @@ from specq.drafting import speculators_form
 from specq.drafting.head_config import Forms, HeadConfig, HeadShape, check_layers, fault
 from specq.protocol import ConfigError
 
-KIND, PARALLEL_KIND = "an EAGLE-3 head", "a P-EAGLE head"
+KIND, PARALLEL_KIND, MTP_KIND = "an EAGLE-3 head", "a P-EAGLE head", "an MTP layer"
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that exists is read
 EMBEDDING, OUTPUT = speculators_form.EMBEDDING, speculators_form.OUTPUT
@@ -44,7 +44,7 @@ NUM_TAPS = 3
 MASK_STATES = "mask_hidden"
 _ALIKE = ("norm_before_residual", "eagle_aux_hidden_state_layer_ids")  # keys of `speculators`
 _NORMS = ("norm_before_fc", "fc_norm", "norm_output")  # that we do not compute
-_LAYER, _THEIR_LAYER = "midlayer.", "layers.0."
+LAYER, _THEIR_LAYER = "midlayer.", "layers.0."
 LEAST_LAYERS = 7  # minimum layers of a target for which the default tapped layers are three different ones
 
 
@@ -57,6 +57,12 @@ class EagleShape(HeadShape):
     num_layers     its own layers.
     num_places     how many tokens a pass predicts.
     mask_token_id  the token of masked rows.
+
+    Of MTP layers only (`specq.drafting.eagle3.mtp_form`):
+
+    is_mtp       whether `fc` joins embedding and state for a plain layer, whose normed output is the next state.
+    masks_first  whether the embedding of a text's second token counts as zeros.
+    has_biases   whether queries, keys and values have biases.
     """
 
     draft_vocab_size: int
@@ -64,16 +70,19 @@ class EagleShape(HeadShape):
     num_layers: int = 1
     num_places: int = 1
     mask_token_id: int | None = None
+    is_mtp: bool = False
+    masks_first: bool = False
+    has_biases: bool = False
 
     @property
     def kind(self) -> str:
         """What messages call such a head."""
-        return KIND if self.mask_token_id is None else PARALLEL_KIND
+        return MTP_KIND if self.is_mtp else KIND if self.mask_token_id is None else PARALLEL_KIND
 
     @property
     def width(self) -> int:
         """How many values of the target's hidden states a row reads."""
-        return NUM_TAPS * self.target_hidden_size
+        return self.target_hidden_size if self.is_mtp else NUM_TAPS * self.target_hidden_size
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.json."""
@@ -108,7 +117,7 @@ def is_parallel(heads: Path) -> bool:
 
 def own_name(name: str) -> str:
     """Return our name of a tensor that a file may have under that of `speculators`."""
-    return _LAYER + name.removeprefix(_THEIR_LAYER) if name.startswith(_THEIR_LAYER) else name
+    return LAYER + name.removeprefix(_THEIR_LAYER) if name.startswith(_THEIR_LAYER) else name
 
 
 def eagle_shape(heads: Path) -> EagleShape:
@@ -202,15 +211,19 @@ def _layers(config: HeadConfig) -> tuple[int, ...]:
 def matrix_shapes(shape: EagleShape) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors that every head has, by name."""
     hidden = shape.hidden_size
-    found = {
-        "fc.weight": (hidden, shape.width),
-        f"{_LAYER}hidden_norm.weight": (hidden,),
-        **shape.layer_shapes(_LAYER, num_inputs=2),
+    found: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, 2 * hidden if shape.is_mtp else shape.width),
+        f"{LAYER}hidden_norm.weight": (hidden,),
+        **({f"{LAYER}attention_norm.weight": (hidden,)} if shape.is_mtp else {}),
+        **shape.layer_shapes(LAYER, num_inputs=1 if shape.is_mtp else 2),
         "norm.weight": (hidden,),
         OUTPUT: (shape.draft_vocab_size, hidden),
     }
     for layer in range(1, shape.num_layers):
         found |= shape.layer_shapes(f"layers.{layer}.")
+    if shape.has_biases:
+        rows = {name: found[f"{LAYER}self_attn.{name}_proj.weight"][:1] for name in "qkv"}
+        found |= {f"{LAYER}self_attn.{name}_proj.bias": size for name, size in rows.items()}
     return found if shape.mask_token_id is None else found | {MASK_STATES: (1, 1, shape.width)}
 
 

@@ -51,7 +51,7 @@ def compute_rows(network: EagleNetwork, cache: StateCache, rows: TextRows) -> to
         return attend_to(queries, *cache.read(rows.places, rows.is_seen.shape[2], heads=own), rows.is_seen)
 
     rotations = network.rotations(rows.positions, rows.states.dtype)
-    found: torch.Tensor = network(rows.states, rows.token_ids, rotations, attend)
+    found: torch.Tensor = network(rows.states, rows.token_ids, rotations, attend, rows.positions)
     return found
 
 
