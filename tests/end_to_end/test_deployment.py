@@ -23,7 +23,7 @@ from specq.processes.up import members, pages
 from specq.protocol import ConfigError
 from specq.testing.checkpoints import make_checkpoint
 from specq.testing.checkpoints_block import as_block_of_speculators, block_shape_of, make_block
-from specq.testing.checkpoints_eagle import as_speculators, eagle_shape_of, make_eagle
+from specq.testing.checkpoints_eagle import as_speculators, eagle_shape_of, make_eagle, make_parallel
 from specq.testing.checkpoints_mtp import QWEN, add_mtp
 from specq.testing.secured import make_all
 from tests.each import each
@@ -322,7 +322,12 @@ def made_block(directory):
     return as_block_of_speculators(make_block(directory, shape), "tiny")
 
 
-@pytest.mark.parametrize("made", [made_eagle, made_block])
+def made_parallel(directory):
+    shape = eagle_shape_of(256, 4096, 30, layers=(1, 5, 8), num_layers=2, num_places=4, mask_token_id=7)
+    return make_parallel(directory, shape, "tiny")
+
+
+@pytest.mark.parametrize("made", [made_eagle, made_block, made_parallel])
 def test_a_head_of_speculators_names_its_target(tmp_path, made):
     head = made(tmp_path / "head")
     asked = Config(target=TargetConfig(model=str(head)))

@@ -50,6 +50,7 @@ _LAYOUTS = {
     ),
     DEEPSEEK: _Layout("enorm", "hnorm", "eh_proj", "shared_head.norm"),
 }
+_MODELS = ("llama", "qwen2", "qwen3", "mimo")  # others may norm or rotate otherwise
 _FORMATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _OTHERS = {  # what other decoder layers have
     "self_attn.kv_a_proj_with_mqa.": "multi-head latent attention",
@@ -132,6 +133,7 @@ def _check_kind(checkpoint: Path, names: Iterable[str]) -> None:
 def _shape(checkpoint: Path, layout: _Layout, found: Container[str], layer: str, num_layers: int) -> EagleShape:
     said = read_json(checkpoint, "config.json")
     config = HeadConfig(checkpoint, said, MTP_KIND)
+    config.check("model_type", said.get("model_type"), *_MODELS)
     config.check("hidden_act", said.get("hidden_act", "silu"), "silu")
     config.check("partial_rotary_factor", said.get("partial_rotary_factor", 1), 1)
     common = config.common() | {"has_head_norms": f"{layer}self_attn.q_norm.weight" in found}

@@ -221,6 +221,10 @@ def test_an_almost_known_layer_is_refused(tmp_path: Path, tensors: dict[str, Any
     ("changes", "match"),
     [
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25; MTP layers are computed with 1"),
+        (
+            {"model_type": "qwen3_next"},
+            "model_type is 'qwen3_next'; MTP layers are computed with 'llama' or 'qwen2' or",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; MTP layers are computed with 'silu'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_scaling is 'yarn'; MTP layers are computed with default"),
     ],
