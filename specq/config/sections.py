@@ -224,7 +224,7 @@ class TargetConfig(Section):
     heads: str = option(
         "",
         "Medusa heads, an EAGLE-3 head or a block drafter for this process: a directory or a name from `specq models`. "
-        "Default: none.",
+        "A target's own directory: its MTP layer, which is the default of `specq up`. `none`: no heads.",
     )
     heads_tree: str = option(
         "",

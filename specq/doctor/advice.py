@@ -21,7 +21,7 @@ class Situation:
     """The input of the advice.
 
     It has the options of `specq up` for models and heads, and the size of the target's weights. It also has the
-    machine, the engine, and specq's processes that run there already.
+    machine, the engine, specq's processes that run there already, and whether the target has an MTP layer that drafts.
     """
 
     models: str
@@ -33,6 +33,7 @@ class Situation:
     engine: str = "auto"
     heads: str = ""
     runs_here: str = ""
+    drafts_itself: bool = False
 
 
 def advise(
@@ -96,7 +97,7 @@ def _sentence(at: Situation, method: str, best: Prediction) -> str:
 
 
 def _by_machine(at: Situation, most_sessions: int) -> Iterator[str]:
-    if not at.has_draft:
+    if not at.has_draft and not at.drafts_itself:
         yield (
             "There is no draft model, so drafts come only from repeated text. A model of a tenth of the target's size "
             "with the same tokenizer usually gains most: use --draft-model, or train one (specq train draft all "

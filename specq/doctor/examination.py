@@ -105,7 +105,8 @@ def examine(question: Question, tell: Tell) -> Examination:
     target = found.target.path if found.target else None
     if not question.config.draft.model and (reason := drafted_by(question.config).reason):
         checks.append(Check("draft choice", OK, reason))
-    checks += [*found.checks, *engines.look(config, target, describe("specq doctor")["versions"], len(gpus()))]
+    asked = replace(config, target=replace(config.target, heads=question.config.target.heads))
+    checks += [*found.checks, *engines.look(asked, target, describe("specq doctor")["versions"], len(gpus()))]
     measured, predictions, disturbed = None, list[Prediction](), ""
     cores, here = available_cores(), running()
     before, load = usage(cores), load_average()
@@ -117,7 +118,8 @@ def examine(question: Question, tell: Tell) -> Examination:
         checks += [_same_text(measured), calm]
         disturbed = calm.found if calm.status == NOTE else ""
         predictions = predict(measured.methods, measured.costs, question.sessions)
-    situation = _situation(question.config, found, here)
+    drafts_itself = config.target.heads not in ("", question.config.target.heads)
+    situation = replace(_situation(question.config, found, here), drafts_itself=drafts_itself)
     said = advise(situation, predictions, disturbed, is_hindered=_hinders(checks)) if found.target else []
     return Examination(tuple(checks), measured, tuple(predictions), tuple(said))
 
@@ -133,12 +135,12 @@ def _with_models(config: Config) -> Config:
     Raises ConfigError for a named model that is missing.
     """
     for name, role in ((config.target.model, "target"), (config.draft.model, "draft"), (config.target.heads, HEADS)):
-        if name and (name, role) != (NO_MODEL, "draft"):
+        if name and (name != NO_MODEL or role == "target"):
             find_model(name, role)
     chosen = placed(config)
     return replace(
         config,
-        target=replace(config.target, model=chosen.target.model),
+        target=replace(config.target, model=chosen.target.model, heads=chosen.target.heads),
         draft=replace(config.draft, model="" if config.draft.model == NO_MODEL else chosen.draft.model),
     )
 

@@ -228,10 +228,12 @@ def heads_fit(heads: str, target: PairModel) -> Check:
     """
     try:
         directory = resolve_model(heads, HEADS)
-        found = kind_of(Path(directory)).describe(Path(directory), target.path, target.info)
+        kind = kind_of(Path(directory))
+        found = kind.describe(Path(directory), target.path, target.info)
     except ConfigError as error:
         return Check("heads", WRONG, str(error), "choose heads for this target, or train some (docs/heads.md)")
-    return Check("heads", OK, f"{found}, {megabytes(weight_bytes(Path(directory)))} at {directory}")
+    size = "" if kind.is_target else f", {megabytes(weight_bytes(Path(directory)))}"
+    return Check("heads", OK, f"{found}{size} at {directory}")
 
 
 def room(models: Sequence[PairModel], free_bytes: int | None) -> Check:

@@ -6,14 +6,14 @@ heads that share them with the target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from specq.checkpoints import gguf_tensors, is_gguf, read_gguf
+from specq.checkpoints import StoredTensor, gguf_tensors, is_gguf, read_gguf
 from specq.drafting.head_checks import GGUF_INPUTS, GGUF_OUTPUTS, read_checked
 from specq.drafting.head_config import Forms
 from specq.protocol import ConfigError, Float32Array
@@ -36,6 +36,20 @@ TYPES = {
 def read_arrays(directory: Path, names: Sequence[str], reason_against: Callable[[Forms], str], kind: str) -> Arrays:
     """Read a file of heads; see `read_checked`. Values of bfloat16 are returned in float32."""
     return read_checked(directory, names, _read, lambda array: bool(np.isfinite(array).all()), reason_against, kind)
+
+
+def read_stored(tensors: Mapping[str, StoredTensor], kind: str) -> Arrays:
+    """Read some tensors of a checkpoint, in float32. Raises ConfigError for a truncated file, or infinite values."""
+    found: Arrays = {}
+    for name, one in tensors.items():
+        try:
+            values = _array({"dtype": one.dtype, "shape": one.shape, "data": one.read()}).astype(np.float32)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{one.path} cannot be read; it may be truncated: {error}") from error
+        if not np.isfinite(values).all():
+            raise ConfigError(f"{one.path} has values that are not finite, in {name} of {kind}")
+        found[name] = values
+    return found
 
 
 def _read(path: Path) -> tuple[Forms, Arrays]:

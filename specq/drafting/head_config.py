@@ -146,6 +146,13 @@ class HeadConfig:
             return float(value)
         raise ConfigError(f"{self.path}: {key} is {value!r}, but must be a number above 0")
 
+    def mask_token_id(self, said: Mapping[str, Any]) -> int:
+        """Return the token whose embedding is that of a mask; `said`: the object that names it."""
+        value = said.get("mask_token_id")
+        if type(value) is int and value >= 0:
+            return value
+        raise ConfigError(f"{self.path}: mask_token_id is {value!r}, but must be a token id")
+
     def layers(self, key: str, ids: object, *, count: int | None = None, first: int = 0) -> tuple[int, ...]:
         """Return layers of the target from a list that counts from `first`; `count`: how many there must be."""
         if isinstance(ids, list) and ids and (count or len(ids)) == len(ids) and all(type(one) is int for one in ids):

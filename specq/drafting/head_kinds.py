@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from specq.drafting.block import form as block_form
 from specq.drafting.eagle3 import form as eagle_form
+from specq.drafting.eagle3 import mtp_form
 from specq.drafting.medusa import form as medusa_form
 from specq.protocol import BLOCK, EAGLE, MEDUSA, ModelInfo
 
@@ -24,6 +25,7 @@ class HeadKind(NamedTuple):
     is_of   whether a directory's config.json is of this kind.
     check   raises ConfigError for a config.json that is not valid.
     arrays  the module that loads them without torch.
+    is_target  whether the directory is that of the target, too.
     """
 
     source: str
@@ -31,6 +33,7 @@ class HeadKind(NamedTuple):
     is_of: Callable[[Path], bool]
     check: Callable[[Path], object]
     arrays: str
+    is_target: bool = False
 
     def describe(self, heads: Path, target: Path, info: ModelInfo) -> str:
         """Return a short description of heads for a target. Raises ConfigError if they do not fit it."""
@@ -40,9 +43,23 @@ class HeadKind(NamedTuple):
 
 KINDS = (
     HeadKind(BLOCK, block_form.KIND, block_form.is_block, block_form.block_shape, "specq.drafting.block.arrays"),
+    HeadKind(
+        *(BLOCK, eagle_form.PARALLEL_KIND, eagle_form.is_parallel, eagle_form.eagle_shape),
+        "specq.drafting.eagle3.arrays",
+    ),
     HeadKind(EAGLE, eagle_form.KIND, eagle_form.is_eagle, eagle_form.eagle_shape, "specq.drafting.eagle3.arrays"),
-    HeadKind(MEDUSA, "Medusa heads", lambda _: True, medusa_form.heads_shape, "specq.drafting.medusa.arrays"),
+    HeadKind(
+        *(EAGLE, eagle_form.MTP_KIND, mtp_form.is_mtp, mtp_form.mtp_layer, "specq.drafting.eagle3.arrays"),
+        is_target=True,
+    ),
+    HeadKind(MEDUSA, medusa_form.KIND, lambda _: True, medusa_form.heads_shape, "specq.drafting.medusa.arrays"),
 )
+
+
+def own_heads(target: str) -> str:
+    """Return a target, which drafts for itself, if it is a directory with an MTP layer that we compute; else ""."""
+    path = Path(target).expanduser()
+    return target if target and path.is_dir() and mtp_form.is_usable(path) else ""
 
 
 def kind_of(heads: Path) -> HeadKind:

@@ -24,6 +24,7 @@ class FusedMaps:
 
     def __init__(self, *parts: nn.Linear) -> None:
         self._parts, self._all = parts, torch.empty(0)
+        self._bias: torch.Tensor | None = None
         self._sizes = [part.out_features for part in parts]
 
     def fuse(self) -> None:
@@ -31,6 +32,8 @@ class FusedMaps:
         self._all = torch.cat([part.weight.detach() for part in self._parts])
         for part, rows in zip(self._parts, self._all.split(self._sizes), strict=True):  # type: ignore[no-untyped-call]
             part.weight.data = rows
+        biases = [part.bias.detach() for part in self._parts if part.bias is not None]
+        self._bias = torch.cat(biases) if biases else None
 
     @property
     def weight(self) -> torch.Tensor:
@@ -41,7 +44,7 @@ class FusedMaps:
         """Return the output of each map, [..., its size]."""
         if not len(self._all):
             return tuple(part(x) for part in self._parts)
-        found: tuple[torch.Tensor, ...] = functional.linear(x, self._all).split(self._sizes, -1)  # type: ignore[no-untyped-call]
+        found: tuple[torch.Tensor, ...] = functional.linear(x, self._all, self._bias).split(self._sizes, -1)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -55,15 +58,19 @@ class RmsNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    """Projections to queries, keys and values, and back. `num_inputs`: the width of its input, in hidden sizes."""
+    """Projections to queries, keys and values, and back.
 
-    def __init__(self, shape: HeadShape, num_inputs: int = 1) -> None:
+    num_inputs  the width of its input, in hidden sizes.
+    has_biases  whether queries, keys and values have biases.
+    """
+
+    def __init__(self, shape: HeadShape, num_inputs: int = 1, *, has_biases: bool = False) -> None:
         super().__init__()
         self.head_dim, width = shape.head_dim, num_inputs * shape.hidden_size
         queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-        self.q_proj = nn.Linear(width, queries, bias=False)
-        self.k_proj = nn.Linear(width, keys, bias=False)
-        self.v_proj = nn.Linear(width, keys, bias=False)
+        self.q_proj = nn.Linear(width, queries, bias=has_biases)
+        self.k_proj = nn.Linear(width, keys, bias=has_biases)
+        self.v_proj = nn.Linear(width, keys, bias=has_biases)
         self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
         self.fused = FusedMaps(self.q_proj, self.k_proj, self.v_proj)
         self.q_norm, self.k_norm = (
@@ -97,6 +104,27 @@ class FeedForward(nn.Module):
         gate, up = self.fused(x)
         found: torch.Tensor = self.down_proj(functional.silu(gate) * up)
         return found
+
+
+class HeadLayer(nn.Module):
+    """A layer of a Llama or Qwen3."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = hidden_norm(shape), hidden_norm(shape)
+        self.self_attn, self.mlp = Attention(shape), FeedForward(shape)
+
+    def forward(self, x: torch.Tensor, rotations: Rotations, attend: Attend) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotations, attend)
+        found: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return found
+
+
+def fuse_maps(network: nn.Module) -> None:
+    """Join matrices of a network with the same input, on their current device. Do not move them afterwards."""
+    for module in network.modules():
+        if isinstance(module, (Attention, FeedForward)):
+            module.fused.fuse()
 
 
 class Positions:

@@ -23,11 +23,11 @@ from specq.drafting.head_config import Shapes
 from specq.protocol import ConfigError
 
 SPECULATORS = "speculators_model_type"  # the key that only this form has
-EAGLE3, DFLASH = "eagle3", "dflash"  # the methods that we read
+EAGLE3, PEAGLE, DFLASH = METHODS = ("eagle3", "peagle", "dflash")  # the methods that we read
 EMBEDDING, OUTPUT, TO_TARGET, FROM_TARGET = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
 TYPES = {TO_TARGET: ("int64", "int32"), FROM_TARGET: ("bool",)}
+MOST_PROPOSED = 64
 _OTHERS = {
-    "peagle": "P-EAGLE",
     "dspark": "DSpark",
     "dflash2": "DFlash 2",
     "mtp": "layers of a target's own that predict several tokens",
@@ -42,6 +42,10 @@ _OWN_DEFAULTS: dict[str, dict[str, Any]] = {
     | {"use_sliding_window": False},
 }
 _OURS = ("draft_vocab_size", "target_hidden_size", "num_tokens", "tokenizer_hash")
+_IGNORED = (  # keys without effect on the drafts
+    *("architectures", "auto_map", "dtype", "torch_dtype", "tie_word_embeddings", "max_anchors"),
+    *("transformers_version", "speculators_version", "speculators_config", "transformer_layer_config", SPECULATORS),
+)
 
 
 def target_of(heads: Path) -> str:
@@ -64,19 +68,45 @@ def flat(heads: Path, said: Mapping[str, Any], method: str, kinds: str, own: Col
     if found != method:
         about = f" ({_OTHERS[str(found)]})" if str(found) in _OTHERS else ""
         raise ConfigError(
-            f"{path}: {SPECULATORS} is {found!r}{about}; of the library speculators specq reads {EAGLE3!r} and "
-            f"{DFLASH!r}, and {kinds} must be {method!r}"
+            f"{path}: {SPECULATORS} is {found!r}{about}; of the library speculators specq reads "
+            f"{', '.join(map(repr, METHODS[:-1]))} and {METHODS[-1]!r}, and {kinds} must be {method!r}"
         )
     if not isinstance(layer, dict):
         raise ConfigError(
             f"{path}: transformer_layer_config is of the type {type(layer).__name__}, but must be an object with the "
             "sizes of the layers"
         )
-    kind = layer.get("model_type", "llama" if method == EAGLE3 else "qwen3")
+    kind = layer.get("model_type", "qwen3" if method == DFLASH else "llama")
     if str(kind) not in _OWN_DEFAULTS:
         raise ConfigError(f"{path}: model_type is {kind!r}; {kinds} are computed with {' or '.join(_OWN_DEFAULTS)}")
     top = {key: said[key] for key in (*_OURS, *own) if said.get(key) is not None}
     return {**_DEFAULTS, **_OWN_DEFAULTS[kind], "model_type": kind, **layer, **top}
+
+
+def check_keys(heads: Path, said: Mapping[str, Any], method: str, own: Collection[str]) -> None:
+    """Raise ConfigError if a config.json of this form has a key that drafters of its method do not have."""
+    for key, value in said.items():
+        if key not in (*own, *_OURS, *_IGNORED) and value:
+            raise ConfigError(
+                f"{heads / 'config.json'}: {key} is {value!r}; drafters of the method {method!r} have no such key, but "
+                f"{', '.join(own)}"
+            )
+
+
+def num_proposed(heads: Path, said: Mapping[str, Any], kinds: str) -> int:
+    """Return how many tokens a pass proposes, by the default proposal method; ConfigError if none is named."""
+    config = said.get("speculators_config")
+    methods = config.get("proposal_methods") if isinstance(config, dict) else None
+    named = [one for one in methods if isinstance(one, dict)] if isinstance(methods, list) else []
+    default = config.get("default_proposal_method") if isinstance(config, dict) else None
+    chosen = [one for one in named if one.get("proposal_type") == default] or named
+    value = chosen[0].get("speculative_tokens") if chosen else None
+    if type(value) is int and 1 <= value <= MOST_PROPOSED:
+        return value
+    raise ConfigError(
+        f"{heads / 'config.json'}: speculative_tokens of speculators_config.proposal_methods is {value!r}; {kinds} "
+        f"need a whole number from 1 to {MOST_PROPOSED}"
+    )
 
 
 def table_shapes(draft_vocab_size: int, vocab_size: int) -> Shapes:

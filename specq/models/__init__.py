@@ -206,7 +206,7 @@ def _checked(path: Path) -> Path:
         raise ConfigError(f"there is no {kind} {path}; named models: {known or 'none'}")
     if file := gguf_in(path):
         return file
-    if (heads := kind_of(path)).source != MEDUSA:
+    if (heads := kind_of(path)).source != MEDUSA and not heads.is_target:
         raise ConfigError(f"{path} contains {heads.called}, not a model; its target is the model, and it the heads")
     if not _is_model(path):
         raise ConfigError(f"{path} contains no model: it has neither a config.json nor a GGUF file")

@@ -29,7 +29,7 @@ from specq.drafting.medusa.network import tensor_value
 from specq.models.inflate import DTYPES, place_of
 from specq.models.inflate_layers import Named, Placer, Tensors
 from specq.models.shapes import Shape, check_fits
-from specq.protocol import BLOCK, EAGLE, MEDUSA, ConfigError
+from specq.protocol import ConfigError
 
 
 def write_heads(
@@ -44,10 +44,11 @@ def write_heads(
     placer = partial(Placer, large=large, device=place_of(device), dtype=DTYPES[dtype])
     kind = kind_of(heads)
     num_layers = int(read_json(Path(target), "config.json")["num_hidden_layers"])
-    makers: dict[str, Any] = {EAGLE: partial(_eagle, num_layers=num_layers), BLOCK: _block, MEDUSA: _medusa}
-    if kind.source not in makers:
-        raise ConfigError(f"{heads} contains {kind.called}, which cannot be inflated; {', '.join(makers)} can")
-    config, tensors, file = makers[kind.source](heads, placer=placer)
+    eagle = partial(_eagle, num_layers=num_layers)
+    makers: dict[str, Any] = {eagle_form.KIND: eagle, block_form.KIND: _block, medusa_form.KIND: _medusa}
+    if kind.called not in makers:
+        raise ConfigError(f"{heads} contains {kind.called}; only {', '.join(makers)} can be inflated")
+    config, tensors, file = makers[kind.called](heads, placer=placer)
     directory = out / kind.source
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
@@ -154,7 +155,7 @@ def _block_tensors(made: Placer, shape: block_form.BlockShape) -> Named:
 def _medusa(heads: Path, placer: Any) -> Made:
     """Inflate Medusa heads. Heads in 8 bits get their dequantised values."""
     shape = medusa_form.heads_shape(heads)
-    stored = read_tensors(heads, medusa_form.WEIGHTS, partial(medusa_form.reason_against, shape), "Medusa heads")
+    stored = read_tensors(heads, medusa_form.WEIGHTS, partial(medusa_form.reason_against, shape), medusa_form.KIND)
     names = [name for name in stored if name != draft_form.TOKEN_IDS and not name.endswith(draft_form.SCALE)]
     values = {name: tensor_value(name, stored) for name in names}
     hidden = values[medusa_form.block_names(0, 0)[0]].shape[1]

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from specq.config import AUTO_DRAFTERS, NO_MODEL, Config, DraftConfig, TargetConfig, options_of, own_options
 from specq.drafting import DRAFTERS, SAME, DrafterSpec, speculators_form
+from specq.drafting.head_kinds import own_heads
 from specq.drafting.medusa import form as medusa_form
 from specq.engines import ENGINES, EngineSpec, check_no_gguf
 from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
@@ -166,7 +167,7 @@ def placed(config: Config, machine: Hardware | None = None) -> Config:
     No drafters start if they need a draft model and the target has none. By default, no drafters start without a key
     of their own. `machine`: None for this machine.
     """
-    config = _without_no_model(_with_speculator(config))
+    config = _with_own_heads(_without_no_model(_with_speculator(config)))
     model = config.target.model or default_model()
     draft = config.draft.model or drafted_by(config).model
     needs_model = DRAFTERS.resolve(config.draft.proposer).needs_model
@@ -195,6 +196,24 @@ def _with_speculator(config: Config) -> Config:
             f"target.model is a head for {named} ({path}), and target.heads names others; give one of them"
         )
     return replace(config, target=replace(config.target, model=named, heads=str(path)))
+
+
+def _with_own_heads(config: Config) -> Config:
+    """Return the configuration with the target's own MTP layer as its heads, if neither heads nor a draft model is set.
+
+    The heads `none` stand for no heads.
+    """
+    target = config.target
+    if target.heads == NO_MODEL:
+        return replace(config, target=replace(target, heads=""))
+    if target.heads or target.draft_model or config.draft.model or not ENGINES.resolve(target.engine).takes_heads:
+        return config
+    return replace(config, target=replace(target, heads=own_heads(target.model)))
+
+
+def _drafts_itself(chosen: Config, asked: Config) -> bool:
+    """Return whether the target's own MTP layer drafts, by default."""
+    return bool(chosen.target.heads) and not asked.target.heads and chosen.target.heads == chosen.target.model
 
 
 def drafted_by(config: Config) -> DraftChoice:
@@ -298,6 +317,8 @@ def notes(asked: Config, machine: Hardware | None = None) -> list[str]:
     without_keys = placed(replace(asked, draft=replace(asked.draft, keys="")), machine)
     if chosen.up.drafters < without_keys.up.drafters:
         said.append(f"no draft workers: {_lacks_key(asked)}")
+    elif _drafts_itself(chosen, asked):
+        said.append(f"{chosen.target.model} drafts for itself, with its MTP layer (none: --heads none)")
     elif not chosen.up.drafters and asked.up.drafters and not chosen.target.draft_model:
         reason = drafted_by(asked).reason
         said.append(

@@ -115,6 +115,7 @@ def _workers(role: str, section: Any, shares: Sequence[tuple[int, ...]], extra: 
 def _about(section: Any) -> str:
     """Return the models of a worker, with the draft models and heads in its process."""
     heads = f"the heads {section.heads}" if section.heads else ""
+    heads = "its own MTP layer" if section.heads and section.heads == section.model else heads
     drafting = [one for one in (getattr(section, "draft_model", ""), heads) if one]
     return f"{section.model}, drafted for by {' and '.join(drafting)}" if drafting else str(section.model)
 

@@ -1,4 +1,4 @@
-"""Random EAGLE-3 heads in the layout of SpecForge, and their logits by plain arithmetic, row by row."""
+"""Random EAGLE-3 and P-EAGLE heads as they are published, and their logits by plain arithmetic, row by row."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.head_config import HeadShape
 
 WEIGHTS, PICKLED = eagle_form.WEIGHTS
+Values = dict[str, torch.Tensor]
+Past = tuple[list[torch.Tensor], list[torch.Tensor]]  # keys and values [kv_heads, dim] of rows so far, in one layer
 
 
 def eagle_shape_of(hidden: int, vocab: int, draft_vocab: int, **others: Any) -> eagle_form.EagleShape:
@@ -77,6 +79,14 @@ def as_speculators(directory: Path, target: str, **config: Any) -> Path:
     return directory
 
 
+def make_parallel(directory: Path, shape: eagle_form.EagleShape, target: str, **config: Any) -> Path:
+    """Write a random P-EAGLE head in the form of `speculators`. config: changes of its config.json."""
+    proposal = {"proposal_type": "greedy", "speculative_tokens": shape.num_places}
+    named = {"verifier": {"name_or_path": target}, "proposal_methods": [proposal], "default_proposal_method": "greedy"}
+    said = {"speculators_model_type": "peagle", "speculators_config": named, "mask_token_id": shape.mask_token_id}
+    return as_speculators(make_eagle(directory, shape), target, **{**said, **config})
+
+
 def _random(rng: np.random.Generator, scale: float, *shape: int) -> torch.Tensor:
     return torch.from_numpy(rng.normal(0, scale, shape).astype(np.float32))
 
@@ -95,43 +105,90 @@ def eagle_logits(
     The first token is at position `first` of its text. taps f32[n, width] are the target's hidden states before the
     first n tokens. The other tokens use the head's own states.
     """
-    values = load_file(directory / WEIGHTS)
-    states = list(taps @ values["fc.weight"].T)
-    keys, heads_values, found = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+    values = _values(directory)
+    states, found, past = list(taps @ values["fc.weight"].T), list[torch.Tensor](), list[Past]([([], [])])
     for i, token in enumerate(token_ids):
         if i >= len(taps):
             states.append(found[i - 1])
-        found.append(_row(values, shape, states[i], embedding[token], first - 1 + i, keys, heads_values))
+        found.append(_row(values, shape, states[i], embedding[token], first - 1 + i, past))
     outputs = torch.stack(found)
     return normed(outputs, values["norm.weight"], shape) @ values["lm_head.weight"].T
 
 
+@torch.inference_mode()
+def parallel_logits(
+    directory: Path, shape: eagle_form.EagleShape, taps: torch.Tensor, token_ids: Sequence[int], first: int = 1
+) -> torch.Tensor:
+    """Return f32[places, columns]: what a P-EAGLE head predicts behind some tokens; arguments as for `eagle_logits`."""
+    values, past = _values(directory), list[Past](([], []) for _ in range(shape.num_layers))
+    masks = [shape.mask_token_id or 0] * (shape.num_places - 1)
+    states = torch.cat([taps, values[eagle_form.MASK_STATES][0].expand(len(masks), -1)]) @ values["fc.weight"].T
+    found = [
+        _row(values, shape, state, values[eagle_form.EMBEDDING][token], first - 1 + i, past)
+        for i, (state, token) in enumerate(zip(states, [*token_ids, *masks], strict=True))
+    ]
+    outputs = torch.stack(found[-shape.num_places :])
+    return normed(outputs, values["norm.weight"], shape) @ values["lm_head.weight"].T
+
+
+def _values(directory: Path) -> Values:
+    return {eagle_form.own_name(name): value for name, value in load_file(directory / WEIGHTS).items()}
+
+
 def _row(
-    values: dict[str, torch.Tensor],
+    values: Values,
     shape: eagle_form.EagleShape,
     state: torch.Tensor,
     embedded: torch.Tensor,
     position: int,
-    keys: list[torch.Tensor],
-    heads_values: list[torch.Tensor],
+    past: Sequence[Past],
 ) -> torch.Tensor:
-    """Compute one row, which sees the rows before it. Its keys and values are appended to theirs."""
-    layer = {name.removeprefix("midlayer."): value for name, value in values.items() if name.startswith("midlayer.")}
+    """Compute one row, which sees the rows before it. Its keys and values are appended to theirs, of each layer."""
+    layer = of_layer(values, "midlayer.")
     given = normed(state, layer["hidden_norm.weight"], shape)
     both = torch.cat([normed(embedded, layer["input_layernorm.weight"], shape), given])
+    x = _fed(
+        layer,
+        shape,
+        (given if shape.norm_before_residual else state) + _attended(layer, shape, both, position, past[0]),
+    )
+    for number in range(1, shape.num_layers):
+        x = plain_layer(of_layer(values, f"layers.{number}."), shape, x, position, past[number])
+    return x
+
+
+def of_layer(values: Values, prefix: str) -> Values:
+    """Return the tensors whose name begins so, without this beginning."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+def plain_layer(layer: Values, shape: HeadShape, x: torch.Tensor, position: int, past: Past) -> torch.Tensor:
+    """Return the output of a layer of a Llama, Qwen2 or Qwen3 for one row, which sees those before it."""
+    return _fed(
+        layer, shape, x + _attended(layer, shape, normed(x, layer["input_layernorm.weight"], shape), position, past)
+    )
+
+
+def _attended(layer: Values, shape: HeadShape, x: torch.Tensor, position: int, past: Past) -> torch.Tensor:
+    """Return the output of a layer's attention. The row's keys and values are appended to those before it."""
+    keys, heads_values = past
     query, key, value = (
-        (layer[f"self_attn.{name}_proj.weight"] @ both).reshape(-1, shape.head_dim) for name in ("q", "k", "v")
+        (layer[f"self_attn.{n}_proj.weight"] @ x + layer.get(f"self_attn.{n}_proj.bias", 0)).reshape(-1, shape.head_dim)
+        for n in ("q", "k", "v")
     )
     if shape.has_head_norms:
         query, key = (normed(x, layer[f"self_attn.{n}_norm.weight"], shape) for n, x in (("q", query), ("k", key)))
     keys.append(rotated(key, position, shape))
     heads_values.append(value)
     group = shape.num_attention_heads // shape.num_key_value_heads
-    attended = []
+    found = []
     for head, own in enumerate(rotated(query, position, shape)):
-        scores = torch.stack([own @ past[head // group] for past in keys]) / shape.head_dim**0.5
-        attended.append(sum(p * past[head // group] for p, past in zip(scores.softmax(0), heads_values, strict=True)))
-    x = (given if shape.norm_before_residual else state) + layer["self_attn.o_proj.weight"] @ torch.cat(attended)
+        scores = torch.stack([own @ one[head // group] for one in keys]) / shape.head_dim**0.5
+        found.append(sum(p * one[head // group] for p, one in zip(scores.softmax(0), heads_values, strict=True)))
+    return layer["self_attn.o_proj.weight"] @ torch.cat(found)
+
+
+def _fed(layer: Values, shape: HeadShape, x: torch.Tensor) -> torch.Tensor:
     inner = normed(x, layer["post_attention_layernorm.weight"], shape)
     gate, up = layer["mlp.gate_proj.weight"] @ inner, layer["mlp.up_proj.weight"] @ inner
     found: torch.Tensor = x + layer["mlp.down_proj.weight"] @ (silu(gate) * up)

@@ -25,12 +25,13 @@ from specq.models import resolve_model
 from specq.protocol import BLOCK, EAGLE, MEDUSA, ConfigError
 from specq.runtime import usage as measured_usage
 from specq.runtime.usage import Usage
-from specq.testing.checkpoints import save_random
+from specq.testing.checkpoints import make_checkpoint, save_random
 from specq.testing.checkpoints_block import block_shape_of, make_block
 from specq.testing.checkpoints_draft import PARALLEL, make_draft
 from specq.testing.checkpoints_eagle import change_head, eagle_shape_of, make_eagle
 from specq.testing.checkpoints_gguf import MADE, write_gguf
 from specq.testing.checkpoints_heads import make_heads, make_published
+from specq.testing.checkpoints_mtp import QWEN, add_mtp
 from tests.devices import HAS_CUDA
 
 TINY = Path(resolve_model("tiny", "target"))
@@ -248,6 +249,13 @@ def test_matching_heads_are_distinguished_by_kind(tmp_path):
     check = checked(make_block(tmp_path / "block", block_shape_of(HIDDEN, VOCAB, (1, 5))))
     assert check.status == OK
     assert check.found.startswith("a block drafter of 4 tokens on layers 1, 5, ")
+
+
+def test_an_mtp_layer_is_told(tmp_path):
+    """Without a size, because its file is the target's."""
+    target = str(add_mtp(make_checkpoint("llama", tmp_path), QWEN))
+    found = [check for check in pair.look(target, "", 10**11, heads=target).checks if check.name == "heads"]
+    assert [(check.status, check.found) for check in found] == [(OK, f"an MTP layer of the target itself at {target}")]
 
 
 def test_heads_that_do_not_fit_are_wrong_with_the_reason_of_the_start(tmp_path):

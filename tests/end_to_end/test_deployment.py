@@ -21,8 +21,10 @@ from specq.processes.deployment import (
 )
 from specq.processes.up import members, pages
 from specq.protocol import ConfigError
+from specq.testing.checkpoints import make_checkpoint
 from specq.testing.checkpoints_block import as_block_of_speculators, block_shape_of, make_block
-from specq.testing.checkpoints_eagle import as_speculators, eagle_shape_of, make_eagle
+from specq.testing.checkpoints_eagle import as_speculators, eagle_shape_of, make_eagle, make_parallel
+from specq.testing.checkpoints_mtp import QWEN, add_mtp
 from specq.testing.secured import make_all
 from tests.each import each
 
@@ -320,7 +322,12 @@ def made_block(directory):
     return as_block_of_speculators(make_block(directory, shape), "tiny")
 
 
-@pytest.mark.parametrize("made", [made_eagle, made_block])
+def made_parallel(directory):
+    shape = eagle_shape_of(256, 4096, 30, layers=(1, 5, 8), num_layers=2, num_places=4, mask_token_id=7)
+    return make_parallel(directory, shape, "tiny")
+
+
+@pytest.mark.parametrize("made", [made_eagle, made_block, made_parallel])
 def test_a_head_of_speculators_names_its_target(tmp_path, made):
     head = made(tmp_path / "head")
     asked = Config(target=TargetConfig(model=str(head)))
@@ -331,3 +338,19 @@ def test_a_head_of_speculators_names_its_target(tmp_path, made):
     both = Config(target=TargetConfig(model=str(head), heads=str(tmp_path)))
     with pytest.raises(ConfigError, match=r"is a head for tiny .* and target\.heads names others"):
         placed(both, LAPTOP)
+
+
+def test_a_target_with_an_mtp_layer_drafts_for_itself(tmp_path):
+    """If neither heads nor a draft model is named, and the engine returns hidden states."""
+    model = str(add_mtp(make_checkpoint("llama", tmp_path / "a"), QWEN))
+    plain = str(make_checkpoint("llama", tmp_path / "b"))
+
+    def heads(draft: str = "", **target: str) -> str:
+        asked = Config(target=TargetConfig(**{"model": model, **target}), draft=DraftConfig(model=draft))
+        return placed(asked, LAPTOP).target.heads
+
+    assert [heads(), heads(draft="none"), heads(heads=model), heads(heads=plain)] == [model, model, model, plain]
+    assert [heads(heads="none"), heads(draft="tiny"), heads(engine="vllm"), heads(model=plain)] == [""] * 4
+    asked = Config(target=TargetConfig(model=model))
+    assert notes(asked, LAPTOP) == [f"{model} drafts for itself, with its MTP layer (none: --heads none)"]
+    assert check_can_start(asked, LAPTOP) is None

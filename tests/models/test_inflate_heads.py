@@ -22,6 +22,7 @@ from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint
 from specq.testing.checkpoints_block import as_block_of_speculators, block_logits, block_shape_of, make_block
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import make_heads, make_published
+from specq.testing.checkpoints_mtp import QWEN, add_mtp
 from tests.each import each
 
 HIDDEN = 40  # of the small target, which has 3 layers
@@ -148,6 +149,9 @@ def test_heads_that_cannot_be_inflated_are_refused(tmp_path, small):
         write_heads(as_block_of_speculators(block, small), small, tmp_path / "large", LARGE)
     with pytest.raises(ConfigError, match="only an EAGLE-3 head of its target's hidden size and embedding"):
         write_heads(own, small, tmp_path, LARGE)
+    itself = add_mtp(make_checkpoint("llama", tmp_path / "mtp"), QWEN)
+    with pytest.raises(ConfigError, match="contains an MTP layer; only an EAGLE-3 head, a block drafter, Medusa head"):
+        write_heads(itself, itself, tmp_path / "large", LARGE)
     narrow = Shape(24, 5, 12, 3, 32, 144, 150, tied=False)
     with pytest.raises(ConfigError, match="hidden=24 is less than these heads' 40"):
         write_heads(make_published(tmp_path / "medusa", HIDDEN, VOCAB), small, tmp_path, narrow)

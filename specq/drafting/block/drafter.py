@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from specq.drafting.block.network import BlockDrafter
 from specq.drafting.block.passes import BlockPasses
 from specq.drafting.block.recorded import RecordedBlocks
 from specq.drafting.head_layers import of_any_shape
@@ -38,16 +37,18 @@ class BlockHead(TextHead):
 
     runs_beside_host = False  # the host grows the trees
 
-    def __init__(self, drafter: BlockDrafter, replays: Replays | None = None) -> None:
+    def __init__(self, drafter: Any, replays: Replays | None = None, passes: Any = None) -> None:
+        """Set up a `BlockDrafter`, or a drafter with other passes, which have the same methods as `BlockPasses`."""
         network, shape = drafter.network, drafter.network.shape
         num_heads = shape.num_layers * shape.num_key_value_heads  # of all layers, beside each other
-        cache: StateCache = StateCache(num_heads, shape.head_dim, 0, network.fc.weight)
-        super().__init__(shape.layers, network.fc.in_features, cache)
+        if passes is None:
+            passes = BlockPasses(network, StateCache(num_heads, shape.head_dim, 0, network.fc.weight))
+        super().__init__(shape.layers, network.fc.in_features, passes.cache)
         self.drafter = drafter
         self.token_ids, self.limit_vocab, self.num_places = drafter.token_ids, drafter.limit_vocab, shape.num_places
-        self._passes, self._device = BlockPasses(network, cache), network.fc.weight.device
+        self._passes, self._device = passes, network.fc.weight.device
         replays = replays or Replays.on(self._device)
-        self._recorded = None if replays is None else RecordedBlocks(self._passes, drafter.token_ids, replays)
+        self._recorded = None if replays is None else RecordedBlocks(passes, drafter.token_ids, replays)
 
     @property
     def num_recorded(self) -> int:
@@ -103,7 +104,8 @@ class BlockHead(TextHead):
     @torch.no_grad()
     def _logits(self, texts: Int64Array) -> torch.Tensor:
         with of_any_shape():
-            return self._passes.logits(self._index(texts), int(texts[2].max())).float()
+            found: torch.Tensor = self._passes.logits(self._index(texts), int(texts[2].max()))
+        return found.float()
 
     def _rank_recorded(self, texts: Int64Array, sampling: Sequence[Sampling], count: int) -> RankWait:
         assert self._recorded is not None

@@ -43,13 +43,8 @@ WEIGHTS = ("model.safetensors",)
 MASK = "mask_embedding"
 MOST_BLOCK = 64
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# The keys of config.json in the form of `speculators`: those that we read, and those without effect on the drafts.
+# The keys of config.json that only this method of `speculators` has.
 _READ = ("block_size", "mask_token_id", "aux_hidden_state_layer_ids", "sliding_window_non_causal", "sample_from_anchor")
-_IGNORED = (
-    *("architectures", "auto_map", "dtype", "torch_dtype", "tie_word_embeddings", "max_anchors"),
-    *("transformers_version", "speculators_version", "speculators_config", "transformer_layer_config"),
-    *(SPECULATORS, "draft_vocab_size", "target_hidden_size", "num_tokens", "tokenizer_hash"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +116,7 @@ def block_shape(heads: Path) -> BlockShape:
         **config.common(),
         num_layers=config.count("num_hidden_layers"),
         block_size=_block_size(config, own),
-        mask_token_id=_mask_token_id(config, own),
+        mask_token_id=None if own.get("mask_token_id") is None else config.mask_token_id(own),
         norms_states=own.get("norms_states") is True,
         layers=config.layers("target_layer_ids", own.get("target_layer_ids")),
     )
@@ -131,19 +126,14 @@ def _of_speculators(heads: Path, said: dict[str, Any]) -> BlockShape:
     """Return the content of a config.json of `speculators`."""
     flat = speculators_form.flat(heads, said, DFLASH, f"{KIND[2:]}s", _READ)
     config = HeadConfig(heads, flat | {"model_type": "qwen3"}, KIND)  # its layers are Qwen3's, whatever their kind
-    for key, value in said.items():
-        if key not in (*_READ, *_IGNORED) and value:
-            raise ConfigError(
-                f"{config.path}: {key} is {value!r}; drafters of the method {DFLASH!r} have no such key, but "
-                f"{', '.join(_READ)}"
-            )
+    speculators_form.check_keys(heads, said, DFLASH, _READ)
     _check_layers(config)
     config.check("sample_from_anchor", flat.get("sample_from_anchor", False), False)
     return BlockShape(
         **config.common(),
         num_layers=config.count("num_hidden_layers"),
         block_size=_block_size(config, flat),
-        mask_token_id=_mask_token_id(config, flat, is_needed=True),
+        mask_token_id=config.mask_token_id(flat),
         layers=config.layers("aux_hidden_state_layer_ids", flat.get("aux_hidden_state_layer_ids"), first=1),
         draft_vocab_size=config.count("draft_vocab_size"),
         windows=_windows(config),
@@ -189,13 +179,6 @@ def _block_size(config: HeadConfig, own: dict[str, Any]) -> int:
         f"{config.path}: block_size is {value!r}, but must be a whole number from 2 to {MOST_BLOCK}: the anchor and "
         "the masks of a block"
     )
-
-
-def _mask_token_id(config: HeadConfig, own: dict[str, Any], *, is_needed: bool = False) -> int | None:
-    value = own.get("mask_token_id")
-    if (value is None and not is_needed) or (type(value) is int and value >= 0):
-        return value
-    raise ConfigError(f"{config.path}: mask_token_id is {value!r}, but must be a token id")
 
 
 def matrix_shapes(shape: BlockShape) -> Shapes:

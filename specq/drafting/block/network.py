@@ -19,23 +19,9 @@ from torch.nn import functional
 
 from specq.drafting.block import form as block_form
 from specq.drafting.block.arrays import load_arrays
-from specq.drafting.head_layers import Attend, Attention, FeedForward, Positions, Rotations, hidden_norm
+from specq.drafting.head_layers import Attend, HeadLayer, Positions, Rotations, fuse_maps, hidden_norm
 from specq.engines.torch import pick_device
 from specq.protocol import Int32Array, ModelInfo
-
-
-class BlockLayer(nn.Module):
-    """A layer of a Qwen3."""
-
-    def __init__(self, shape: block_form.BlockShape) -> None:
-        super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = hidden_norm(shape), hidden_norm(shape)
-        self.self_attn, self.mlp = Attention(shape), FeedForward(shape)
-
-    def forward(self, x: torch.Tensor, rotations: Rotations, attend: Attend) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotations, attend)
-        found: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return found
 
 
 class BlockNetwork(nn.Module):
@@ -46,7 +32,7 @@ class BlockNetwork(nn.Module):
         self.shape = shape
         self.fc = nn.Linear(len(shape.layers) * shape.target_hidden_size, shape.hidden_size, bias=False)
         self.hidden_norm, self.norm = hidden_norm(shape), hidden_norm(shape)
-        self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(shape.num_layers))
+        self.layers = nn.ModuleList(HeadLayer(shape) for _ in range(shape.num_layers))
         self.mask_embedding = nn.Parameter(torch.zeros(shape.hidden_size))
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("output", output, persistent=False)
@@ -54,9 +40,7 @@ class BlockNetwork(nn.Module):
 
     def fuse(self) -> None:
         """Join matrices with the same input, on their current device. Do not move them afterwards."""
-        for module in self.modules():
-            if isinstance(module, (Attention, FeedForward)):
-                module.fused.fuse()
+        fuse_maps(self)
 
     def features(self, taps: torch.Tensor) -> torch.Tensor:
         """Return features [..., hidden] from the target's hidden states [..., layers * target's hidden]."""

@@ -5,6 +5,9 @@ This module neither waits for a device nor reads its values. So all of it may be
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 
 from specq.drafting.block.network import BlockNetwork
@@ -19,6 +22,7 @@ class BlockPasses:
 
     def __init__(self, network: BlockNetwork, cache: StateCache) -> None:
         self.network, self.cache = network, cache
+        self.num_columns = len(network.get_buffer("output"))
         self._num_tokens = len(network.get_buffer("embedding"))
 
     def follow(self, taps: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -46,7 +50,8 @@ class BlockPasses:
         at = torch.arange(room + -(-size // ALIGNED) * ALIGNED, device=texts.device)
         rotations = network.rotations(positions[:, None] + at[:size], x.dtype)
         seen = {window: self._seen(at, lengths, room, window) for window in {0, *network.shape.windows}}
-        states = network(x, rotations, _Attention(self, places, room, seen))
+        is_seen = [seen[window] for window in network.shape.windows or (0,) * network.shape.num_layers]
+        states = network(x, rotations, BlockAttention(self.cache, places, room, is_seen))
         return network.logits(states[:, 1:])
 
     def _seen(self, at: torch.Tensor, lengths: torch.Tensor, room: int, window: int) -> torch.Tensor:
@@ -60,22 +65,24 @@ class BlockPasses:
         return (features | rows).expand(-1, shape.block_size, -1)
 
 
-class _Attention:
-    """The attention of each layer over features and the block's own rows."""
+class BlockAttention:
+    """The attention of each layer over the kept rows of texts, and over a block's own rows behind these.
 
-    def __init__(self, passes: BlockPasses, places: torch.Tensor, room: int, seen: dict[int, torch.Tensor]) -> None:
-        self._shape, self._room, self._seen = passes.network.shape, room, seen
-        self._kept = passes.cache.read(places, room, seen[0].shape[2] - room)
+    room     maximum kept rows of a text.
+    is_seen  of each layer: bool[texts, rows, keys].
+    """
+
+    def __init__(self, cache: StateCache, places: torch.Tensor, room: int, is_seen: Sequence[torch.Tensor]) -> None:
+        self._room, self._is_seen = room, is_seen
+        self._kept = cache.read(places, room, is_seen[0].shape[2] - room)
 
     def __call__(self, layer: int) -> Attend:
-        num_heads, windows = self._shape.num_key_value_heads, self._shape.windows
-        own = slice(layer * num_heads, (layer + 1) * num_heads)
-        is_seen = self._seen[windows[layer] if windows else 0]
+        return partial(self.attend, layer=layer)
 
-        def attention(queries: torch.Tensor, *new: torch.Tensor) -> torch.Tensor:
-            keys, values = (of_all[:, own] for of_all in self._kept)
-            for kept, rows in zip((keys, values), new, strict=True):
-                kept[:, :, self._room : self._room + rows.shape[1]] = rows.transpose(1, 2)
-            return attend_to(queries, keys, values, is_seen)
-
-        return attention
+    def attend(self, queries: torch.Tensor, *new: torch.Tensor, layer: int = 0) -> torch.Tensor:
+        """See `Attend`; `layer`: its number."""
+        num_heads = new[0].shape[2]
+        keys, values = (of_all[:, layer * num_heads : (layer + 1) * num_heads] for of_all in self._kept)
+        for kept, rows in zip((keys, values), new, strict=True):
+            kept[:, :, self._room : self._room + rows.shape[1]] = rows.transpose(1, 2)
+        return attend_to(queries, keys, values, self._is_seen[layer])

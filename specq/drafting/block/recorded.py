@@ -7,12 +7,12 @@ place, and grows trees from them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from specq.drafting.block.passes import BlockPasses
 from specq.drafting.trees.cache import NOBODY
 from specq.drafting.trees.padding import USUAL_ROOM, batches_of, room_of, usual_batches, usual_rooms
 from specq.drafting.trees.ranked import CHOICES, Ranked, RankWait
@@ -27,11 +27,11 @@ MOST_SESSIONS = 256  # sessions that have room from the start
 class RecordedBlocks:
     """Passes of one drafter. `names`: the token of each column of its logits, None: the column number."""
 
-    def __init__(self, passes: BlockPasses, names: Int32Array | None, replays: Replays) -> None:
+    def __init__(self, passes: Any, names: Int32Array | None, replays: Replays) -> None:
         self._passes, self._cache, self._replays = passes, passes.cache, replays
         weight = passes.network.fc.weight
         self._names = None if names is None else torch.from_numpy(names).to(weight.device)
-        self._num_columns = len(passes.network.get_buffer("output"))
+        self._num_columns = passes.num_columns
         self._taps = weight.new_zeros(ROWS[-1], passes.network.fc.in_features)  # hidden states of the rows of a pass
         self._num_moves, self._count = self._cache.num_moves, min(CHOICES, self._num_columns)
 
@@ -106,12 +106,19 @@ class RecordedBlocks:
             self._num_moves = self._cache.num_moves
 
     @torch.no_grad()
-    def warm_up(self, most_sessions: int) -> None:
-        """Record passes of usual sizes, the largest first, for at most `most_sessions` sessions."""
+    def warm_up(self, most_sessions: int, warm_rows: Callable[[], None] | None = None) -> None:
+        """Record passes of usual sizes, the largest first, for at most `most_sessions` sessions.
+
+        warm_rows: records the passes that compute rows of texts. By default these are the passes of `follow`.
+        """
         self._cache.reserve(2 * USUAL_ROOM, min(most_sessions, MOST_SESSIONS) + 1)
         self._reserve(0)  # first of all, because moved memory invalidates recordings
-        for size in ROWS[::-1]:
-            self._follow(np.zeros((3, size), np.int32))
+        if warm_rows is not None:
+            warm_rows()
+            self._replays.is_in_service = False  # blocks are still to be recorded
+        else:
+            for size in ROWS[::-1]:
+                self._follow(np.zeros((3, size), np.int32))
         greedy = Sampling.of(SamplingParams())
         for size in usual_batches(most_sessions):
             for room in usual_rooms():

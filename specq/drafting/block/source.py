@@ -6,6 +6,7 @@ from pathlib import Path
 
 import structlog
 
+from specq.drafting.block.spec import load_head
 from specq.drafting.head_kinds import kind_of
 from specq.drafting.rank_trees import checked_tree
 from specq.drafting.trees.source import TreeSource
@@ -26,15 +27,12 @@ def make(setup: Setup) -> BlockSource | None:
 
     Raises ConfigError if it does not fit the target.
     """
-    if not setup.heads or kind_of(Path(setup.heads)).source != BLOCK:
+    if not setup.heads or (kind := kind_of(Path(setup.heads))).source != BLOCK:
         return None
-    from specq.drafting.block.drafter import BlockHead  # imports torch
-    from specq.drafting.block.network import load_block
-
-    setup.tell(f"loading a block drafter from {setup.config.heads}")
-    head = BlockHead(load_block(setup.heads, setup.target, setup.info, setup.device))
+    setup.tell(f"loading {kind.called} from {setup.config.heads}")
+    head = load_head(setup.heads, setup.target, setup.info, setup.device)
     head.warm_up(setup.config.max_sessions)
-    why = f"this block drafter predicts {head.num_places} tokens"
+    why = f"this {kind.called.partition(' ')[2]} predicts {head.num_places} tokens"
     tree = checked_tree(setup.config.heads_tree, head.num_places, why)
     log.info("block_drafter_loaded", heads=setup.config.heads, layers=head.layers, num_paths=len(tree))
     return BlockSource(head, head.num_places, tree)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.trees.spec import FedOptions, fed_spec
 from specq.protocol import ModelInfo
 
@@ -20,11 +22,17 @@ class BlockOptions(FedOptions):
     LABEL = "block"
 
 
-def _head(model: str, target: str, info: ModelInfo, device: str) -> BlockHead:
+def load_head(heads: str, target: str, info: ModelInfo, device: str) -> BlockHead:
+    """Load a block drafter or a P-EAGLE head. Raises ConfigError if it does not fit the target."""
+    if eagle_form.is_parallel(Path(heads)):
+        from specq.drafting.eagle3.loading import load_eagle
+        from specq.drafting.eagle3.parallel import PEagleHead
+
+        return PEagleHead(load_eagle(heads, target, info, device))
     from specq.drafting.block.drafter import BlockHead
     from specq.drafting.block.network import load_block
 
-    return BlockHead(load_block(model, target, info, device))
+    return BlockHead(load_block(heads, target, info, device))
 
 
 def _drafter() -> type[BlockTrees]:
@@ -33,4 +41,4 @@ def _drafter() -> type[BlockTrees]:
     return BlockTrees
 
 
-BLOCK_DRAFTER = fed_spec("block", BlockOptions, _head, _drafter)
+BLOCK_DRAFTER = fed_spec("block", BlockOptions, load_head, _drafter)

@@ -43,10 +43,9 @@ class Eagle(RowHead):
 
     def __init__(self, head: EagleHead, replays: Replays | None = None) -> None:
         names, network, shape = head.token_ids, head.network, head.network.shape
-        limit_vocab = network.lm_head.out_features if names is None else int(names.max()) + 1
         like = network.fc.weight
         self.cache: StateCache = StateCache(shape.num_key_value_heads, shape.head_dim, shape.hidden_size, like)
-        super().__init__(head.layers, network.fc.in_features, names, limit_vocab, self.cache)
+        super().__init__(head.layers, shape.width, names, head.limit_vocab, self.cache)
         self.head, self.network = head, network
         self._device = like.device
         self._sampling: dict[int, tuple[SamplingParams, Sampling]] = {}

@@ -32,35 +32,44 @@ class HostNetwork:
         shape, layer = head.shape, "midlayer."
         self.shape, self.embedding = shape, head.embedding
         self._weights = {name.removeprefix(layer).removesuffix(".weight"): one for name, one in head.weights.items()}
+        self._biases: Any = np.float32(0)
+        if shape.has_biases:
+            self._biases = np.concatenate([self._weights.pop(f"self_attn.{name}_proj.bias") for name in "qkv"])
         self._qkv = np.concatenate([self._weights.pop(f"self_attn.{name}_proj") for name in "qkv"])
         self._gate_up = np.concatenate([self._weights.pop(f"mlp.{name}_proj") for name in ("gate", "up")])
         self._frequencies = inverse_frequencies(shape.rope, shape.head_dim, None)
 
     def project(self, taps: Float32Array) -> Float32Array:
         """Return states [n, hidden] from the target's hidden states [n, layers * target's hidden]."""
-        return self._times(taps, "fc")
+        return taps if self.shape.is_mtp else self._times(taps, "fc")
 
     def __call__(
         self, states: Float32Array, token_ids: IntpArray, positions: IntpArray, attend: Attend
     ) -> Float32Array:
         """Return the next states [n, hidden], given the states before n tokens, the tokens, and their positions."""
         known = np.clip(token_ids, 0, len(self.embedding) - 1)  # the row of an unknown token is useless
-        normed = self._norm(states, "hidden_norm")
-        both = np.concatenate([self._norm(self.embedding[known], "input_layernorm"), normed], 1)
+        embedded, normed = self.embedding[known], self._norm(states, "hidden_norm")
+        if self.shape.masks_first:
+            embedded[positions == 0] = 0
+        both = np.concatenate([self._norm(embedded, "input_layernorm"), normed], 1)
         x = normed if self.shape.norm_before_residual else states
+        if self.shape.is_mtp:
+            x = self._times(both, "fc")
+            both = self._norm(x, "attention_norm")
         x = x + self._times(self._attended(both, positions, attend), "self_attn.o_proj")
         gate, up = np.split(_product(self._norm(x, "post_attention_layernorm"), self._gate_up), 2, 1)
         with np.errstate(over="ignore"):
             inner = gate / (1 + np.exp(-gate)) * up
-        return x + self._times(inner, "mlp.down_proj")
+        x = x + self._times(inner, "mlp.down_proj")
+        return self._norm(x, "norm") if self.shape.is_mtp else x
 
     def logits(self, states: Float32Array) -> Float32Array:
         """Return the logits [n, draft tokens] of the token after next."""
-        return self._times(self._norm(states, "norm"), "lm_head")
+        return self._times(states if self.shape.is_mtp else self._norm(states, "norm"), "lm_head")
 
     def _attended(self, both: Float32Array, positions: IntpArray, attend: Attend) -> Float32Array:
         heads, kv_heads = self.shape.num_attention_heads, self.shape.num_key_value_heads
-        rows = _product(both, self._qkv).reshape(len(both), -1, self.shape.head_dim)
+        rows = (_product(both, self._qkv) + self._biases).reshape(len(both), -1, self.shape.head_dim)
         turned, values = rows[:, : heads + kv_heads], rows[:, heads + kv_heads :]
         if self.shape.has_head_norms:
             queries, keys = turned[:, :heads], turned[:, heads:]
@@ -152,7 +161,7 @@ class HostEagle(RowHead):
 
     def __init__(self, head: EagleArrays) -> None:
         cache = HostCache(head.shape.num_key_value_heads, head.shape.head_dim)
-        super().__init__(head.layers, head.weights["fc.weight"].shape[1], head.token_ids, head.limit_vocab, cache)
+        super().__init__(head.layers, head.shape.width, head.token_ids, head.limit_vocab, cache)
         self.network = HostNetwork(head)
 
     def taken(self, values: Any) -> Any:

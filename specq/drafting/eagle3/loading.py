@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specq.drafting.eagle3.arrays import load_arrays
+from specq.drafting.eagle3.form import KIND
 from specq.drafting.eagle3.network import EagleNetwork
 from specq.engines.torch.loading import pick_device, runs_triton
 from specq.protocol import Int32Array, ModelInfo
@@ -29,6 +30,11 @@ class EagleHead:
     network: EagleNetwork
     layers: tuple[int, ...]
     token_ids: Int32Array | None
+
+    @property
+    def limit_vocab(self) -> int:
+        """Drafted tokens are below this."""
+        return self.network.lm_head.out_features if self.token_ids is None else int(self.token_ids.max()) + 1
 
     @property
     def names(self) -> torch.Tensor | None:
@@ -53,10 +59,11 @@ def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -
 def eagle_kernels(head: EagleHead) -> FusedEagle | None:
     """Return our own kernels for the rows of a head.
 
-    None if its device does not run them, or the head has uncommon sizes, or norms of its heads.
+    None if its device does not run them, or it has uncommon sizes or norms of its heads, or is of another kind.
     """
-    network = head.network
-    is_fused = network.midlayer.self_attn.fused.weight.numel() > 0 and not network.shape.has_head_norms
+    network, shape = head.network, head.network.shape
+    is_plain = not shape.has_head_norms and shape.kind == KIND
+    is_fused = network.midlayer.self_attn.fused.weight.numel() > 0 and is_plain
     if not (runs_triton(network.fc.weight.device) and is_fused and network.shape.head_dim in HEAD_DIMS):
         return None
     from specq.drafting.eagle3.fused import FusedEagle

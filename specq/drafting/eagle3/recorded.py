@@ -58,8 +58,9 @@ class RecordedTrees:
         self._cache, self._replays = cache, replays
         self._device = replays.device
         self._num_moves = cache.num_moves
-        fc = head.network.fc
-        self._taps = fc.weight.new_zeros(0, fc.in_features)  # hidden states of the rows of a pass
+        self._taps = head.network.fc.weight.new_zeros(
+            0, head.network.shape.width
+        )  # hidden states of the rows of a pass
         self._passes = Passes(head, cache)
 
     @property

@@ -45,12 +45,13 @@ class TextRows(NamedTuple):
 def compute_rows(network: EagleNetwork, cache: StateCache, rows: TextRows) -> torch.Tensor:
     """Compute rows and store their keys and values; return their output, [b, rows, hidden]."""
 
-    def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        cache.write(rows.row_places.flatten(), rows.slots.flatten(), keys.flatten(0, 1), values.flatten(0, 1))
-        return attend_to(queries, *cache.read(rows.places, rows.is_seen.shape[2]), rows.is_seen)
+    def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: int = 0) -> torch.Tensor:
+        own = slice(layer * keys.shape[2], (layer + 1) * keys.shape[2])
+        cache.write(rows.row_places.flatten(), rows.slots.flatten(), keys.flatten(0, 1), values.flatten(0, 1), own)
+        return attend_to(queries, *cache.read(rows.places, rows.is_seen.shape[2], heads=own), rows.is_seen)
 
     rotations = network.rotations(rows.positions, rows.states.dtype)
-    found: torch.Tensor = network(rows.states, rows.token_ids, rotations, attend)
+    found: torch.Tensor = network(rows.states, rows.token_ids, rotations, attend, rows.positions)
     return found
 
 

@@ -34,10 +34,10 @@ def make(setup: Setup) -> EagleSource | None:
 
     Raises ConfigError if it does not fit the target.
     """
-    if not setup.heads or kind_of(Path(setup.heads)).source != EAGLE:
+    if not setup.heads or (kind := kind_of(Path(setup.heads))).source != EAGLE:
         return None
     config = setup.config
-    setup.tell(f"loading an EAGLE-3 head from {config.heads}")
+    setup.tell(f"loading {kind.called} from {config.heads}")
     tree = checked_tree(config.heads_tree, config.chain, f"target.chain is {config.chain}")
     head = _on_host(setup) if setup.device == "cpu" else _on_device(setup, tree)
     log.info("eagle_head_loaded", heads=config.heads, layers=head.layers, num_paths=len(tree))
@@ -56,7 +56,7 @@ def _on_device(setup: Setup, tree: tuple[tuple[int, ...], ...]) -> TreeHead:
     from specq.drafting.eagle3.loading import load_eagle
 
     eagle, depth = Eagle(load_eagle(setup.heads, setup.target, setup.info, setup.device)), setup.config.chain
-    setup.tell("preparing the passes of an EAGLE-3 head")
+    setup.tell("preparing its passes")
     shapes = [shape] if (shape := tree_for(NO_SHAPE, depth, tree)) else []
     eagle.warm_up(setup.config.max_sessions, shapes, None if tree else usual_sizes(depth))
     return eagle

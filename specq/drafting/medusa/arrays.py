@@ -51,7 +51,7 @@ def load_arrays(heads: str, target: str, info: ModelInfo) -> HeadArrays:
     if not directory.is_dir():
         raise ConfigError(f"the directory {heads} of Medusa heads does not exist; it must be on this machine")
     shape = medusa_form.heads_shape(directory)
-    arrays = read_arrays(directory, medusa_form.WEIGHTS, partial(medusa_form.reason_against, shape), "Medusa heads")
+    arrays = read_arrays(directory, medusa_form.WEIGHTS, partial(medusa_form.reason_against, shape), medusa_form.KIND)
     _check_fit(directory, shape, arrays, Path(target), info)
     values = {name: array_value(name, arrays) for name in arrays if not _is_about(name)}
     token_ids = arrays.get(draft_form.TOKEN_IDS)

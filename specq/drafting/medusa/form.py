@@ -30,6 +30,7 @@ from specq.checkpoints.draft_form import HASH_LENGTH, SCALE, TOKEN_IDS
 from specq.drafting.head_config import Forms
 from specq.protocol import ConfigError
 
+KIND = "Medusa heads"
 MODEL_TYPE = "specq-medusa"  # our own heads; Medusa's authors use their target's type
 WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # the first that exists is read
 MOST_HEADS, MOST_LAYERS = 16, 8

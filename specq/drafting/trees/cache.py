@@ -6,6 +6,7 @@ import torch
 
 from specq.drafting.trees.texts import ALWAYS, LEAST_ROOM, MOST_BYTES
 
+ALL_HEADS = slice(None)
 NOBODY = 0  # the place of no text: padding of a batch reads and writes here
 
 
@@ -63,17 +64,26 @@ class StateCache:
         self._lasts[: len(lasts)] = lasts
         self.num_moves += 1
 
-    def write(self, places: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys and values [n, kv_heads, dim] of rows, at these places [n] and slots [n] of their ranges."""
-        self._rows[0][places, :, slots] = keys
-        self._rows[1][places, :, slots] = values
+    def write(
+        self,
+        places: torch.Tensor,
+        slots: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        heads: slice = ALL_HEADS,
+    ) -> None:
+        """Store keys and values [n, heads, dim] of rows, at these places [n] and slots [n] of their ranges."""
+        self._rows[0][places, heads, slots] = keys
+        self._rows[1][places, heads, slots] = values
 
-    def read(self, places: torch.Tensor, num_rows: int, num_more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys and the values [texts, kv_heads, num_rows + num_more, dim] of texts at places [texts].
+    def read(
+        self, places: torch.Tensor, num_rows: int, num_more: int = 0, heads: slice = ALL_HEADS
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and the values [texts, heads, num_rows + num_more, dim] of texts at places [texts].
 
         Values behind a text's end are meaningless. The `num_more` values are 0.
         """
-        found = self._rows[:, :, :, :num_rows].index_select(1, places)
+        found = self._rows[:, :, heads, :num_rows].index_select(1, places)
         if num_more:
             found = torch.nn.functional.pad(found, (0, 0, 0, num_more))
         keys, values = found.unbind(0)

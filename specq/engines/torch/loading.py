@@ -5,16 +5,17 @@ For the supported models see `specq.engines.torch.supported` and `specq.engines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils import logging as transformers_logging
 
-from specq.checkpoints import draft_form, is_gguf, read_config
+from specq.checkpoints import draft_form, is_gguf, mtp_tensors, read_config, read_json
 from specq.engines.arithmetic import EXACT, ROUNDED
 from specq.engines.checkpoint import describe, resolve_checkpoint
 from specq.engines.native import ALONE, LoadedModel, Threads, kernels
@@ -35,6 +36,7 @@ from specq.protocol import ConfigError
 
 DEVICE_MEMORY_SHARE = 0.85  # of the memory that is free after loading the weights
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SAME_AS = {"mimo": "qwen2"}  # architectures that transformers does not have, which differ by their MTP layers only
 FUSED_CAPABILITY = (8, 0)  # bfloat16 on tensor cores
 
 
@@ -216,11 +218,12 @@ def _load_network(directory: Path, device: torch.device, dtype: torch.dtype | st
     read_config(directory)
     config = None
     try:
-        disable_progress_bar()  # type: ignore[no-untyped-call]
-        config = AutoConfig.from_pretrained(directory)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory, config=config, dtype=dtype, output_loading_info=True
-        )
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        config = _config(directory)
+        with _without_report(directory):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                directory, config=config, dtype=dtype, output_loading_info=True
+            )
         network, found = loaded
     except Exception as error:  # truncated files and a config.json without a model raise different errors
         reason = rotary.unknown_kind(config) or error
@@ -232,6 +235,26 @@ def _load_network(directory: Path, device: torch.device, dtype: torch.dtype | st
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise unsupported(network, "it uses sliding-window attention")
     return network.to(device).train(mode=False)
+
+
+def _config(directory: Path) -> Any:
+    """Return a directory's configuration, as that of the architecture that it has in fact."""
+    said = read_json(directory, "config.json")
+    if base := SAME_AS.get(str(said.get("model_type"))):
+        return AutoConfig.for_model(base, **{key: one for key, one in said.items() if key != "model_type"})
+    return AutoConfig.from_pretrained(directory)
+
+
+@contextmanager
+def _without_report(directory: Path) -> Iterator[None]:
+    """Do not let transformers report the tensors of MTP layers, which it does not read."""
+    before = transformers_logging.get_verbosity()
+    if mtp_tensors(directory):
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
 
 
 def _kv_shape(network: Any) -> tuple[int, int, int]:

@@ -123,7 +123,7 @@ def refused(heads: Path, target: Path, match: str) -> None:
         ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids is None, but must be"),
         (
             {"speculators_model_type": "dflash2"},
-            r"is 'dflash2' \(DFlash 2\); of the library .* reads 'eagle3' and 'dflash'",
+            r"is 'dflash2' \(DFlash 2\); of the library .* reads 'eagle3', 'peagle' and 'dflash'",
         ),
         ({"speculators_model_type": "dspark"}, r"is 'dspark' \(DSpark\); .* and block drafters must be 'dflash'"),
         (

@@ -297,8 +297,8 @@ def test_speculators_may_leave_out_defaults(tmp_path, kind):
             "is 'dflash'; of the library speculators specq reads .*, and EAGLE-3 heads must be 'eagle3'",
         ),
         (
-            {"speculators_model_type": "peagle"},
-            r"is 'peagle' \(P-EAGLE\); of the library speculators specq reads 'eagle3'",
+            {"speculators_model_type": "dspark"},
+            r"is 'dspark' \(DSpark\); of the library speculators specq reads 'eagle3', 'peagle' and 'dflash'",
         ),
         ({"transformer_layer_config": None}, "of the type NoneType, but must be an object with the sizes"),
         ({"layer": {"rope_parameters": {"partial_rotary_factor": 0.5}}}, "partial_rotary_factor is 0.5; EAGLE-3 heads"),

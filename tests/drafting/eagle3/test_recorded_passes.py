@@ -37,7 +37,7 @@ def test_kernels_that_do_not_run_are_done_without(plain: EagleHead) -> None:
     head = Eagle(plain, replays)
     assert head._recorded is not None
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise ValueError("no such instruction")
 
     head._recorded._passes._kernels = SimpleNamespace(texts=fail, trees=fail, most_ranked=16)  # type: ignore[assignment]
