@@ -1,14 +1,14 @@
 """Models with compressed weights: unpacked into the cache at first use.
 
 A directory is packed if it holds NAME.safetensors.xz and no NAME.safetensors beside it. `xz -d` does the same by hand,
-and a plain file is used directly. To pack a model, use the command in `tiny/README.md`. A model that shares tensors
-with others (`shared` of `checkpoints.draft_form`) stays plain: they expect it beside them.
+and a plain file is used directly. To pack a model, use the command in `tiny/README.md`.
 
-CACHE/models/PAIR/DIGEST/ROLE is a copy of the whole directory with unpacked weights.
+CACHE/models/PAIR/DIGEST/ROLE is a copy of the whole directory with unpacked weights. If the model has tensors of
+another one beside it (`shared` of `checkpoints.draft_form`), a copy of that is beside the copy.
 
 Rules:
 
-- The digest covers all files of the packed directory, so another version has another place.
+- The digest covers all files of the packed directories, so another version has another place.
 - A copy is always complete. One process at a time makes it beside its place. One rename moves it there.
 - An unpacked file is checked by the hash in its archive when it is made. Later it is checked by its size, which is
   faster. An incomplete copy is made again.
@@ -28,6 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
+from specq.checkpoints import read_json
 from specq.config import cache_dir
 from specq.protocol import ConfigError
 
@@ -39,8 +40,17 @@ _CHUNK_BYTES = 1 << 20
 
 
 def is_packed(model: Path) -> bool:
-    """Return whether some weights of a directory exist only compressed."""
-    return any(not file.with_suffix("").exists() for file in model.glob(_WEIGHTS))
+    """Return whether some weights that a directory needs exist only compressed."""
+    return any(not file.with_suffix("").exists() for one in _needed(model) for file in one.glob(_WEIGHTS))
+
+
+def _needed(model: Path) -> list[Path]:
+    """Return the directories of a model: its own, and the one beside it whose tensors it has, if there is one."""
+    if not model.is_dir():
+        return [model]
+    other = (model / str(read_json(model, "config.json").get("shared") or ".")).resolve()
+    is_beside = other.parent == model.resolve().parent and other != model.resolve() and other.is_dir()
+    return [model, other] if is_beside else [model]
 
 
 def unpacked(model: Path) -> Path:
@@ -52,11 +62,11 @@ def unpacked(model: Path) -> Path:
     if not is_packed(model):
         return model
     place = _place(model)
-    if not _is_whole(place, model):
+    for one in _needed(model):
         try:
-            _unpack(model, place)
+            _unpack(one, place.with_name(one.name))
         except OSError as error:
-            needed = f"{num_bytes(model) / 1e6:.1f} MB are needed"
+            needed = f"{num_bytes(one) / 1e6:.1f} MB are needed"
             raise ConfigError(
                 f"{model} cannot be unpacked into {place}: {error.strerror or error} ({needed}); set "
                 f"SPECQ_CACHE to another directory"
@@ -67,7 +77,7 @@ def unpacked(model: Path) -> Path:
 def find_unpacked(model: Path) -> Path | None:
     """Return the copy of a packed model if it exists and is complete. It unpacks no files."""
     place = _place(model)
-    return place if _is_whole(place, model) else None
+    return place if all(_is_whole(place.with_name(one.name), one) for one in _needed(model)) else None
 
 
 def num_bytes(model: Path) -> int:
@@ -145,7 +155,7 @@ def _place(model: Path) -> Path:
     """Return where the copy of a packed model is, or will be."""
     model = model.resolve()
     digest = hashlib.sha256()
-    for file in _files(model):
+    for file in (file for one in _needed(model) for file in _files(one)):
         found = file.stat()
         digest.update(f"{file.name} {_digest(file, found.st_size, found.st_mtime_ns)}\n".encode())
     return cache_dir() / "models" / model.parent.name / digest.hexdigest()[:16] / model.name
@@ -159,10 +169,9 @@ def _digest(file: Path, _size: int, _mtime_ns: int) -> str:
 
 
 def _unpack(model: Path, place: Path) -> None:
-    """Make the copy of a packed model, unless another process has made it meanwhile.
-
-    Raises OSError if it cannot be written.
-    """
+    """Make the copy of a packed model, unless there is one. Raises OSError if it cannot be written."""
+    if _is_whole(place, model):
+        return
     place.parent.mkdir(parents=True, exist_ok=True)
     with _alone(place.parent):
         if _is_whole(place, model):

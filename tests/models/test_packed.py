@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import lzma
 import os
 import random
@@ -32,6 +33,10 @@ WEIGHTS = random.Random(7).randbytes(300_000)
 TINY = {  # the weights by their hash: journals and verifiers know the pair by it
     "target": "117543c5d14dce288a2d473432c4cb4ff51ae3cb6cab210ee87aa885a658887f",
     "draft": "77432471490571a512a42b4507f1631ab1e739d572de78ff2123190e6502eef4",
+}
+SMOLLM2 = {  # draft models
+    "smollm2": "93564058f298dc1bc496574118b28c31b247becbc2758ed3a2b85f3bd2dfe96b",
+    "smollm2-parallel": "acf3003d756f161e5929126e0b79a3a379ec3f5e82a224e9b2e93bb543979bf9",
 }
 PATIENCE_S = 60
 
@@ -269,13 +274,46 @@ def test_the_bundled_pair_is_what_it_was(role):
     assert f"{unpacked_bytes(archive):,} bytes, packed {archive.stat().st_size:,} |" in card
 
 
-def test_models_that_others_take_tensors_from_are_plain():
-    """Those look beside themselves, and in the cache there is nothing beside a model."""
-    shapes = {path.parent: draft_form.draft_shape(path.parent) for path in HOME.glob("*/*/config.json")}
-    sharing = {model: shape.shared for model, shape in shapes.items() if shape and shape.shared}
+@each("name", SMOLLM2)
+def test_the_draft_models_of_smollm2_are_what_they_were(name):
+    """The parallel one has tensors of the other, whose copy is beside its own."""
+    place = Path(resolve_model(name, "draft"))
+    shape = draft_form.draft_shape(place)
+    assert shape is not None
+    owner, _ = draft_form.owner(place, shape)
+    found = hashlib.sha256((place / draft_form.WEIGHTS).read_bytes()).hexdigest()
+    assert (found, hashlib.sha256((owner / draft_form.WEIGHTS).read_bytes()).hexdigest()) == (
+        SMOLLM2[name],
+        SMOLLM2["smollm2"],
+    )
 
-    assert HOME / "smollm2" / "parallel" in sharing
-    assert not any(is_packed(model) or is_packed(model / shared) for model, shared in sharing.items())
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_what_a_model_takes_tensors_from_is_unpacked_beside_it(model, is_plain):
+    sharing = write_model(model.parent / "parallel", WEIGHTS[:1000])
+    (sharing / "config.json").write_text('{"shared": "../target"}')
+    if is_plain:
+        (sharing / "model.safetensors.xz").unlink()
+        (sharing / "model.safetensors").write_bytes(WEIGHTS[:1000])
+    assert is_packed(sharing)
+    assert find_unpacked(sharing) is None
+    place = unpacked(sharing)
+    assert (place.name, find_unpacked(sharing)) == ("parallel", place)
+    assert (place / "model.safetensors").read_bytes() == WEIGHTS[:1000]
+    beside = place / "../target/model.safetensors"
+    assert beside.read_bytes() == WEIGHTS
+    beside.write_bytes(b"cut off")
+    assert find_unpacked(sharing) is None
+    assert (unpacked(sharing), beside.read_bytes()) == (place, WEIGHTS)
+    write_model(model, WEIGHTS[::-1])
+    assert unpacked(sharing) != place, "another version of the other model has another place"
+
+
+@each("shared", ["../nowhere", "..", "../../small/target/../../else", "/", "."])
+def test_only_a_model_beside_it_is_unpacked_with_a_model(model, shared):
+    (model / "config.json").write_text(json.dumps({"shared": shared}))
+    place = unpacked(model)
+    assert [file.name for file in place.parent.iterdir() if file.is_dir()] == ["target"]
 
 
 def test_the_command_unpacks_ahead_and_says_where(pair):
