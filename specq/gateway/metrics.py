@@ -121,6 +121,13 @@ TABLE = (
     # drafters
     MetricLine(C, "specq_drafter_drafts", "Drafts that it sent.", WORKER, series.of_metrics("drafts")),
     MetricLine(C, "specq_drafter_tokens", "Draft tokens that it sent.", WORKER, series.of_metrics("draft_nodes")),
+    MetricLine(
+        C,
+        "specq_drafter_accepted_tokens",
+        "Its draft tokens that a verifier accepted.",
+        (*WORKER, "verifier"),
+        series.by_label("accepted_for"),
+    ),
     # vLLM's names
     MetricLine(G, "vllm:num_requests_running", "Jobs that a verifier has.", VLLM, series.of_loads("running")),
     MetricLine(G, "vllm:num_requests_waiting", "Jobs that no verifier has.", VLLM, series.of_loads("waiting")),

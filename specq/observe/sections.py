@@ -169,6 +169,21 @@ def speculation(snapshot: Snapshot, view: View) -> ViewSection:
     )
 
 
+def drafters(snapshot: Snapshot, view: View) -> ViewSection:
+    """Return a row for each draft worker and verifier that it drafts for, with its accepted tokens."""
+    rows = []
+    for worker in snapshot.of_role("draft"):
+        accepted, jobs = worker["metrics"].get("accepted_for", {}), worker.get("drafts_for", {})
+        for verifier in sorted({**accepted, **jobs}):
+            count = sum(accepted.get(verifier, ()))
+            rate = count / snapshot.seconds if snapshot.seconds else None
+            rows.append(
+                (clean(worker["name"], 14), clean(verifier, 14), jobs.get(verifier, 0), short(count), number(rate))
+            )
+    header = ("DRAFT WORKER", "VERIFIER", "JOBS", "ACCEPTED", "TOK/S")
+    return ViewSection("who drafts for whom", header, _filtered(rows, view))
+
+
 def drafting(snapshot: Snapshot, view: View) -> ViewSection:
     """Return the choice of each verifier at its present or last load, and the reason."""
     targets = [one for one in snapshot.report.get("workers", ()) if one.get("role") == "target"]
@@ -217,7 +232,7 @@ def queues(snapshot: Snapshot) -> str:
     return "; ".join(part for part in parts if part)
 
 
-SECTIONS = (workers, sessions, batches, speculation, drafting, steps, faults)
+SECTIONS = (workers, sessions, batches, drafters, speculation, drafting, steps, faults)
 
 
 def sections(snapshot: Snapshot, view: View) -> list[ViewSection]:

@@ -9,13 +9,15 @@ import pytest
 
 from specq.broker import Broker
 from specq.broker.jobs.reports import MOST_METRICS, status_report
+from specq.protocol import LEAST_OWN_LANE
 from specq.protocol.bounds import REPORT
 from specq.protocol.messages import Heartbeat
 from specq.protocol.stats import COUNTED_DEPTHS, MOST_ENTRIES
 from tests.broker.desk import VERIFIER, Desk, desk_with
+from tests.broker.test_steps import step_of
 
 
-def verdict(desk: Desk, tokens: list[int], mask: list[int], **fields: int) -> None:
+def verdict(desk: Desk, tokens: list[int], mask: list[int], **fields: Any) -> None:
     """Send a verdict of job 1 on some nodes. Nodes with a 1 were accepted."""
     desk.verdict(1, *tokens, node_ids=np.arange(len(mask)), mask=np.array(mask), **fields)
 
@@ -48,6 +50,57 @@ def test_what_is_counted_of_a_round() -> None:
     assert (rounds(desk)["accepted_lengths"][-1], rounds(desk)["accepted_tokens"]) == (1, 60)
     desk.verdict(1, 5, finish="stop")
     assert rounds(desk)["rounds"] == 3
+
+
+OWN_LANE = LEAST_OWN_LANE + 3
+
+
+@pytest.mark.parametrize("way", ["alone", "alone, lanes", "in a step"])
+def test_accepted_tokens_are_counted_for_the_draft_worker_and_the_verifier(way: str) -> None:
+    """Of two lanes. Nodes that were not accepted, of the verifier's own sources and of lanes that are gone add nothing;
+    nor does a verdict that comes twice."""
+    desk = Desk(drafters_per_job=2)
+    desk.add_drafter(b"ann")
+    desk.add_drafter(b"ben")
+    desk.submit(1, max_tokens=100)
+    ann, ben = (desk.job(1).drafters.lane_of(name) for name in (b"ann", b"ben"))
+    numbers = {id(lane): number for number, lane in desk.job(1).drafters.lanes.items()}
+    first, second = numbers[id(ann)], numbers[id(ben)]
+    lanes = [first, first, second, OWN_LANE, first, 200] if way != "alone" else [second] * 6
+    mask = [1, 1, 1, 1, 0, 1]
+    for _ in range(2):
+        if way == "in a step":
+            said = {"num_nodes": [6], "node_ids": range(6), "mask": mask, "node_lanes": lanes, "base_lens": [2]}
+            desk.back(step_of(desk, (1, [7, 8, 9, 4, 3]), **said))
+        else:
+            own = {} if way == "alone" else {"node_lanes": np.array(lanes)}
+            verdict(desk, [7, 8, 9, 4, 3], mask, base_len=2, seen=(second, 5), **own)
+    found = {worker["name"]: worker for worker in status_report(desk.broker.state)["workers"]}
+    counts = {name: found[name]["metrics"].get("accepted_for", {}) for name in ("ann", "ben", "v")}
+    assert counts == {"ann": {} if way == "alone" else {"v": 2}, "ben": {"v": 5 if way == "alone" else 1}, "v": {}}
+    assert [found[name].get("drafts_for") for name in ("ann", "ben", "v")] == [{"v": 1}, {"v": 1}, None]
+    assert rounds(desk)["accepted_tokens"] == 5
+    desk.leave()
+    found = {worker["name"]: worker for worker in status_report(desk.broker.state)["workers"]}
+    assert found["ben"]["metrics"] == {}
+    assert "drafts_for" not in found["ben"]
+
+
+@pytest.mark.parametrize("seen", [(), (-1, 3), (LEAST_OWN_LANE, 1), (2**31 - 1, 1)])
+def test_nodes_of_no_lane_of_a_draft_worker_count_for_nobody(seen: tuple[int, ...]) -> None:
+    desk = Desk()
+    desk.add_drafter(b"ann")
+    desk.submit(1, max_tokens=100)
+    verdict(desk, [7, 8], [1], seen=seen)
+    (found,) = (worker for worker in status_report(desk.broker.state)["workers"] if worker["name"] == "ann")
+    assert (found["metrics"], rounds(desk)["accepted_tokens"]) == ({}, 1)
+
+
+def test_lanes_that_do_not_fit_the_nodes_are_refused() -> None:
+    desk = desk_with(1)
+    verdict(desk, [7, 8], [1, 0], node_lanes=np.array([0]))
+    assert desk.broker.state.counts["dropped_back"] == 1
+    assert desk.job(1).transcript.num_tokens == 0
 
 
 def test_jobs_are_counted_by_model_and_whether_they_run() -> None:

@@ -73,7 +73,7 @@ def remembered(desk: Desk) -> dict[str, Any]:
         "rounds": {model: counts.to_dict() for model, counts in state.rounds.items()},
         "counts": dict(state.counts),
         "records": [write.record for write in desk.writes],
-        "workers": {worker.name: worker.num_tokens for worker in state.workers.all()},
+        "workers": {worker.name: (worker.num_tokens, worker.accepted_for) for worker in state.workers.all()},
         "read": read,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specq.observe.report import Snapshot, unused_sources
-from specq.observe.sections import NOT_USED, SECTIONS, View, plain, sections, sessions, short
+from specq.observe.sections import NOT_USED, SECTIONS, View, drafters, plain, sections, sessions, short
 from specq.protocol import COLOCATED, REMOTE, SUFFIX
 from specq.verifier.control.choices import Choice, DraftDecision
 from tests.each import each
@@ -36,6 +36,22 @@ def test_rates_are_by_the_brokers_clock():
 
     assert [(one["tokens_s"], one["steps_s"], one["drafts_s"]) for one in snapshot.workers] == [(100, 5, 0), (0, 0, 3)]
     assert (snapshot.tokens_s, snapshot.sessions[0]["tokens_s"], snapshot.sessions[0]["acceptance"]) == (100, 20, 0.75)
+
+
+def test_it_shows_who_drafts_for_whom():
+    """With accepted tokens a second between two reports, else all of them; also for a verifier without jobs now."""
+
+    def said(time_s: float, *accepted: int, **jobs: int):
+        counts = dict(zip(("v", "w"), accepted, strict=False))
+        return report(time_s, (worker("d", "draft", metrics={"accepted_for": counts}, drafts_for=jobs), worker("v")))
+
+    first, then = said(10.0, 100, v=3), said(12.0, 300, 8, v=2, x=1)
+    rows = [drafters(snapshot, View()).rows for snapshot in (Snapshot(first), Snapshot(then, first))]
+    assert rows == [
+        (("d", "v", 3, "100", "-"),),
+        (("d", "v", 2, "200", "100"), ("d", "w", 0, "8", "4.0"), ("d", "x", 1, "0", "0.0")),
+    ]
+    assert "who drafts for whom" in plain(Snapshot(then, first), View())
 
 
 def test_bytes_of_one_report_are_since_the_worker_registered():
@@ -276,7 +292,7 @@ def test_a_report_of_an_old_broker_is_shown_as_far_as_it_goes():
 
 def test_sections_without_rows_are_left_out():
     assert [one.title for one in sections(Snapshot(report()), View())] == []
-    assert len(SECTIONS) == 7
+    assert len(SECTIONS) == 8
 
 
 @each(

@@ -161,6 +161,9 @@ def test_the_map_shows_who_works(browser, url):
     assert names == ["target-1", "draft-1"]
     page.ask()
     page.wait(lambda: "0 finished" not in page.one("#map .quiet").text)
+    page.wait(lambda: "target-1 (" in page.one("#map tbody").text)
+    assert "<title>draft-1 drafts for target-1: " in page.one("#map").get_attribute("innerHTML")
+    assert page.complaints() == []
 
 
 def test_settings_are_kept_and_sent(browser, url):

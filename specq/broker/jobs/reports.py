@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -167,12 +167,15 @@ def status_report(state: BrokerState, asker: bytes = b"", num_sessions: int = 0)
     now, workers = state.clock.now, state.workers.all()
     shown = {worker.identity for worker in [*state.workers.verifiers(), *state.workers.drafters()][:MOST_METRICS]}
     num_running = sum(bool(job.session.verifier) for job in state.jobs.active.values())
+    drafted = _drafted(state)
     report = {
         "time_s": round(now, 6),
         "capabilities": list(BROKER_CAPABILITIES),
         "brokers": list(state.brokers),
         "models": state.workers.served_models(),
-        "workers": [_worker(worker, now, worker.identity in shown) for worker in workers],
+        "workers": [
+            _worker(worker, now, worker.identity in shown) | drafted.get(worker.identity, {}) for worker in workers
+        ],
         "jobs": {
             "waiting": len(state.jobs.active) - num_running,
             "running": num_running,
@@ -221,7 +224,22 @@ def _worker(worker: Worker, now: float, has_metrics: bool) -> dict[str, Any]:
         "capabilities": list(worker.hello.capabilities),
         "heard_s_ago": round(now - worker.last_seen, 3),
         "registered_s_ago": round(now - worker.joined_at, 3),
-    } | ({"metrics": worker.metrics} if has_metrics else {})
+    } | ({"metrics": worker.metrics | _accepted(worker)} if has_metrics else {})
+
+
+def _accepted(worker: Worker) -> dict[str, Any]:
+    """Return how many tokens of a draft worker were accepted, by verifier."""
+    return {"accepted_for": dict(worker.accepted_for)} if worker.accepted_for else {}
+
+
+def _drafted(state: BrokerState) -> dict[bytes, dict[str, Any]]:
+    """Return the number of running jobs that each draft worker in use drafts for, by verifier."""
+    counts: defaultdict[bytes, Counter[str]] = defaultdict(Counter)
+    for job in state.jobs.active.values():
+        if (verifier := state.workers.get(job.session.verifier)) is not None:
+            for drafter in job.drafters.identities():
+                counts[drafter][verifier.name] += 1
+    return {drafter: {"drafts_for": dict(found)} for drafter, found in counts.items()}
 
 
 def _sessions(state: BrokerState, asker: bytes, most: int) -> dict[str, Any]:

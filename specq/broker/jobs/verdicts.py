@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -26,9 +27,11 @@ from specq.broker.jobs.intake import Delivery, Intake
 from specq.broker.state.job import BrokerJob
 from specq.broker.state.ledger import added_record
 from specq.broker.state.memory import BrokerState, Send
+from specq.broker.state.registry import Worker
 from specq.broker.state.transcript import Commit, DrafterLane
 from specq.broker.workers.placement import Placement
 from specq.protocol import (
+    LEAST_OWN_LANE,
     MAX_NODES,
     ORIGIN_CODES,
     PLAIN,
@@ -50,6 +53,7 @@ _TOKENS = array_frame(Verdict, "token_ids")
 _NODES = array_frame(Verdict, "node_ids")
 _MASK = array_frame(Verdict, "mask")
 _ORIGINS = array_frame(Verdict, "origins")
+_LANES = array_frame(Verdict, "node_lanes")
 _are_tokens = cast("Callable[[bytes], object]", TOKEN_IDS.is_plain)
 _are_origins = cast("Callable[[bytes], object]", bounds.ORIGIN_BYTES.is_plain)
 _PLAIN = bytes([ORIGIN_CODES[PLAIN]])
@@ -154,10 +158,19 @@ class VerdictHandler:
             self.state.rounds[job.request.model].add(job.transcript, commit, num_new)
             if (worker := self.state.workers.get(verifier)) is not None:
                 worker.num_tokens += num_new
+                if job.drafters and commit.lanes:
+                    self._credit(job, commit.lanes, worker)
             if job.trace is not None and job.trace.in_all_processes:
                 counts = (commit.base_len, len(commit.token_ids), commit.num_nodes, commit.num_accepted)
                 job.trace.add_often(self.state.clock.now, "verdict", *counts, *commit.us)
         return known
+
+    def _credit(self, job: BrokerJob, lanes: bytes, verifier: Worker) -> None:
+        """Count the accepted nodes, by their lanes, for the draft workers that drafted them."""
+        for number in lanes:
+            lane = job.drafters.lanes.get(number)
+            if lane is not None and (drafter := self.state.workers.get(lane.drafter)) is not None:
+                drafter.accepted_for[verifier.name] += 1
 
     def _journal(self, added: Sequence[Added]) -> None:
         """Journal the tokens that verdicts added to jobs. Without a journal, the clients may receive them now."""
@@ -180,7 +193,9 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
     tokens = frames[_TOKENS] if len(frames) > _TOKENS else b""
     nodes = frames[_NODES] if len(frames) > _NODES else b""
     mask = frames[_MASK] if len(frames) > _MASK else b""
-    if len(tokens) % 4 or len(nodes) != 4 * len(mask) or len(mask) > MAX_NODES:
+    only = next((lane for lane in header.get("seen", ())[:1] if 0 <= lane < LEAST_OWN_LANE), LEAST_OWN_LANE)
+    lanes = (frames[_LANES] if len(frames) > _LANES else b"") or bytes([only]) * len(mask)
+    if len(tokens) % 4 or len(nodes) != 4 * len(mask) or len(lanes) != len(mask) or len(mask) > MAX_NODES:
         raise ProtocolError(f"a verdict's arrays do not fit together, or have more than {MAX_NODES} nodes")
     if not _are_tokens(tokens):
         raise ProtocolError(f"verdict.token_ids must be {TOKEN_IDS.allowed}")
@@ -201,7 +216,7 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
         raw=tokens,
         origins=origins,
         num_nodes=len(mask),
-        num_accepted=mask.count(1),
+        lanes=bytes(compress(lanes, mask)),
         num_bytes=sum(map(len, frames)),
     )
 
@@ -210,18 +225,18 @@ def commits_of(step: Verdicts) -> Iterator[Commit]:
     """Yield the verdicts of a step. Its arrays must fit together."""
     tokens, raw, origins = step.token_ids.tolist(), step.token_ids.tobytes(), step.origins.tobytes()
     ends, node_ends = ends_of_parts(step.num_tokens), ends_of_parts(step.num_nodes)
-    accepted = ends_of_parts(step.mask)[node_ends]
+    accepted, lanes = ends_of_parts(step.mask)[node_ends], step.node_lanes[step.mask != 0].tobytes()
     num_bytes = _PER_SESSION + _PER_TOKEN * step.num_tokens + _PER_NODE * step.num_nodes + _PER_SEEN * step.num_seen
     of_verdicts = step.session_ids, step.epochs, step.base_lens, step.waited_us, num_bytes, step.num_nodes
-    columns = *of_verdicts, accepted[1:] - accepted[:-1], ends[:-1], ends[1:]
+    columns = *of_verdicts, accepted[:-1], accepted[1:], ends[:-1], ends[1:]
     prob, us = step.min_accept_prob, step.step_us
-    for session_id, epoch, base_len, waited, size, nodes, num_accepted, start, end in zip(
+    for session_id, epoch, base_len, waited, size, nodes, first, last, start, end in zip(
         *(column.tolist() for column in columns), strict=True
     ):
         own, own_raw, own_origins = tokens[start:end], raw[4 * start : 4 * end], origins[start:end]
         yield Commit(
             session_id, epoch, base_len, "", prob, (us, waited), _NO_STATS, 0, own, own_raw, own_origins,
-            nodes, num_accepted, size,
+            nodes, lanes[first:last], size,
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ drafts from the text alone, and fits all verifiers.
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +52,7 @@ class Worker:
     is_unreachable: bool = False  # it never confirmed an `Open`, and has confirmed none since then
     num_tokens: int = 0  # tokens that it has committed
     num_drafts: int = 0  # drafts that it has sent
+    accepted_for: Counter[str] = field(default_factory=Counter)  # its drafted tokens that verifiers accepted, by name
     num_unanswered: int = 0  # of a verifier: drafts sent to it since its last message
     sent_bytes: int = 0  # of its messages to this broker, as it encoded them
     received_bytes: int = 0  # the same of messages to it
@@ -241,7 +242,9 @@ class WorkerRegistry:
 
     def remove(self, identity: bytes) -> Worker | None:
         self._fitting.clear()
-        self._verifiers.pop(identity, None)
+        if (verifier := self._verifiers.pop(identity, None)) is not None:
+            for drafter in self.drafters():
+                drafter.accepted_for.pop(verifier.name, None)
         return self._workers.pop(identity, None)
 
     def verifiers(self, model: str = "") -> list[Worker]:

@@ -19,7 +19,7 @@ from specq.protocol import COUNTED_DEPTHS, LEAST_OWN_LANE, Failed, Int32Array, L
 class Commit:
     """The broker's part of a verdict, with the fields of `Verdict`.
 
-    `raw` is the frame of its tokens. `origins` has the code of each token.
+    `raw` is the frame of its tokens. `origins` has the code of each token. `lanes` has the lane of each accepted node.
     """
 
     session_id: int
@@ -34,8 +34,12 @@ class Commit:
     raw: bytes
     origins: bytes
     num_nodes: int
-    num_accepted: int
+    lanes: bytes
     num_bytes: int
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.lanes)
 
 
 class Transcript:

@@ -2,8 +2,8 @@
 
 import { make, drawn, rounded } from "./dom.js";
 
-const WIDTH = 320, ROW = 46, BOX = { width: 104, height: 34 };
-const COLUMNS = { gateway: 4, broker: 4, worker: WIDTH - BOX.width - 4 };
+const WIDTH = 344, ROW = 46, BOX = { width: 104, height: 34 };
+const COLUMNS = { gateway: 4, broker: 4, worker: WIDTH - BOX.width - 28 };
 const MOST_SHOWN = 8;
 
 export class WorkMap {
@@ -11,7 +11,7 @@ export class WorkMap {
     this.before = null; // {at, report}
     this.picture = drawn("svg", { "aria-hidden": "true", class: "map" });
     this.rows = make("tbody");
-    const heads = ["worker", "role", "jobs", "steps/s"].map((name) => make("th", { scope: "col" }, name));
+    const heads = ["worker", "role", "jobs", "steps/s", "drafts for (accepted tokens/s)"].map((name) => make("th", { scope: "col" }, name));
     this.sum = make("p", { class: "quiet" });
     parent.append(this.picture, this.sum,
       make("table", {}, make("caption", { class: "hidden" }, "Workers"), make("thead", {}, make("tr", {}, ...heads)), this.rows));
@@ -20,11 +20,15 @@ export class WorkMap {
   show(report) {
     const now = performance.now();
     const seconds = this.before ? (now - this.before.at) / 1000 : 0;
-    const steps = new Map((this.before?.report.workers ?? []).map((worker) => [identity(worker), worker.steps]));
-    const workers = report.workers.map((worker) => ({
-      ...worker,
-      rate: seconds && steps.has(identity(worker)) ? Math.max(0, worker.steps - steps.get(identity(worker))) / seconds : 0,
-    })).toSorted((a, b) => (a.role === b.role ? a.name.localeCompare(b.name) : a.role === "target" ? -1 : 1));
+    const known = new Map((this.before?.report.workers ?? []).map((worker) => [identity(worker), worker]));
+    const workers = report.workers.map((worker) => {
+      const former = known.get(identity(worker));
+      const rate = (now, before) => (seconds && former ? Math.max(0, (now ?? 0) - (before ?? 0)) / seconds : 0);
+      const accepted = worker.metrics?.accepted_for ?? {}, earlier = former?.metrics?.accepted_for ?? {};
+      const served = new Set([...Object.keys(worker.drafts_for ?? {}), ...Object.keys(accepted)]);
+      const pairs = [...served].sort().map((name) => ({ name, rate: rate(accepted[name], earlier[name]) }));
+      return { ...worker, rate: rate(worker.steps, former?.steps), pairs };
+    }).toSorted((a, b) => (a.role === b.role ? a.name.localeCompare(b.name) : a.role === "target" ? -1 : 1));
     this.before = { at: now, report };
     this.#draw(report, workers);
     this.#tell(report, workers);
@@ -37,9 +41,12 @@ export class WorkMap {
     const places = [middle - ROW, middle];
     this.picture.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
     const lines = shown.map((worker, i) => line(places[1] + BOX.height / 2 - 8, i * ROW + 6 + BOX.height / 2, worker));
+    const places_of = new Map(shown.map((worker, i) => [worker.role === "target" ? worker.name : "", i]));
+    const arcs = shown.flatMap((worker, i) => worker.pairs.filter((pair) => places_of.has(pair.name))
+      .map((pair) => arc(i, places_of.get(pair.name), worker, pair)));
     const busy = report.jobs.running + report.jobs.waiting > 0;
     this.picture.replaceChildren(
-      ...lines,
+      ...lines, ...arcs,
       drawn("path", { class: `wire ${busy ? "busy" : ""}`, d: `M${COLUMNS.broker + BOX.width / 2} ${places[0] + BOX.height} V${places[1]}` }),
       box(COLUMNS.gateway, places[0], "gateway", "this page", "gateway"),
       box(COLUMNS.broker, places[1] - 2, "broker", `${report.jobs.running} running, ${report.jobs.waiting} waiting`, "broker"),
@@ -52,7 +59,8 @@ export class WorkMap {
     this.sum.textContent = `Jobs: ${running} running, ${waiting} waiting, ${finished} finished. Journal: ${report.journal.records} records.`;
     this.rows.replaceChildren(...workers.map((worker) => make("tr", {},
       make("th", { scope: "row" }, worker.name), make("td", {}, worker.state === "ready" ? does(worker) : worker.state),
-      make("td", {}, String(worker.jobs)), make("td", {}, rounded(worker.rate, 0)))));
+      make("td", {}, String(worker.jobs)), make("td", {}, rounded(worker.rate, 0)),
+      make("td", {}, worker.pairs.map((pair) => `${pair.name} (${rounded(pair.rate, 0)})`).join(", ")))));
   }
 }
 
@@ -65,6 +73,16 @@ function line(from, to, worker) {
   const path = drawn("path", { class: `wire ${worker.role} ${worker.rate ? "busy" : ""}`,
     d: `M${left} ${from} C${middle} ${from} ${middle} ${to} ${right} ${to}` });
   path.style.strokeWidth = width;
+  return path;
+}
+
+// From a draft worker to a verifier that it drafts for, at the right of both.
+function arc(from, to, worker, pair) {
+  const right = COLUMNS.worker + BOX.width, [start, end] = [from, to].map((place) => place * ROW + 6 + BOX.height / 2);
+  const path = drawn("path", { class: `wire draft ${pair.rate ? "busy" : ""}`,
+    d: `M${right} ${start} C${right + 26} ${start} ${right + 26} ${end} ${right} ${end}` },
+  drawn("title", {}, `${worker.name} drafts for ${pair.name}: ${rounded(pair.rate, 0)} accepted tokens/s`));
+  path.style.strokeWidth = pair.rate ? Math.min(5, 1.5 + Math.log10(1 + pair.rate)) : 1.5;
   return path;
 }
 
