@@ -72,6 +72,27 @@ def measure(
         texts.close()
 
 
+def measure_prompts(
+    engine: Engine, lengths: Sequence[int], sessions: Sequence[int], repeats: int
+) -> Iterator[tuple[str, list[float]]]:
+    """Yield each kind of step with prompts and the milliseconds of its repetitions.
+
+    A step computes the whole prompts of new sessions, `lengths` tokens each, and draws their first tokens.
+    """
+    rng = np.random.default_rng(1)
+    for count, length in product(sessions, lengths):
+        times = list[float]()
+        for _ in range(WARM_UP + repeats):
+            prompts = rng.integers(0, engine.info.num_tokens, (count, length)).astype(np.int32)
+            steps = [SessionStep(i, engine.open(i, prompt), prompt, GREEDY) for i, prompt in enumerate(prompts)]
+            started = time.perf_counter()
+            engine.step(steps)
+            times.append(1e3 * (time.perf_counter() - started))
+            for i in range(count):
+                engine.close(i)
+        yield f"prompts S={count} N={length} step", times[WARM_UP:]
+
+
 def greedy_steps(
     engine: Engine, sessions: Sequence[int], drafts: Sequence[int], context: int
 ) -> Iterator[tuple[str, Callable[[], object]]]:

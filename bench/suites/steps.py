@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import click
 
-from bench.engine_steps import greedy_steps, measure
+from bench.engine_steps import greedy_steps, measure, measure_prompts
 from bench.report import Figure, Report, figure, show, tell
 from bench.suite import COUNT, option, repeatable, suite
 from specq.config import parsed, read_own
@@ -28,6 +29,7 @@ MAX_STEP_ROWS, KV_SLOTS = 2048, 1 << 14
 @repeatable("--sessions", COUNT, (1, 8), "Number of sessions.")
 @repeatable("--drafts", click.IntRange(0), (0, 4, 8), "Drafted tokens of each session.")
 @option("--context", click.IntRange(2), 256, "Tokens of context before the step.")
+@repeatable("--prompt prompts", COUNT, (), "Also time steps with prompts of this many tokens.", show_default="none")
 @option("--repeats", COUNT, 22, "Number of counted steps of each kind.")
 @click.option(
     "--kernels",
@@ -42,23 +44,31 @@ def command(
     sessions: tuple[int, ...],
     drafts: tuple[int, ...],
     context: int,
+    prompts: tuple[int, ...],
     repeats: int,
     kernels: bool,
     **options: Any,
 ) -> None:
-    """Time verify steps of sessions with chains of random drafts, through the common interface of engines."""
-    asked = {"engine": engine, "model": model, "sessions": sessions, "drafts": drafts, "context": context}
+    """Time verify steps of sessions with chains of random drafts, through the common interface of engines.
+
+    With --prompt also steps that compute whole prompts of --sessions new sessions.
+    """
+    shapes = {"sessions": sessions, "drafts": drafts, "context": context, "prompts": prompts}
+    asked = {"engine": engine, "model": model} | shapes
     if kernels:
         from bench.device import check_device  # imports torch, as an engine does
 
         check_device()
     report.update(settings=asked | options | {"repeats": repeats, "kernels": kernels})
-    began, rows = time.perf_counter(), max(max(sessions) * (1 + max(drafts)), MAX_STEP_ROWS)
+    began, rows = time.perf_counter(), max(max(sessions) * max(1 + max(drafts), *prompts, 1), MAX_STEP_ROWS)
     found: dict[str, Figure] = {}
     with _loaded(engine, model, max_sessions=max(sessions), max_step_rows=rows, **options) as running:
         about = {"dtype": running.info.dtype, "kv_slots": running.info.kv_slots}
         report.update(results=about | {"start_s": round(time.perf_counter() - began, 1)})
-        for kind, times in measure(running, sessions, drafts, context, repeats):
+        timed = chain(
+            measure(running, sessions, drafts, context, repeats), measure_prompts(running, prompts, sessions, repeats)
+        )
+        for kind, times in timed:
             found[kind] = figure("ms", times)
             report.update(figures=found)
             tell(f"{kind}: {found[kind]['median']:.3f} ms")
