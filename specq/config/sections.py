@@ -224,7 +224,7 @@ class TargetConfig(Section):
     heads: str = option(
         "",
         "Medusa heads, an EAGLE-3 head or a block drafter for this process: a directory or a name from `specq models`. "
-        "Default: none.",
+        "With vllm also `mtp`. Default: none.",
     )
     heads_tree: str = option(
         "",

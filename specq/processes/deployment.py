@@ -19,6 +19,7 @@ from pathlib import Path
 
 from specq.config import AUTO_DRAFTERS, NO_MODEL, Config, DraftConfig, TargetConfig, options_of, own_options
 from specq.drafting import DRAFTERS, SAME, DrafterSpec, speculators_form
+from specq.drafting.head_kinds import check_for_engine
 from specq.drafting.medusa import form as medusa_form
 from specq.engines import ENGINES, EngineSpec, check_no_gguf
 from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
@@ -86,8 +87,14 @@ def _gguf(name: str, role: str, needed_by: str) -> list[str]:
 def _wrong_sources(chosen: Config, engine: EngineSpec) -> Iterator[str]:
     """Yield the configured drafting methods that the engine does not support."""
     target = chosen.target
-    if target.heads and not engine.takes_heads:
+    if target.heads and not (engine.takes_heads or engine.runs_heads):
         yield f"the {target.engine} engine does not support heads: leave --heads out, or use the torch engine"
+    if target.heads_tree and engine.runs_heads:
+        yield f"the {target.engine} engine drafts no trees with heads, only chains: leave --heads-tree out"
+    if target.heads and engine.runs_heads and target.heads not in engine.own_heads:
+        yield from _reasons(
+            lambda: check_for_engine(find_model(target.heads, HEADS), find_model(target.model, "target"), target.model)
+        )
     if target.lookahead and not engine.takes_scratch:
         yield f"the {target.engine} engine does not support lookahead: leave --lookahead out, or use the torch engine"
 
@@ -270,7 +277,8 @@ def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
 def models_of(chosen: Config) -> list[tuple[str, str]]:
     """Return the models of a placed configuration, each with its role."""
     target, draft, proposer = chosen.target, chosen.draft, DRAFTERS.resolve(chosen.draft.proposer)
-    named = [(target.model, "target"), (target.draft_model, "draft"), (target.heads, HEADS)]
+    heads = "" if target.heads in ENGINES.resolve(target.engine).own_heads else target.heads
+    named = [(target.model, "target"), (target.draft_model, "draft"), (heads, HEADS)]
     if chosen.up.drafters and proposer.needs_model:
         named += [
             (draft.model, HEADS if proposer.reads_target else "draft"),
