@@ -21,6 +21,7 @@ DEFAULT_BROKER = "tcp://127.0.0.1:5750"
 DURABILITIES = ("full", "process")
 AUTO_DRAFTERS = -1
 NO_MODEL = "none"  # the name of no draft model, even if one could be found
+MTP = "mtp"  # the name of the heads that are an MTP layer of the target itself
 NO_ADDRESS = "none"  # where a verifier listens that only dials out
 VOCABULARIES = ("same", "shared", "text")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -224,7 +225,7 @@ class TargetConfig(Section):
     heads: str = option(
         "",
         "Medusa heads, an EAGLE-3 head or a block drafter for this process: a directory or a name from `specq models`. "
-        "A target's own directory: its MTP layer, which is the default of `specq up`. `none`: no heads.",
+        "`mtp`: the target's own MTP layer, which `specq up` uses by default, but not with vllm. `none`: no heads.",
     )
     heads_tree: str = option(
         "",

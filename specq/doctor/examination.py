@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from specq.config import NO_MODEL, Config, TargetConfig, options_of
+from specq.config import MTP, NO_MODEL, Config, TargetConfig, options_of
 from specq.doctor import engines, installation, pair
 from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
@@ -101,7 +101,8 @@ def examine(question: Question, tell: Tell) -> Examination:
     memory = installation.available_memory()
     gpu_bytes = _gpu_bytes() * engines.num_devices(config)
     arithmetic = str(options_of(config.target).get("arithmetic", AUTO))
-    found = pair.look(config.target.model, config.draft.model, memory, gpu_bytes, config.target.heads, arithmetic)
+    heads = "" if config.target.heads == MTP else config.target.heads  # the engine's own
+    found = pair.look(config.target.model, config.draft.model, memory, gpu_bytes, heads, arithmetic)
     target = found.target.path if found.target else None
     if not question.config.draft.model and (reason := drafted_by(question.config).reason):
         checks.append(Check("draft choice", OK, reason))
@@ -135,7 +136,7 @@ def _with_models(config: Config) -> Config:
     Raises ConfigError for a named model that is missing.
     """
     for name, role in ((config.target.model, "target"), (config.draft.model, "draft"), (config.target.heads, HEADS)):
-        if name and (name != NO_MODEL or role == "target"):
+        if name and (name not in (NO_MODEL, MTP) or role == "target"):
             find_model(name, role)
     chosen = placed(config)
     return replace(

@@ -10,11 +10,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specq.checkpoints import read_json
 from specq.drafting.block import form as block_form
 from specq.drafting.eagle3 import form as eagle_form
 from specq.drafting.eagle3 import mtp_form
+from specq.drafting.head_checks import check_target
+from specq.drafting.head_config import HeadShape, check_layers
 from specq.drafting.medusa import form as medusa_form
-from specq.protocol import BLOCK, EAGLE, MEDUSA, ModelInfo
+from specq.engines import local_checkpoint, read_info
+from specq.protocol import BLOCK, EAGLE, MEDUSA, ConfigError, ModelInfo
 
 
 class HeadKind(NamedTuple):
@@ -65,3 +69,31 @@ def own_heads(target: str) -> str:
 def kind_of(heads: Path) -> HeadKind:
     """Return the kind of heads in a directory: Medusa heads, if its config.json is of no other kind."""
     return next(kind for kind in KINDS if kind.is_of(heads))
+
+
+def check_for_engine(heads: str, model: str, name: str) -> None:
+    """Raise ConfigError for heads that the vllm engine does not run, or that do not fit a local target.
+
+    Only headers and the config.json of both are read. `model`: the target's checkpoint or hub name, `name`: what
+    messages call it.
+    """
+    directory, here = Path(heads), local_checkpoint(model)
+    if not directory.is_dir():
+        return
+    kind = kind_of(directory)
+    if kind.called not in (eagle_form.KIND, block_form.KIND):
+        instead = "use --heads mtp" if kind.is_target else "leave --heads out, or use the torch engine"
+        raise ConfigError(
+            f"the vllm engine does not run {kind.called} ({heads}), but EAGLE-3 heads and block drafters: {instead}"
+        )
+    shape = kind.check(directory)
+    if isinstance(shape, block_form.BlockShape) and (shape.norms_states or shape.mask_token_id is None):
+        raise ConfigError(
+            f"{heads} is {kind.called} in specq's own form, which vLLM does not read: use the torch engine"
+        )
+    if here is None or not here.is_dir():
+        return
+    assert isinstance(shape, HeadShape)
+    said = read_json(here, "config.json")
+    check_target(directory, shape, int(said["hidden_size"]), read_info(here, name))
+    check_layers(shape.layers, int(said["num_hidden_layers"]), kind.called)

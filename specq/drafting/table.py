@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from specq.config import OwnOptions
 from specq.drafting.interface import Drafter
-from specq.protocol import BLOCK, COLOCATED, EAGLE, GRAMMAR, LOOKAHEAD, MEDUSA, SUFFIX
+from specq.protocol import BLOCK, COLOCATED, EAGLE, GRAMMAR, LOOKAHEAD, MEDUSA, OF_ENGINE, SUFFIX
 from specq.runtime import Table, resolve
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ METHODS = (  # a verifier asks its sources in this order
     Method(source=MEDUSA, make="specq.drafting.medusa.source:make"),
     Method("eagle3", "specq.drafting.eagle3.spec:EAGLE3", EAGLE, "specq.drafting.eagle3.source:make"),
     Method("block", "specq.drafting.block.spec:BLOCK_DRAFTER", BLOCK, "specq.drafting.block.source:make"),
+    Method(source=OF_ENGINE, make="specq.drafting.of_engine.source:make"),
     Method("ngram", "specq.drafting.suffix.ngram:NGRAM", SUFFIX, "specq.drafting.suffix.source:make"),
     Method(source=LOOKAHEAD, make="specq.drafting.lookahead.source:make"),
     Method(source=GRAMMAR, make="specq.drafting.grammar.source:make"),  # continues the drafts of the others

@@ -156,6 +156,8 @@ class EngineSpec:
     - check: raises ConfigError if what runs a model is not installed. Arguments: the model's path, device and dtype.
     - takes_gguf: whether it loads GGUF files.
     - takes_heads: whether it returns the hidden states that heads draft from.
+    - runs_heads: whether `make` also takes `heads` and `levels`, so that the engine itself drafts with them.
+    - own_heads: what `heads` may also be, besides a directory: drafters that the engine has without one.
     - takes_scratch: whether its steps take scratch rows, which lookahead decoding needs.
     """
 
@@ -168,6 +170,8 @@ class EngineSpec:
     colocates: bool = False
     takes_gguf: bool = True
     takes_heads: bool = True
+    runs_heads: bool = False
+    own_heads: tuple[str, ...] = ()
     takes_scratch: bool = True
 
 
@@ -188,6 +192,11 @@ class Computed:
 def takes_unread(engine: Engine) -> bool:
     """Return whether a step may have draft tokens unread by the host; see `OverlappingEngine`."""
     return engine.overlaps and cast("OverlappingEngine", engine).takes_unread
+
+
+def own_levels(engine: Engine) -> int:
+    """Return how many tokens the engine's own drafter drafts behind a step (`Tap.drafts`). 0: it has none."""
+    return int(getattr(engine, "own_levels", 0))
 
 
 def judges_late(engine: Engine) -> bool:

@@ -17,9 +17,9 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from specq.config import AUTO_DRAFTERS, NO_MODEL, Config, DraftConfig, TargetConfig, options_of, own_options
+from specq.config import AUTO_DRAFTERS, MTP, NO_MODEL, Config, DraftConfig, TargetConfig, options_of, own_options
 from specq.drafting import DRAFTERS, SAME, DrafterSpec, speculators_form
-from specq.drafting.head_kinds import own_heads
+from specq.drafting.head_kinds import check_for_engine, own_heads
 from specq.drafting.medusa import form as medusa_form
 from specq.engines import ENGINES, EngineSpec, check_no_gguf
 from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
@@ -87,8 +87,16 @@ def _gguf(name: str, role: str, needed_by: str) -> list[str]:
 def _wrong_sources(chosen: Config, engine: EngineSpec) -> Iterator[str]:
     """Yield the configured drafting methods that the engine does not support."""
     target = chosen.target
-    if target.heads and not engine.takes_heads:
+    if target.heads and not (engine.takes_heads or engine.runs_heads):
         yield f"the {target.engine} engine does not support heads: leave --heads out, or use the torch engine"
+    if target.heads == MTP and MTP not in engine.own_heads:
+        yield f"{target.model} is no directory with an MTP layer that specq computes (docs/heads.md): leave --heads out"
+    if target.heads_tree and engine.runs_heads:
+        yield f"the {target.engine} engine drafts no trees with heads, only chains: leave --heads-tree out"
+    if target.heads and engine.runs_heads and target.heads not in engine.own_heads:
+        yield from _reasons(
+            lambda: check_for_engine(find_model(target.heads, HEADS), find_model(target.model, "target"), target.model)
+        )
     if target.lookahead and not engine.takes_scratch:
         yield f"the {target.engine} engine does not support lookahead: leave --lookahead out, or use the torch engine"
 
@@ -201,12 +209,14 @@ def _with_speculator(config: Config) -> Config:
 def _with_own_heads(config: Config) -> Config:
     """Return the configuration with the target's own MTP layer as its heads, if neither heads nor a draft model is set.
 
-    The heads `none` stand for no heads.
+    The heads `none` stand for no heads, and `mtp` for that layer.
     """
-    target = config.target
+    target, reads_heads = config.target, ENGINES.resolve(config.target.engine).takes_heads
     if target.heads == NO_MODEL:
         return replace(config, target=replace(target, heads=""))
-    if target.heads or target.draft_model or config.draft.model or not ENGINES.resolve(target.engine).takes_heads:
+    if target.heads == MTP and reads_heads:
+        return replace(config, target=replace(target, heads=own_heads(target.model) or MTP))
+    if target.heads or target.draft_model or config.draft.model or not reads_heads:
         return config
     return replace(config, target=replace(target, heads=own_heads(target.model)))
 
@@ -289,7 +299,8 @@ def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
 def models_of(chosen: Config) -> list[tuple[str, str]]:
     """Return the models of a placed configuration, each with its role."""
     target, draft, proposer = chosen.target, chosen.draft, DRAFTERS.resolve(chosen.draft.proposer)
-    named = [(target.model, "target"), (target.draft_model, "draft"), (target.heads, HEADS)]
+    heads = "" if target.heads == MTP else target.heads
+    named = [(target.model, "target"), (target.draft_model, "draft"), (heads, HEADS)]
     if chosen.up.drafters and proposer.needs_model:
         named += [
             (draft.model, HEADS if proposer.reads_target else "draft"),

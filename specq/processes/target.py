@@ -17,8 +17,9 @@ from typing import Any
 import structlog
 import zmq
 
-from specq.config import NO_ADDRESS, NO_MODEL, TargetConfig, own_options
+from specq.config import MTP, NO_ADDRESS, NO_MODEL, TargetConfig, own_options
 from specq.drafting import SAME, bridge, make_sources
+from specq.drafting.head_kinds import check_for_engine, own_heads
 from specq.engines import (
     ENGINES,
     Engine,
@@ -26,6 +27,7 @@ from specq.engines import (
     check_whole,
     drafts_on,
     local_checkpoint,
+    own_levels,
     read_info,
     takes_masks,
     tokenizer_files,
@@ -291,10 +293,17 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     tell(f"loading {named}")
     model = resolve_model(named, "target")
     draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
-    heads = resolve_model(config.heads, HEADS) if config.heads not in ("", NO_MODEL) else ""
+    heads = "" if config.heads == NO_MODEL else config.heads
+    if heads == MTP and spec.takes_heads:
+        heads = own_heads(named) or MTP
+    if heads and heads not in spec.own_heads:
+        heads = resolve_model(heads, HEADS)
     if draft_model:
         check_draft_model(config, model, draft_model)
     prefill_rows = max(config.max_prefill_rows or spec.prefill_rows, config.max_step_rows)
+    if heads and spec.runs_heads:
+        check_for_engine(heads, model, named)
+        own, heads = {**own, "heads": heads, "levels": config.chain}, ""
     engine = _make_engine(spec, config, model, named, prefill_rows, own)
     tell("preparing steps")
     unhelped, curve = step_curves(engine, profiled_rows(engine.jumps, config.max_step_rows))
@@ -312,6 +321,7 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
         target=model,
         heads=heads,
         draft_tokenizer=tokenizer_of(config.draft_model, "draft") if config.draft_model else "",
+        own_levels=own_levels(engine),
     )
     sources = list(make_sources(setup))
     prepare_steps(engine, sources, prefill_rows, config.max_sessions)

@@ -138,6 +138,7 @@ from specq.protocol.origins import (
     LOOKAHEAD_LANE,
     LOOKUP,
     MEDUSA,
+    OF_ENGINE,
     ORIGIN_CODES,
     ORIGIN_OF_LANE,
     ORIGINS,
@@ -154,7 +155,7 @@ from specq.protocol.origins import (
 from specq.protocol.params import MAX_SEED, SamplingParams, Speculation, Values
 from specq.protocol.stats import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US, RenamedCounts, SessionStats
 from specq.protocol.status_report import report_of, status_of
-from specq.protocol.step_output import FINAL, NO_TAP, SessionRows, StepOutput, Tap
+from specq.protocol.step_output import FINAL, NO_DRAFTS, NO_TAP, SessionRows, StepOutput, Tap
 from specq.protocol.types import (
     NO_SCORED,
     NO_SCRATCH,
@@ -243,11 +244,13 @@ __all__ = [
     "MOST_LEVELS",
     "NAME",
     "NO_ACTIVATIONS",
+    "NO_DRAFTS",
     "NO_SCORED",
     "NO_SCRATCH",
     "NO_TAP",
     "NO_TOKENS",
     "NO_TREE",
+    "OF_ENGINE",
     "OLDEST_VERSION",
     "ORIGINS",
     "ORIGIN_CODES",

@@ -40,10 +40,11 @@ TABLE = (  # a code is an index
     Origin("eagle3", "EAGLE-3 head", 251),
     Origin("grammar", "grammar", 250),  # the only tokens that a job's grammar allows
     Origin("block", "block drafter", 249),
+    Origin("engine", "drafter of the engine", 248),  # which the engine runs within its steps
 )
 ORIGINS = tuple(origin.name for origin in TABLE)
 OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, *_OF_VERIFIERS = ORIGINS
-COLOCATED, SUFFIX, LOOKAHEAD, MEDUSA, EAGLE, GRAMMAR, BLOCK, *_ = _OF_VERIFIERS
+COLOCATED, SUFFIX, LOOKAHEAD, MEDUSA, EAGLE, GRAMMAR, BLOCK, OF_ENGINE, *_ = _OF_VERIFIERS
 REMOTE = "remote"  # draft workers, under their name in the verifier's counters (`specq.protocol.stats`)
 SHOWN = {origin.name: origin.shown for origin in TABLE if origin.shown}
 SHOWN[REMOTE] = SHOWN[DRAFT_WORKER]

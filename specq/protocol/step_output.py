@@ -13,6 +13,7 @@ from specq.protocol.arrays import Int32Array
 from specq.protocol.types import Judgement, Logprobs, SessionStep
 
 FINAL = -1  # as a layer: the output of the last layer after the final norm, the input of the head
+NO_DRAFTS = -1  # of the engine's own drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,13 @@ class Tap:
     - `layers`: i means the residual stream after layer i, counted from 0, or FINAL. Empty: no hidden states.
     - `chunks`: ids of sessions whose token rows are all requested. For other sessions it is only the judged row, the
       last.
+    - `drafts`: how many tokens the engine's own drafter drafts for each session behind the step. 0: it only follows the
+      texts. NO_DRAFTS: it does not.
     """
 
     layers: tuple[int, ...] = ()
     chunks: frozenset[int] = frozenset()
+    drafts: int = NO_DRAFTS
 
     def num_rows(self, step: SessionStep) -> int:
         """Return how many rows of a step are requested: the last rows of its tokens and nodes, in order."""
@@ -72,6 +76,7 @@ class StepOutput:
     - `scratch_logits`: [scratch rows, vocab] of each step. None without scratch rows.
     - `judge_s`: seconds of the call that judging took. 0 if that cannot be measured, as on a GPU.
     - `scored`: the log-probabilities of scored rows, by the place of their step.
+    - `drafts`: i32[steps, n]: what the engine's own drafter drafts behind each step. None: nothing.
     """
 
     judgements: Sequence[Judgement]
@@ -79,3 +84,4 @@ class StepOutput:
     scratch_logits: SessionRows | None = None
     judge_s: float = 0.0
     scored: Mapping[int, Logprobs] = field(default_factory=dict)
+    drafts: Int32Array | None = None

@@ -28,6 +28,7 @@ from specq.protocol import (
 )
 
 VOCAB = 50
+WRONG_EVERY = 5
 EOS = 0
 
 
@@ -65,7 +66,7 @@ class ToyEngine:
     """An engine that computes `next_token`, and checks that its caller follows the protocol.
 
     The hidden state of a row in any layer is (layer, position, token id). The logits of a scratch row are 1 at its next
-    token, else 0. Scored rows have the values of `toy_scores`.
+    token, else 0. Scored rows have the values of `toy_scores`. Drafts are wrong at each WRONG_EVERY-th token.
     """
 
     num_tap_layers = 2
@@ -107,7 +108,18 @@ class ToyEngine:
         scratch = _session_rows([self._scratch_logits(step) for step in steps]) if asked else None
         judgements = [judgement for step in steps if (judgement := self._run(step)) is not None]
         scored = {i: toy_scores(step.start, step.scored) for i, step in enumerate(steps) if step.scored.num_rows}
-        return StepOutput(judgements, hidden, scratch, scored=scored)
+        drafts = self._drafts(steps, judgements, tap.drafts) if tap.drafts > 0 else None
+        return StepOutput(judgements, hidden, scratch, scored=scored, drafts=drafts)
+
+    def _drafts(self, steps: Sequence[SessionStep], judgements: Sequence[Judgement], count: int) -> Int32Array:
+        last = {judgement.session_id: int(judgement.token_ids[-1]) for judgement in judgements}
+        found = np.full((len(steps), count), -1, np.int32)
+        for i, step in enumerate(steps):
+            if step.judged:
+                text = [*self.contexts[step.session_id], last[step.session_id]]
+                is_wrong = np.arange(len(text), len(text) + count) % WRONG_EVERY == 0
+                found[i] = (np.array(toy_text(text, count, step.params.seed)) + is_wrong) % VOCAB
+        return found
 
     def _scratch_logits(self, step: SessionStep) -> Float32Array:
         logits = np.zeros((step.scratch.num_rows, VOCAB), np.float32)

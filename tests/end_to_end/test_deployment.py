@@ -353,4 +353,8 @@ def test_a_target_with_an_mtp_layer_drafts_for_itself(tmp_path):
     assert [heads(heads="none"), heads(draft="tiny"), heads(engine="vllm"), heads(model=plain)] == [""] * 4
     asked = Config(target=TargetConfig(model=model))
     assert notes(asked, LAPTOP) == [f"{model} drafts for itself, with its MTP layer (none: --heads none)"]
+    named = replace(asked, target=replace(asked.target, heads="mtp"))
+    assert placed(named).target.heads == model
+    vllm = replace(named, target=replace(named.target, engine="vllm"))
+    assert placed(vllm).target.heads == "mtp"
     assert check_can_start(asked, LAPTOP) is None

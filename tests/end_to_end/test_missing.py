@@ -14,6 +14,8 @@ from specq.config import Config, DraftConfig, TargetConfig, UpConfig
 from specq.processes.deployment import Hardware, check_can_start, missing, placed
 from specq.protocol import ConfigError
 from specq.runtime import how_to_install
+from specq.testing.checkpoints_block import block_shape_of, make_block
+from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 
 LAPTOP = Hardware((0, 1))
 TINY_WITH_VLLM = Config(
@@ -52,7 +54,7 @@ def faults(gguf: Path, installed: set[str]):
     return [
         (draft(model="/none"), "there is no model directory /none"),
         (target(model=str(gguf)), f"{gguf} is a GGUF file, which the vllm engine does not support"),
-        (target(heads="smollm2"), "the vllm engine does not support heads"),
+        (target(heads="smollm2"), "the vllm engine does not run Medusa heads"),
         (target(lookahead=True), "the vllm engine does not support lookahead"),
         (target(engine_options=("max_num_seqs=4",)), "engine option max_num_seqs is given by --max-sessions"),
         (draft(engine_options=("depth=1",)), "draft-model has no option depth"),
@@ -87,6 +89,24 @@ def test_the_same_model_and_options_start_with_the_torch_engine(gguf, installed)
     installed.discard("vllm")
     target = TargetConfig(model=str(gguf), lookahead=True, heads="smollm2")
     assert missing(placed(replace(TINY_WITH_VLLM, target=target), LAPTOP)) == []
+
+
+def test_heads_that_the_engine_cannot_run_so_are_named(gguf, installed, tmp_path):
+    """vLLM's drafters draft chains. A head for another target is found before anything starts. A head inside the
+    checkpoint needs no directory."""
+    head = make_eagle(tmp_path / "head", eagle_shape_of(32, 4096, 23))
+    target = TargetConfig(model="tiny", engine="vllm", heads=str(head), heads_tree="[[0]]")
+    trees, other = missing(placed(replace(TINY_WITH_VLLM, target=target), LAPTOP))
+    assert trees.startswith("the vllm engine drafts no trees with heads, only chains")
+    assert "takes hidden states of size 32; those of tiny have 256" in other
+    block = make_block(tmp_path / "block", block_shape_of(256, 4096, (1, 5)))
+    target = TargetConfig(model="tiny", engine="vllm", heads=str(block))
+    (said,) = missing(placed(replace(TINY_WITH_VLLM, target=target), LAPTOP))
+    assert "a block drafter in specq's own form, which vLLM does not read" in said
+    target = TargetConfig(model="tiny", engine="vllm", heads="mtp")
+    assert missing(placed(replace(TINY_WITH_VLLM, target=target), LAPTOP)) == []
+    (said,) = missing(placed(replace(TINY_WITH_VLLM, target=replace(target, engine="torch")), LAPTOP))
+    assert said.startswith("tiny is no directory with an MTP layer that specq computes")
 
 
 def test_a_draft_model_that_its_proposer_does_not_take_is_named(gguf, installed):

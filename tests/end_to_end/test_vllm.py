@@ -19,6 +19,7 @@ from specq import Client
 from specq.client.result import Result
 from specq.processes.up import Group
 from specq.runtime.usage import available_cores
+from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from tests.deploying import group_of
 from tests.devices import NEEDS_VLLM, vllm_arguments
 from tests.engines.overlapping import NUM
@@ -101,6 +102,17 @@ def test_vllm_verifies_what_its_own_process_drafts(theirs: list[Result], vllm_de
     accepted = sum(result.stats["accepted_tokens"] for result in ours)
     verified = sum(result.stats["draft_tokens"] for result in ours)
     assert 20 < accepted < verified
+
+
+def test_vllms_own_drafter_changes_no_text(theirs: list[Result], vllm_device: str, tmp_path: Path) -> None:
+    """A random EAGLE-3 head drafts within vLLM's steps. Its drafts are verified."""
+    sizes = {"head_dim": 64, "num_key_value_heads": 2, "layers": (1, 5, 8), "max_position_embeddings": 2048}
+    head = make_eagle(tmp_path / "head", eagle_shape_of(256, 4096, 400, **sizes))
+    ours = vllm_answers(
+        vllm_device, {"max_model_len": 1024}, drafters=0, heads=str(head), prompt_lookup="none", drafts="always"
+    )
+    assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
+    assert sum(result.stats["draft_tokens"] for result in ours) > 100
 
 
 @pytest.fixture

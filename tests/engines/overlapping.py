@@ -3,6 +3,7 @@ a GPU would."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -22,6 +23,7 @@ from specq.testing.checkpoints import VOCAB, random_tokens
 from specq.verification import StepBatch
 from specq.verification.begun import Judging, begin
 from specq.verification.judge import judge_each
+from specq.verifier import DraftSource
 from specq.verifier.core import Verifier
 from specq.verifier.models.step_curve import StepCurve
 from tests.grammar.serving import Builder
@@ -71,7 +73,7 @@ def grammar_builder() -> Builder:
     return Builder(build_tokenizer(tokenizer_files(), VOCAB, (0,)))
 
 
-def opening(session_id: int, epoch: int = 1, penalty: float = 0.7, grammar: str = "") -> Open:
+def opening(session_id: int, epoch: int = 1, penalty: float = 0.7, grammar: str = "", mode: str = "plain") -> Open:
     """Return a session: some are greedy, some warm, some cut; some share a prompt; the logits of some are shaped, by
     `penalty` also by what they have said; each ends elsewhere. Two of three have the grammar."""
     prompt = random_tokens(np.random.default_rng(session_id // 2), 20 + 13 * (session_id // 2))
@@ -83,33 +85,43 @@ def opening(session_id: int, epoch: int = 1, penalty: float = 0.7, grammar: str 
     )  # fmt: skip
     return Open(
         session_id=session_id, epoch=epoch, prompt_len=len(prompt), tokens_left=30 + session_id, params=params,
-        token_ids=prompt, speculation=Speculation(mode="plain"),
+        token_ids=prompt, speculation=Speculation(mode=mode),
     )  # fmt: skip
 
 
-def serve(engine: Engine, seed: int = 0, penalty: float = 0.7, grammar: str = "") -> dict[int, list[int]]:
+def serve(
+    engine: Engine,
+    seed: int = 0,
+    penalty: float = 0.7,
+    grammar: str = "",
+    source: DraftSource | None = None,
+    before_step: Callable[[Verifier], object] = bool,
+) -> dict[int, list[int]]:
     """Serve sessions (`opening`) that come one after the other, some of which are closed or opened again on the way;
     return their texts. With a penalty some join every second step only, so that hardly a step is that of the sessions
-    before until these have ended."""
+    before until these have ended. With a source they take drafts."""
+    mode = "plain" if source is None else "async"
     random, texts = Random(seed), dict[int, list[int]]()
     verifier = Verifier(
-        engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1, max_step_rows=40, max_uncommitted=9,
+        engine, StepCurve([1, 64], [0.005, 0.01]), [source] if source is not None else (), incarnation=1,
+        max_step_rows=40, max_uncommitted=9, measures_drafts=source is None,
         grammar_builder=grammar_builder() if grammar else None, tokenizer_files=tokenizer_files() if grammar else None,
     )  # fmt: skip
     verifier.control._awaits_histories = lambda *_: False  # type: ignore[method-assign]
     turn = 0
     while turn < 2 * NUM or verifier.has_work:
         if turn < 2 * NUM and turn % 2 == 0:
-            verifier.handle(opening(turn // 2, penalty=penalty, grammar=grammar), 0.0)
+            verifier.handle(opening(turn // 2, penalty=penalty, grammar=grammar, mode=mode), 0.0)
         if turn in (9, 15):
             verifier.handle(Close(session_id=turn - 8, epoch=1), 0.0)
         if turn in (11, 17):
-            verifier.handle(opening(turn - 9, epoch=2, penalty=penalty, grammar=grammar), 0.0)
+            verifier.handle(opening(turn - 9, epoch=2, penalty=penalty, grammar=grammar, mode=mode), 0.0)
         for session in list(verifier.sessions.values()) if random.random() < 0.8 else ():
             verifier.handle(Ack(session_id=session.session_id, epoch=session.epoch, length=session.length), 0.0)
         turn += 1
         assert not verifier.take_grammars()
         if verifier.has_work:
+            before_step(verifier)
             verifier.step(lambda: 0.0)
         else:
             random.random()

@@ -16,6 +16,7 @@ from specq.drafting.eagle3.source import EagleSource
 from specq.drafting.grammar.source import ForcedTokens
 from specq.drafting.lookahead.source import LookaheadDecoder
 from specq.drafting.medusa.source import MedusaSource
+from specq.drafting.of_engine.source import OfEngine
 from specq.drafting.suffix.source import SuffixDecoder
 from specq.drafting.worker import DraftWorker
 from specq.protocol import (
@@ -29,6 +30,8 @@ from specq.protocol import (
     SamplingParams,
     ScratchRows,
     SessionStep,
+    Speculation,
+    StepOutput,
     Tap,
 )
 from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConformance
@@ -36,7 +39,7 @@ from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.testing.toy_drafters import ToyChains, ToyHeads, ToyProposer, ToyTrees
 from specq.verification import StepBatch
 from specq.verifier import Budget, ComputedDrafts, DraftBatch, DraftSource, StepCurve, Verifier
-from specq.verifier.sessions.session import Session
+from specq.verifier.sessions.session import Session, SessionEvent
 from specq.verifier.sources.mailbox import BATCH_NODES, LEAST_S, MAX_NODES, Mailbox
 from specq.verifier.sources.source_set import SourceSet
 from specq.verifier.step.node_choice import Shares
@@ -102,6 +105,7 @@ MAKERS: dict[str, Callable[[], DraftSource | None]] = {
     "eagle3, wrong": lambda: EagleSource(ToyTrees(wrong_every=1, blind=True)),
     "block": lambda: BlockSource(ToyTrees(wrong_every=4)),
     "block, a tree": lambda: BlockSource(ToyTrees(wrong_every=3), 4, ((0, 1, 0), (0, 0, 0, 0), (1,))),
+    "engine": lambda: OfEngine(6),
     "always wrong": lambda: colocated(wrong_every=1, blind=True),
     "mixture": Both,
 }
@@ -273,6 +277,56 @@ def test_a_source_is_shown_what_it_asks_for(others: int) -> None:
     for found, context in zip(watcher.scratch_tokens, watcher.asked, strict=True):
         if found:
             assert found == [toy_text(context[:-1], 1)[0], toy_text(context, 1)[0]]
+
+
+def test_the_engines_own_drafts_are_accepted() -> None:
+    """A step drafts for the next one, and each level is judged by its own outcomes. A source that sleeps asks for
+    nothing, one without sessions lets the drafter follow."""
+    source = OfEngine(6)
+    serving = Serving([source], lambda verifier: None)
+    serving.open(0)
+    assert serving.finish()[0] == toy_text([5, 6, 7], 40)
+    assert serving.verifier.num_steps < 20
+    sources, shares = serving.verifier.sources, plain_shares()
+    source.collect((), BUDGET, lambda: 0.0)
+    assert sources.tap(shares) == Tap(drafts=0)
+    source.collect(shares.sessions, BUDGET, lambda: 0.0)
+    assert sources.tap(shares) == Tap(drafts=6)
+    shares.sessions[0].takes_drafts = False
+    assert sources.tap(shares) == NO_TAP, "no session takes drafts"
+    source.collect(shares.sessions, BUDGET, lambda: 0.0)
+    shares.sessions[0].takes_drafts = True
+    assert sources.tap(shares) == Tap(drafts=0)
+    sources.control(frozenset(), frozenset([OfEngine.name]))
+    assert sources.tap(shares) == NO_TAP
+
+
+def plain_shares() -> Shares:
+    """Return the shares of a step with one decoding session."""
+    session = make_session()
+    session.note(SessionEvent.ADMITTED)
+    step = SessionStep(3, 0, np.array([7], np.int32), SamplingParams(), NO_TREE)
+    return Shares([session], np.array([session.place]), StepBatch.of([step]), np.zeros(0, np.int32))
+
+
+def test_the_engines_drafts_are_for_the_text_that_they_follow() -> None:
+    """Once, for the session that it was, in the levels that its job allows; not for a job that asks for a tree."""
+    source, shares = OfEngine(3), plain_shares()
+    (session,) = shares.sessions
+    output = StepOutput((), drafts=np.array([[4, 5, -1]], np.int32))
+    source.observe(NO_ROUNDS, [ComputedDrafts(shares, output)])
+    (batch,) = source.collect([session], BUDGET, lambda: 0.0)
+    assert batch.token_ids.tolist() == [4, 5]
+    assert not source.collect([session], BUDGET, lambda: 0.0)
+    source.observe(NO_ROUNDS, [ComputedDrafts(shares, output)])
+    assert not source.collect([make_session(session_id=session.session_id)], BUDGET, lambda: 0.0)
+    session.speculation = Speculation(max_depth=1)
+    source.observe(NO_ROUNDS, [ComputedDrafts(shares, output)])
+    (batch,) = source.collect([session], BUDGET, lambda: 0.0)
+    assert batch.token_ids.tolist() == [4]
+    session.speculation = Speculation(num_candidates=2)
+    source.observe(NO_ROUNDS, [ComputedDrafts(shares, output)])
+    assert not source.collect([session], BUDGET, lambda: 0.0)
 
 
 def test_scratch_rows_are_for_one_step() -> None:

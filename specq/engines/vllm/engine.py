@@ -19,7 +19,7 @@ from specq.engines.checkpoint import TensorsHash, resolve_directory
 from specq.engines.checks import check_asked, check_steps, check_tokens, misfit
 from specq.engines.interface import Launched
 from specq.engines.profiling import step_times
-from specq.engines.vllm.options import make_options, model_info, prepare_environment, refusal
+from specq.engines.vllm.options import drafter_options, make_options, model_info, prepare_environment, refusal
 from specq.engines.vllm.self_test import check_drafts
 from specq.engines.vllm.versions import is_tested, unfit, warn_if_untested
 from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, SessionStep, StepOutput, Tap
@@ -46,6 +46,8 @@ class VllmEngine:
     - max_step_rows: tokens and nodes of a step.
     - verbose: log the decision on each draft node.
     - options: arguments of vLLM's `EngineArgs`, as in `tensor_parallel_size=2`.
+    - heads: the directory of a drafter that vLLM runs within its steps, or a name of OWN_METHODS. "": none.
+    - levels: how many tokens it drafts for each session.
     - eager: do not use compiled kernels and CUDA graphs.
     - threads: has no effect here.
 
@@ -72,6 +74,8 @@ class VllmEngine:
         max_sessions: int = 64,
         max_step_rows: int = 1024,
         options: Mapping[str, Any] | None = None,
+        heads: str = "",
+        levels: int = 8,
     ) -> None:
         prepare_environment(device, int((options or {}).get("tensor_parallel_size", 1)))
         directory = resolve_directory(model, "the vllm engine")
@@ -83,12 +87,13 @@ class VllmEngine:
             max_sessions=max_sessions,
             max_step_rows=max_step_rows,
             given={**({"enforce_eager": True} if eager else {}), **(options or {})},
-        )
+        ) | drafter_options(heads, levels)
         self._sessions, tensors = _start_beside(arguments, verbose=verbose)
         self._most_sessions, self._most_rows = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
         self._block_slots = arguments.get("block_size", 1)  # is given if the number of KV slots is given
         self.max_chain, self.overlaps = self._sessions.max_chain, self._sessions.overlaps
         self.takes_unread, self.is_apart = self._sessions.takes_unread, self._sessions.is_apart
+        self.own_levels = self._sessions.own_levels
         self.even_chains = self._sessions.even_chains  # as in `specq.engines.even_chains`
         self.info = model_info(arguments, self._sessions, name, tensors)
         self._test_itself()
@@ -118,7 +123,7 @@ class VllmEngine:
             self._check_chains(batch)
         check_tokens(batch.token_ids if batch.drafted is None else without_handles(batch.token_ids), batch, self.info)
         self._check_room(batch)
-        return self._sessions.launch(batch)
+        return self._sessions.launch(batch, tap.drafts)
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure step times; see `Engine.step_times`."""

@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
 
+from specq.checkpoints import read_config
 from specq.engines.checkpoint import describe
 from specq.protocol import ConfigError, ModelInfo, did_you_mean
 
@@ -26,7 +27,7 @@ RESERVED = {
     "num_gpu_blocks_override": "--kv-slots",
     "scheduler_cls": "",
     "worker_extension_cls": "",
-    "speculative_config": "",
+    "speculative_config": "--heads",
     "async_scheduling": "",
     "pipeline_parallel_size": "",
 }
@@ -53,6 +54,10 @@ def _wrong(name: str, known: Collection[str]) -> str:
     return f"vLLM has no engine option {name}; {hint or 'none has a name like it: `vllm serve --help=all` lists them'}"
 
 
+# Drafters of vLLM that need no directory, by their names for `--heads`
+OWN_METHODS: dict[str, dict[str, Any]] = {
+    "mtp": {"method": "mtp"},  # layers inside the target's checkpoint
+}
 CPU_KV_BYTES = 1 << 30
 # Rows of steps for which vLLM captures CUDA graphs. They are as many as by default, but reach twice as many rows:
 # prompts of a burst and drafts of many sessions have these. A step takes the next larger.
@@ -167,6 +172,22 @@ def make_options(
         num_blocks = -(-kv_slots // options["block_size"])
         options["num_gpu_blocks_override"] = num_blocks + 1  # vLLM keeps one block for itself
     return options
+
+
+def drafter_options(heads: str, levels: int) -> dict[str, Any]:
+    """Return the argument with which vLLM loads a drafter of its own: {} without heads."""
+    if not heads:
+        return {}
+    method: dict[str, Any] = OWN_METHODS.get(heads) or {"model": heads, "method": _method_of(Path(heads))}
+    return {"speculative_config": {**method, "num_speculative_tokens": levels}}
+
+
+def _method_of(heads: Path) -> str | None:
+    """Return vLLM's name for a drafter's method, by its config.json. None: vLLM knows it from there itself."""
+    said = read_config(heads)
+    if "speculators_model_type" in said:
+        return None
+    return "dflash" if "dflash_config" in said or "DFlash" in str(said.get("architectures")) else "eagle3"
 
 
 def _graphs(given: Mapping[str, Any], most_rows: int, most_sessions: int) -> dict[str, list[int]]:

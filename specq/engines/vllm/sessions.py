@@ -26,6 +26,7 @@ from specq.engines.vllm.step_delta import StepDelta
 from specq.engines.vllm.table import SessionTable
 from specq.engines.vllm.workers import Workers, executor_of
 from specq.protocol import (
+    NO_DRAFTS,
     BoolArray,
     ConfigError,
     EngineError,
@@ -59,7 +60,7 @@ DRAFTS = {
 def engine_config(options: dict[str, Any]) -> VllmConfig:
     """Return vLLM's configuration for these arguments of `EngineArgs`."""
     config = EngineArgs(**options, **OPTIONS).create_engine_config()
-    if not config.model_config.use_mla:
+    if not config.model_config.use_mla or config.speculative_config is not None:
         return config
     return EngineArgs(**options, **OPTIONS, speculative_config=DRAFTS).create_engine_config()
 
@@ -89,6 +90,8 @@ class Sessions:
         self.is_apart, began = self._workers.are_apart, time.monotonic()
         installed = self._workers.install(verbose)
         self.overlaps, graphs, num_bytes = installed[0]
+        drafted_with = config.speculative_config
+        self.own_levels = drafted_with.num_speculative_tokens if "speculative_config" in options else 0
         # Draft tokens on the device belong to this process. Other processes receive them.
         self.takes_unread = self.overlaps and (self._workers.late is not None or not self._workers.are_apart)
         # If there are several devices, one may have had no memory for some graphs.
@@ -182,8 +185,8 @@ class Sessions:
         """Return how many tokens of each session have KV, i64[n]. Raises EngineError for one that is not open."""
         return self._table.computed[self._table.find(session_ids)]
 
-    def launch(self, batch: StepBatch) -> SessionFlight:
-        """Begin steps that were checked; see `OverlappingEngine.launch`."""
+    def launch(self, batch: StepBatch, drafts: int = NO_DRAFTS) -> SessionFlight:
+        """Begin steps that were checked; see `OverlappingEngine.launch`. `drafts`: see `Tap`."""
         members = self._members(batch.session_ids)
         places = members.places
         others = (~self._table.are_next(batch, places)).nonzero()[0]
@@ -195,7 +198,7 @@ class Sessions:
         waits_for_masks = batch.masks is not None and batch.fed_by is not None
         judge_late = self._judge_late if waits_for_masks else None
         flight = SessionFlight(batch, members, feeds, self._collect, self._discard, judge_late)
-        delta = self._delta_of(flight, goes_on=goes_on)
+        delta = self._delta_of(flight, drafts, goes_on=goes_on)
         self._newest, self._slacks = flight, None
         self._workers.launch(delta)
         if delta.late:
@@ -244,7 +247,7 @@ class Sessions:
             places, self._table.openings[places], holdings, [holding.request.request_id for holding in holdings]
         )
 
-    def _delta_of(self, flight: SessionFlight, *, goes_on: bool) -> StepDelta:
+    def _delta_of(self, flight: SessionFlight, drafts: int, *, goes_on: bool) -> StepDelta:
         """Allocate the KV for a step, which must be free; return the message for workers.
 
         `goes_on`: the step continues the newest one by one token.
@@ -264,6 +267,7 @@ class Sessions:
             feeds=flight.gives_tokens,
             masks=self._sent(batch.masks, batch.judged()) if flight.judge_late is None else None,
             is_judged_late=flight.judge_late is not None,
+            drafts=drafts,
         )
         if delta.batch is not None and batch.drafted is not None and self._workers.late is not None:
             delta.batch.drafted, delta.late = DeviceTokens(None), self._workers.late.next_number()
@@ -274,8 +278,10 @@ class Sessions:
         """Allocate the KV of a step's rows, i64[n] of each session, and some blocks ahead. Write it into a delta."""
         table, places, block_size = self._table, members.places, self._scheduler.block_size
         ends, rooms = table.computed[places] + sizes, table.rooms[places]
-        grows, num_ahead = ends > rooms, np.zeros_like(ends)
-        ahead = self._to_grow_ahead(batch, ends, rooms, int(sizes.sum()))
+        num_rows = int(sizes.sum())
+        num_drafted = self._num_drafted(ends, rooms, num_rows, delta.drafts) if delta.drafts > 0 else 0
+        grows, num_ahead = ends + num_drafted > rooms, np.full_like(ends, num_drafted)
+        ahead = self._to_grow_ahead(batch, ends + num_drafted, rooms, num_rows)
         grows[ahead], num_ahead[ahead] = True, (rooms + BLOCKS_AHEAD * block_size - ends)[ahead]
         has_news = grows
         if delta.request_ids is not None:
@@ -290,19 +296,34 @@ class Sessions:
             table.rooms[place] = self._scheduler.room(holding)
         self._scheduler.announce(delta, members.holdings, has_news.nonzero()[0].tolist())
 
+    def _num_drafted(self, ends: IntpArray, rooms: IntpArray, num_rows: int, drafts: int) -> int:
+        """Return for how many tokens behind a step vLLM's drafter gets KV: a block drafter also for the one before.
+
+        0 if others may need that memory. Then the drafter may write over what it knows of other sessions' texts.
+        """
+        num = drafts + 1
+        num_blocks = int((-(-np.maximum(ends + num - rooms, 0) // self._scheduler.block_size)).sum())
+        return num if self._spares(num_blocks, num_rows) else 0
+
+    def _spares(self, num_blocks: int, num_rows: int) -> bool:
+        """Return whether a step of `num_rows` rows may take more blocks than its rows need.
+
+        All that open sessions have left to compute must still fit, with one more context of any length.
+        """
+        promised = num_rows + self._table.num_pending + self.max_length
+        return bool(self.free_slots >= promised + num_blocks * self._scheduler.block_size)
+
     def _to_grow_ahead(self, batch: StepBatch, ends: IntpArray, rooms: IntpArray, num_rows: int) -> IntpArray:
         """Return the places of sessions that get their next block before they need it, i64[any].
 
         ends: i64[n], the tokens with KV after the step of `num_rows` rows. rooms: i64[n], as many fit before the step.
 
         Sessions with prompts of equal length would all need a block in the same step, which would take much longer.
-        Now each step allocates about as many blocks as its sessions fill in a step. All that open sessions have left
-        to compute still fits, with one more context of any length.
+        Now each step allocates about as many blocks as its sessions fill in a step, if memory is left (`_spares`).
         """
         block_size, needs_none = self._scheduler.block_size, ends <= rooms
         most = -(-len(batch) // block_size) - int(np.count_nonzero(~needs_none))
-        promised = num_rows + self._table.num_pending + self.max_length
-        if most <= 0 or self.free_slots < promised + most * BLOCKS_AHEAD * block_size:
+        if most <= 0 or not self._spares(most * BLOCKS_AHEAD, num_rows):
             return np.zeros(0, np.intp)
         may_grow = batch.is_judged & needs_none & (rooms < self.max_length)
         return next_to_grow(np.where(may_grow, rooms - ends, block_size), block_size, most)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specq.protocol import SamplingParams
+from specq.protocol import NO_DRAFTS, SamplingParams
 from specq.verification import StepBatch, TokenMasks
 
 Blocks = tuple[list[int], ...]  # ids, of each KV group
@@ -33,6 +33,7 @@ class StepDelta:
     - masks: those of the step; None: it has none, or it is judged late.
     - is_judged_late: whether its masks come with a later message; see `specq.engines.OverlappingEngine`.
     - late: the number under which draft tokens arrive that the host has not read (`late_tokens`). 0: there are none.
+    - drafts: how many tokens vLLM's drafter drafts behind the step (`Tap.drafts`).
     """
 
     request_ids: list[str] | None
@@ -47,6 +48,7 @@ class StepDelta:
     masks: TokenMasks | None = None
     is_judged_late: bool = False
     late: int = 0
+    drafts: int = NO_DRAFTS
 
 
 class LatestStep:

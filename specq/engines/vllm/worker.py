@@ -30,6 +30,15 @@ class JudgingWorker:
     rank: int
     execute_model: Any
 
+    def specq_prepare(self) -> None:
+        """Let vLLM capture its whole CUDA graphs for plain steps, also if it has a drafter.
+
+        Otherwise it would capture them for drafts of one length only. Attention on latent vectors needs that.
+        """
+        runner = self.model_runner
+        if getattr(runner, "drafter", None) is not None and not runner.model_config.use_mla:
+            runner.uniform_decode_query_len = runner.cudagraph_dispatcher.uniform_decode_query_len = 1
+
     def specq_install(
         self, verbose: bool, is_apart: bool, addresses: Sequence[str] = ()
     ) -> tuple[bool, dict[int, Sequence[int]], int]:

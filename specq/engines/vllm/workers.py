@@ -36,11 +36,17 @@ Installed = tuple[bool, dict[int, Sequence[int]], int]
 def executor_of(config: VllmConfig) -> type[Executor]:
     """Return vLLM's executor for this configuration.
 
-    If it has worker processes, they get threads that answer, as with vLLM's asynchronous scheduler.
+    If it has worker processes, they get threads that answer, as with vLLM's asynchronous scheduler. Before it captures
+    CUDA graphs, it prepares its workers for these (`JudgingWorker.specq_prepare`).
     """
     found: type[Executor] = Executor.get_class(config)
     config.scheduler_config.async_scheduling = issubclass(found, MultiprocExecutor)
-    return found
+
+    def initialize(executor: Executor, *arguments: Any) -> None:
+        executor.collective_rpc("specq_prepare")
+        found.initialize_from_config(executor, *arguments)
+
+    return type(found.__name__, (found,), {"initialize_from_config": initialize})
 
 
 class Workers:

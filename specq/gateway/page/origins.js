@@ -10,13 +10,14 @@ export const ORIGINS = { // name: [class, what users read, what it means]
   medusa: ["medusa", "Medusa heads", "read the target model's hidden states"],
   eagle3: ["eagle3", "EAGLE-3 head", "reads the target model's hidden states"],
   block: ["block", "block drafter", "reads the target model's hidden states"],
+  engine: ["engine", "drafter of the engine", "which the engine runs itself"],
   grammar: ["grammar", "grammar", "the only tokens that the job's grammar allows"],
   corrected: ["corrected", "corrected", "the target model's own token, drafts were rejected"],
   plain: ["plain", "plain", "the target model's own token, no draft was checked"],
   drafted: ["drafted", "draft", "source unknown"],
   own: ["own", "own", "the target model's own token"],
 };
-export const LEGEND = ["draft worker", "colocated", "suffix", "lookahead", "medusa", "eagle3", "block", "grammar", "corrected", "plain"];
+export const LEGEND = ["draft worker", "colocated", "suffix", "lookahead", "medusa", "eagle3", "block", "engine", "grammar", "corrected", "plain"];
 
 export const isAccepted = (origin) => !["corrected", "plain", "own"].includes(origin);
 export const classOf = (origin) => `token o-${(ORIGINS[origin] ?? ["own"])[0]}`;

@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from specq.config import TargetConfig
-from specq.protocol import NO_SCRATCH, ModelInfo, ScratchRows, SessionRows, StepOutput
+from specq.protocol import NO_DRAFTS, NO_SCRATCH, ModelInfo, ScratchRows, SessionRows, StepOutput
 from specq.verification import ends_of
 from specq.verifier.control.choices import SourceTraits
 from specq.verifier.models.step_curve import StepCurve
@@ -66,6 +66,7 @@ class Setup(NamedTuple):
     target            the directory, GGUF file or hub name of the target model.
     heads             the directory of Medusa heads, an EAGLE-3 head or a block drafter. "": no heads.
     draft_tokenizer   the directory or hub name of the draft model's tokenizer.
+    own_levels        how many tokens a drafter of the engine itself drafts, which has the heads. 0: it has none.
     """
 
     config: TargetConfig
@@ -77,6 +78,7 @@ class Setup(NamedTuple):
     target: str = ""
     heads: str = ""
     draft_tokenizer: str = ""
+    own_levels: int = 0
 
 
 class ComputedDrafts(NamedTuple):
@@ -104,6 +106,7 @@ class DraftSource(ABC):
 
     name           its name in the table of sources, which the controller uses too.
     layers         layers of the target whose hidden states it receives after each step (see `Tap`).
+    engine_drafts  how many tokens the engine's own drafter is to draft behind the next step (see `Tap`).
     uses_scratch   whether steps compute rows of its own (see `scratch`).
     takes_sync     whether it may draft for synchronous sessions.
     most_levels    the most levels that it drafts.
@@ -112,6 +115,7 @@ class DraftSource(ABC):
 
     name: ClassVar[str]
     layers: tuple[int, ...] = ()
+    engine_drafts: int = NO_DRAFTS
     uses_scratch: ClassVar[bool] = False
     takes_sync: ClassVar[bool] = True
     most_levels: int = NUM_LEVELS

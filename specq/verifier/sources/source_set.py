@@ -10,8 +10,8 @@ import structlog
 
 from specq.engines import Engine, takes_unread
 from specq.protocol import (
+    NO_DRAFTS,
     NO_SCRATCH,
-    NO_TAP,
     Activations,
     ConfigError,
     Draft,
@@ -94,11 +94,11 @@ class SourceSet:
         self.looked_at, self.asleep = looked_at, asleep
 
     def _sleeps(self, source: DraftSource, sessions: Sequence[Session]) -> bool:
-        """Return whether a source that drafts by hidden states receives none of a step.
+        """Return whether a source that drafts by hidden states, or within steps, gets nothing of a step.
 
         When it is in use again, it begins behind the gap.
         """
-        is_own = bool(source.layers) and source is not self.mailbox
+        is_own = bool(source.layers or source.engine_drafts != NO_DRAFTS) and source is not self.mailbox
         return is_own and source.name in self.asleep and not any(session.waits for session in sessions)
 
     def are_own_awaited(self, sessions: Sequence[Session], allowed: Sources) -> bool:
@@ -231,13 +231,17 @@ class SourceSet:
 
     def tap(self, shares: Shares) -> Tap:
         """Return which hidden states the sources need from a step of these shares."""
-        tapping = [source for source in self.sources if source.layers and not self._sleeps(source, shares.sessions)]
+        awake = [source for source in self.sources if not self._sleeps(source, shares.sessions)]
+        drafts = max((source.engine_drafts for source in awake), default=NO_DRAFTS)
+        if drafts != NO_DRAFTS and not any(session.takes_drafts for session in shares.sessions):
+            drafts = NO_DRAFTS
+        tapping = [source for source in awake if source.layers]
         if not tapping:
-            return NO_TAP
+            return Tap(drafts=drafts)
         is_prompt = (shares.batch.num_tokens > 1) | ~shares.batch.is_judged
         sessions = [shares.sessions[i] for i in is_prompt.nonzero()[0].tolist()]
         whole = {one.session_id for one in sessions if any(source.wants_prompt(one) for source in tapping)}
-        return Tap(tuple(sorted({layer for source in tapping for layer in source.layers})), frozenset(whole))
+        return Tap(tuple(sorted({layer for source in tapping for layer in source.layers})), frozenset(whole), drafts)
 
     def _take_mail(self, budget: Budget, clock: Callable[[], float]) -> None:
         """Graft remote drafts for as long as there is time, and drop the others; learn the seconds of a node."""

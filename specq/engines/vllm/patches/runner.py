@@ -24,6 +24,7 @@ from specq.engines.vllm.late_tokens import TokenReceiver
 from specq.engines.vllm.patches.batch_state import BatchState
 from specq.engines.vllm.patches.cuda_graphs import WholeGraphs
 from specq.engines.vllm.patches.decode_fast_path import DecodeFastPath
+from specq.engines.vllm.patches.drafter import StepBehind, StepDrafter
 from specq.engines.vllm.patches.token_injection import TokenInjection
 from specq.engines.vllm.rows import judged_rows, said_tokens, scored_rows
 from specq.engines.vllm.step_delta import LatestStep, StepDelta
@@ -34,7 +35,7 @@ from specq.verification.devices import warm_up
 from specq.verification.explain import log_decisions
 from specq.verification.judge import judge_each
 from specq.verification.logprobs import ScoredLogprobs
-from specq.verification.transfers import to_device
+from specq.verification.transfers import Fetched, to_device
 
 
 class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no types if it is not installed
@@ -45,23 +46,40 @@ class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no t
     - tokens: i32[judged] on the device, if the next step may begin with them.
     - batch, logits: the steps, and the logits to judge.
     - scored: log-probabilities of scored rows, on their way to the host.
+    - behind: what vLLM's drafter needs, if it follows the step.
     """
 
-    def __init__(self, batch: StepBatch, logits: torch.Tensor, scored: ScoredLogprobs | None = None) -> None:
-        self.batch, self.logits = batch, logits
+    def __init__(
+        self,
+        batch: StepBatch,
+        logits: torch.Tensor,
+        scored: ScoredLogprobs | None = None,
+        behind: StepBehind | None = None,
+    ) -> None:
+        self.batch, self.logits, self.behind = batch, logits, behind
         self._scored: ScoredLogprobs | dict[int, Logprobs] = {} if scored is None else scored
         self.tokens: torch.Tensor | None = None
         self._judging: Judging | Judgements = Judgements.of(())
         self._done: torch.cuda.Event | None = None
+        self._drafts: Fetched | None = None
         self._is_logged = False
         self._lock, self._has_begun = Lock(), Event()
 
-    def begin(self, judging: Judging | Judgements, done: torch.cuda.Event | None, *, is_logged: bool) -> None:
+    def begin(
+        self,
+        judging: Judging | Judgements,
+        done: torch.cuda.Event | None,
+        drafts: Fetched | None,
+        *,
+        is_logged: bool,
+    ) -> None:
         """Take the judging in progress.
 
-        `done`: the event that the device has judged, if a separate thread waits for it.
+        `done`: the event that the device has judged, if a separate thread waits for it. `drafts`: what vLLM's drafter
+        drafts behind the step.
         """
         self._judging, self._done, self._is_logged = judging, done, is_logged
+        self._drafts, self.behind = drafts, None
         self.tokens = judging.tokens if isinstance(judging, Judging) else None
         self._has_begun.set()
 
@@ -83,7 +101,8 @@ class StepResult(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM has no t
             if self._is_logged and self.batch.session_ids[0] >= 0:  # profiling steps have negative ids
                 log_decisions(self.batch.known(), self.logits, self._judging)
             self._done, self._is_logged = None, False
-            return StepOutput(self._judging, scored=self._scored)
+            drafts = None if self._drafts is None else self._drafts.wait()
+            return StepOutput(self._judging, scored=self._scored, drafts=drafts)
 
     def get_kv_connector_output(self) -> None:
         """Return None, since there is no KV connector. vLLM calls this from 0.33 on."""
@@ -135,6 +154,7 @@ class RunnerSteps:
         self.graphs = WholeGraphs(runner)
         self._latest, self._batch_state = LatestStep(), BatchState(runner)
         self._injection = TokenInjection(runner, self._batch_state, late)
+        self.drafter = StepDrafter(runner, self._batch_state)
         self._fast_path = DecodeFastPath(runner, self._batch_state, self._injection)
         self._flights: deque[RunnerFlight] = deque()
         self._has_judged = False
@@ -162,8 +182,9 @@ class RunnerSteps:
         self._batch_state.settle(names)
         batch = batch.as_read()
         scored = self._scores(batch, delta.even_length)
+        behind = self.drafter.behind(delta, names, batch, output)
         logits = self._logits(batch, delta.even_length)
-        answer = StepResult(batch, logits, scored)
+        answer = StepResult(batch, logits, scored, behind)
         if not delta.is_judged_late:
             self._judge(answer)
         if len(logits) and not self._has_judged:
@@ -182,7 +203,10 @@ class RunnerSteps:
 
     def _judge(self, answer: StepResult) -> None:
         judging = self._judge_by(answer.batch, answer.logits)
-        answer.begin(judging, self._mark(), is_logged=self._verbose)
+        mark, drafts = self._mark(), None
+        if answer.behind is not None:
+            judging, drafts = self.drafter.draft(answer.behind, judging)
+        answer.begin(judging, mark, drafts, is_logged=self._verbose)
 
     def discard(self) -> None:
         """Forget the newest step. The next delta has the position of each request."""
