@@ -33,12 +33,12 @@ test: $(DEV) ## Run the fast tests
 	@$(BIN)/pytest -m "not slow and not system and not cluster and not machines" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 check: lint test ## Lint, types and all tests: what CI runs
-	@$(BIN)/pytest -m "slow and not system and not cluster and not machines" --numprocesses 2 --dist loadfile $(TOGETHER) $(ARGS)
-	@$(BIN)/pytest -m "slow and not system and not cluster and not machines" $(addprefix --ignore=,$(TOGETHER)) $(ARGS)
+	@$(BIN)/pytest -m "slow and not system and not cluster and not machines" --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE)) $(ARGS)
+	@$(BIN)/pytest -m "slow and not system and not cluster and not machines" $(ALONE) $(ARGS)
 
-# Slow tests that run two at a time: they time nothing, and take free ports. All others run alone.
-TOGETHER = tests/drafting tests/grammar tests/simulate tests/training tests/verification tests/verifier tests/bench \
-	tests/demo tests/doctor tests/examples tests/end_to_end/test_laws.py tests/end_to_end/test_draft_models.py
+# Slow tests that run alone: they time something, or take fixed ports. All others run two at a time.
+ALONE = tests/chaos/test_processes.py tests/gateway/test_attacks.py \
+	$(patsubst %,tests/end_to_end/test_%.py,chat first_commands floods ipv6 vllm)
 
 test-system: $(DEV) ## Test what needs system packages, which it installs (Debian, as root): the page in real Chromium
 	@scripts/system.sh
