@@ -20,7 +20,7 @@ from specq.protocol import ConfigError
 DEFAULT_BROKER = "tcp://127.0.0.1:5750"
 DURABILITIES = ("full", "process")
 AUTO_DRAFTERS = -1
-NO_MODEL = "none"  # the name of no draft model, even if one could be found
+NO_MODEL, OWN_HEADS = "none", "own"  # names of no model, even if one could be found, and of the heads in a target
 NO_ADDRESS = "none"  # where a verifier listens that only dials out
 VOCABULARIES = ("same", "shared", "text")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -224,7 +224,7 @@ class TargetConfig(Section):
     heads: str = option(
         "",
         "Medusa heads, an EAGLE-3 head or a block drafter for this process: a directory or a name from `specq models`. "
-        "A target's own directory: its MTP layer, which is the default of `specq up`. `none`: no heads.",
+        "A target's own directory: its MTP layer. `own`, the default of `specq up`: it, if usable. `none`: no heads.",
     )
     heads_tree: str = option(
         "",

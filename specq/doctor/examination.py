@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from specq.config import NO_MODEL, Config, TargetConfig, options_of
+from specq.config import NO_MODEL, OWN_HEADS, Config, TargetConfig, options_of
 from specq.doctor import engines, installation, pair
 from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
@@ -21,7 +21,7 @@ from specq.engines.vllm.versions import installed_version
 from specq.models import HEADS, find_model
 from specq.processes.deployment import drafted_by, placed
 from specq.protocol import SpecqError
-from specq.runtime import Tell, available_cores, columns
+from specq.runtime import Tell, available_cores, available_memory, columns
 from specq.runtime.machine import describe, gpu_free_bytes, gpus
 
 if TYPE_CHECKING:
@@ -98,10 +98,14 @@ def examine(question: Question, tell: Tell) -> Examination:
     """Run all checks; raise ConfigError for a named model that is missing."""
     config = _with_models(question.config)
     checks = list(installation.look(config))
-    memory = installation.available_memory()
+    memory = available_memory()
     gpu_bytes = _gpu_bytes() * engines.num_devices(config)
     arithmetic = str(options_of(config.target).get("arithmetic", AUTO))
     found = pair.look(config.target.model, config.draft.model, memory, gpu_bytes, config.target.heads, arithmetic)
+    drafts_itself = config.target.heads not in ("", question.config.target.heads)
+    if drafts_itself and not _are_heads_right(found):
+        drafts_itself, config = False, replace(config, target=replace(config.target, heads="", heads_tree=""))
+        found = replace(found, checks=tuple(_as_note(check) for check in found.checks))
     target = found.target.path if found.target else None
     if not question.config.draft.model and (reason := drafted_by(question.config).reason):
         checks.append(Check("draft choice", OK, reason))
@@ -118,7 +122,6 @@ def examine(question: Question, tell: Tell) -> Examination:
         checks += [_same_text(measured), calm]
         disturbed = calm.found if calm.status == NOTE else ""
         predictions = predict(measured.methods, measured.costs, question.sessions)
-    drafts_itself = config.target.heads not in ("", question.config.target.heads)
     situation = replace(_situation(question.config, found, here), drafts_itself=drafts_itself)
     said = advise(situation, predictions, disturbed, is_hindered=_hinders(checks)) if found.target else []
     return Examination(tuple(checks), measured, tuple(predictions), tuple(said))
@@ -135,7 +138,7 @@ def _with_models(config: Config) -> Config:
     Raises ConfigError for a named model that is missing.
     """
     for name, role in ((config.target.model, "target"), (config.draft.model, "draft"), (config.target.heads, HEADS)):
-        if name and (name != NO_MODEL or role == "target"):
+        if name and (role == "target" or name not in (NO_MODEL, OWN_HEADS)):
             find_model(name, role)
     chosen = placed(config)
     return replace(
@@ -143,6 +146,17 @@ def _with_models(config: Config) -> Config:
         target=replace(config.target, model=chosen.target.model, heads=chosen.target.heads),
         draft=replace(config.draft, model="" if config.draft.model == NO_MODEL else chosen.draft.model),
     )
+
+
+def _are_heads_right(found: pair.ModelPair) -> bool:
+    return all(check.name != pair.HEADS_CHECK or check.status != WRONG for check in found.checks)
+
+
+def _as_note(check: Check) -> Check:
+    """Return a check of heads that are only the default: the target is served without them."""
+    if check.name != pair.HEADS_CHECK:
+        return check
+    return replace(check, status=NOTE, advice="the target's own MTP layer; specq up serves without it")
 
 
 def _hinders(checks: Sequence[Check]) -> bool:

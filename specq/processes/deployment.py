@@ -17,7 +17,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from specq.config import AUTO_DRAFTERS, NO_MODEL, Config, DraftConfig, TargetConfig, options_of, own_options
+from specq.config import AUTO_DRAFTERS, NO_MODEL, OWN_HEADS, Config, DraftConfig, TargetConfig, options_of, own_options
 from specq.drafting import DRAFTERS, SAME, DrafterSpec, speculators_form
 from specq.drafting.head_kinds import own_heads
 from specq.drafting.medusa import form as medusa_form
@@ -201,19 +201,29 @@ def _with_speculator(config: Config) -> Config:
 def _with_own_heads(config: Config) -> Config:
     """Return the configuration with the target's own MTP layer as its heads, if neither heads nor a draft model is set.
 
-    The heads `none` stand for no heads.
+    The heads `own` stand for that layer beside a draft model, too, and the heads `none` for no heads.
     """
     target = config.target
     if target.heads == NO_MODEL:
-        return replace(config, target=replace(target, heads=""))
-    if target.heads or target.draft_model or config.draft.model or not ENGINES.resolve(target.engine).takes_heads:
+        return replace(config, target=replace(target, heads="", heads_tree=""))
+    if target.heads != OWN_HEADS and (target.heads or target.draft_model or config.draft.model):
         return config
-    return replace(config, target=replace(target, heads=own_heads(target.model)))
+    may_have = ENGINES.resolve(target.engine).takes_heads and _is_its_directory(target.model)
+    own = own_heads(target.model) if may_have else ""
+    return replace(config, target=replace(target, heads=own, heads_tree=target.heads_tree if own else ""))
 
 
-def _drafts_itself(chosen: Config, asked: Config) -> bool:
+def _is_its_directory(model: str) -> bool:
+    """Return whether a target's name means the directory of that name, and no model of ours or GGUF file."""
+    return not _reasons(partial(find_model, model, "target")) and find_model(model, "target") == str(
+        Path(model).expanduser()
+    )
+
+
+def drafts_itself(chosen: Config, asked: Config) -> bool:
     """Return whether the target's own MTP layer drafts, by default."""
-    return bool(chosen.target.heads) and not asked.target.heads and chosen.target.heads == chosen.target.model
+    is_default = asked.target.heads in ("", OWN_HEADS)
+    return bool(chosen.target.heads) and is_default and chosen.target.heads == chosen.target.model
 
 
 def drafted_by(config: Config) -> DraftChoice:
@@ -314,10 +324,13 @@ def notes(asked: Config, machine: Hardware | None = None) -> list[str]:
         said.append(
             f"{PREFERRED} is not on this machine (specq models pull {PREFERRED}); using the toy model {FALLBACK}"
         )
+    takes_heads = ENGINES.resolve(chosen.target.engine).takes_heads
     without_keys = placed(replace(asked, draft=replace(asked.draft, keys="")), machine)
     if chosen.up.drafters < without_keys.up.drafters:
         said.append(f"no draft workers: {_lacks_key(asked)}")
-    elif _drafts_itself(chosen, asked):
+    elif not takes_heads and not asked.target.heads and own_heads(asked.target.model):
+        said.append(f"the {chosen.target.engine} engine does not use the MTP layer of {chosen.target.model}")
+    elif drafts_itself(chosen, asked):
         said.append(f"{chosen.target.model} drafts for itself, with its MTP layer (none: --heads none)")
     elif not chosen.up.drafters and asked.up.drafters and not chosen.target.draft_model:
         reason = drafted_by(asked).reason

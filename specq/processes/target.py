@@ -17,8 +17,9 @@ from typing import Any
 import structlog
 import zmq
 
-from specq.config import NO_ADDRESS, NO_MODEL, TargetConfig, own_options
+from specq.config import NO_ADDRESS, NO_MODEL, OWN_HEADS, TargetConfig, own_options
 from specq.drafting import SAME, bridge, make_sources
+from specq.drafting.head_kinds import own_heads
 from specq.engines import (
     ENGINES,
     Engine,
@@ -291,7 +292,8 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     tell(f"loading {named}")
     model = resolve_model(named, "target")
     draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
-    heads = resolve_model(config.heads, HEADS) if config.heads not in ("", NO_MODEL) else ""
+    own_layer = own_heads(model) if config.heads == OWN_HEADS else ""
+    heads = resolve_model(config.heads, HEADS) if config.heads not in ("", NO_MODEL, OWN_HEADS) else own_layer
     if draft_model:
         check_draft_model(config, model, draft_model)
     prefill_rows = max(config.max_prefill_rows or spec.prefill_rows, config.max_step_rows)

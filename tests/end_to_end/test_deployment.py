@@ -354,3 +354,25 @@ def test_a_target_with_an_mtp_layer_drafts_for_itself(tmp_path):
     asked = Config(target=TargetConfig(model=model))
     assert notes(asked, LAPTOP) == [f"{model} drafts for itself, with its MTP layer (none: --heads none)"]
     assert check_can_start(asked, LAPTOP) is None
+    (said,) = notes(Config(target=TargetConfig(model=model, engine="vllm"), up=UpConfig(drafters=0)), LAPTOP)
+    assert said == f"the vllm engine does not use the MTP layer of {model}"
+    assert [heads(heads="own"), heads(heads="own", engine="vllm"), heads(heads="own", model=plain)] == [model, "", ""]
+    assert heads(heads="own", draft="tiny") == model
+
+
+def test_a_verifier_knows_whether_its_own_layer_was_asked_for(tmp_path):
+    """If not, it also starts without it."""
+    model = str(add_mtp(make_checkpoint("llama", tmp_path), QWEN))
+
+    def said(heads: str) -> str:
+        _, verifier, *_ = members(Config(target=TargetConfig(model=model, heads=heads)))
+        assert verifier.about == f"{model}, drafted for by its own MTP layer"
+        return verifier.arguments[verifier.arguments.index("--heads") + 1]
+
+    assert [said(""), said("own"), said(model)] == ["own", "own", model]
+
+
+def test_a_directory_that_a_model_of_ours_hides_drafts_for_nothing(tmp_path, monkeypatch):
+    add_mtp(make_checkpoint("llama", tmp_path / "tiny"), QWEN)
+    monkeypatch.chdir(tmp_path)
+    assert placed(Config(target=TargetConfig(model="tiny"), draft=DraftConfig(model="none")), LAPTOP).target.heads == ""
