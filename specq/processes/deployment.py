@@ -332,7 +332,7 @@ def notes(asked: Config, machine: Hardware | None = None) -> list[str]:
         said.append(f"the {chosen.target.engine} engine does not use the MTP layer of {chosen.target.model}")
     elif drafts_itself(chosen, asked):
         said.append(f"{chosen.target.model} drafts for itself, with its MTP layer (none: --heads none)")
-    elif not chosen.up.drafters and asked.up.drafters and not chosen.target.draft_model:
+    elif not (chosen.up.drafters or chosen.target.draft_model or chosen.target.heads) and asked.up.drafters:
         reason = drafted_by(asked).reason
         said.append(
             f"{chosen.target.model} has no draft model{reason and f' ({reason})'}: no drafters start, and the verifier "

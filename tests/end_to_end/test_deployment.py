@@ -356,6 +356,7 @@ def test_a_target_with_an_mtp_layer_drafts_for_itself(tmp_path):
     assert check_can_start(asked, LAPTOP) is None
     (said,) = notes(Config(target=TargetConfig(model=model, engine="vllm"), up=UpConfig(drafters=0)), LAPTOP)
     assert said == f"the vllm engine does not use the MTP layer of {model}"
+    assert notes(Config(target=TargetConfig(model=plain, heads=model)), LAPTOP) == []
     assert [heads(heads="own"), heads(heads="own", engine="vllm"), heads(heads="own", model=plain)] == [model, "", ""]
     assert heads(heads="own", draft="tiny") == model
 

@@ -41,17 +41,18 @@ def make(setup: Setup) -> EagleSource | None:
     if not setup.heads or (kind := kind_of(Path(setup.heads))).source != EAGLE:
         return None
     config = setup.config
-    setup.tell(f"loading {kind.called} from {setup.heads if config.heads == OWN_HEADS else config.heads}")
+    named = setup.heads if config.heads == OWN_HEADS else config.heads
+    setup.tell(f"loading {kind.called} from {named}")
     tree = checked_tree(config.heads_tree, config.chain, f"target.chain is {config.chain}")
     try:
         head = _loaded(setup, tree)
     except Exception as error:
         if config.heads != OWN_HEADS:
             raise
-        log.warning("mtp_layer_not_used", heads=setup.heads, reason=str(error) or type(error).__name__)
+        log.warning("mtp_layer_not_used", heads=named, reason=str(error) or type(error).__name__)
         setup.tell("its MTP layer cannot be loaded; serving without it")
         return None
-    log.info("eagle_head_loaded", heads=config.heads, layers=head.layers, num_paths=len(tree))
+    log.info("eagle_head_loaded", heads=named, layers=head.layers, num_paths=len(tree))
     return EagleSource(head, config.chain, tree)
 
 
