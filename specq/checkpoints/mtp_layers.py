@@ -19,6 +19,7 @@ from specq.checkpoints.gguf_file import is_gguf
 
 QWEN, MIMO, DEEPSEEK = LAYOUTS = ("mtp.", "model.mtp_layers.", "model.layers.")
 _MOST_HEADER = 100 << 20  # bytes
+_NUMBER = "[0-9]{1,9}"
 
 
 class StoredTensor(NamedTuple):
@@ -57,10 +58,10 @@ def mtp_tensors(checkpoint: Path) -> dict[str, StoredTensor]:
 def mtp_number(name: str, num_layers: int) -> int | None:
     """Return which of a model's MTP layers a tensor belongs to, from 0; None if it is another tensor."""
     if name.startswith(QWEN):
-        numbered = re.match(r"mtp\.layers\.(\d+)\.", name)
+        numbered = re.match(rf"mtp\.layers\.({_NUMBER})\.", name)
         return int(numbered[1]) if numbered else 0
     for prefix, first in ((MIMO, 0), (DEEPSEEK, num_layers)):
-        numbered = re.match(rf"{re.escape(prefix)}(\d+)\.", name)
+        numbered = re.match(rf"{re.escape(prefix)}({_NUMBER})\.", name)
         if numbered and int(numbered[1]) >= first:
             return int(numbered[1]) - first
     return None
@@ -68,11 +69,13 @@ def mtp_number(name: str, num_layers: int) -> int | None:
 
 def _header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file; {} if it is damaged, which those who load it report."""
+    if not path.is_file():  # a pipe would be waited for
+        return {}
     try:
         with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
+            size, most = int.from_bytes(file.read(8), "little"), path.stat().st_size
             said: dict[str, Any] = json.loads(file.read(size)) if size <= _MOST_HEADER else {}
-        return {
+        found = {
             name: StoredTensor(
                 path,
                 str(one["dtype"]),
@@ -82,5 +85,7 @@ def _header(path: Path) -> dict[str, StoredTensor]:
             for name, one in said.items()
             if name != "__metadata__"
         }
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        is_whole = all(8 + size <= one.span[0] <= one.span[1] <= most for one in found.values())
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return {}
+    return found if is_whole else {}

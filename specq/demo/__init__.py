@@ -20,7 +20,7 @@ import click
 
 from specq.chat import pen_for, summary
 from specq.client import Client, Result
-from specq.config import Config
+from specq.config import NO_MODEL, Config
 from specq.demo.figures import (
     LOOKUP,
     PLAIN,
@@ -71,7 +71,11 @@ def usage(*servers: Servers) -> Usage | None:
 def undrafted(config: Config) -> Config:
     """Return the configuration of the same target with lookups as the only drafts."""
     chosen = placed(config)
-    return replace(chosen, target=replace(chosen.target, draft_model=""), up=replace(chosen.up, drafters=0))
+    return replace(
+        chosen,
+        target=replace(chosen.target, draft_model="", heads=NO_MODEL, heads_tree=""),
+        up=replace(chosen.up, drafters=0),
+    )
 
 
 def drafting(config: Config) -> str:
@@ -81,7 +85,8 @@ def drafting(config: Config) -> str:
         f"{chosen.up.drafters} {SHOWN[DRAFT_WORKER]}{'s' * (chosen.up.drafters > 1)}" if chosen.up.drafters else ""
     )
     own = SHOWN[COLOCATED] if chosen.target.draft_model else ""
-    return " and ".join(filter(None, (own, workers))) or "lookup only"
+    heads = "heads of the target" if chosen.target.heads else ""
+    return " and ".join(filter(None, (own, heads, workers))) or "lookup only"
 
 
 def start(full: Servers, alone: Servers, what_drafts: str) -> None:

@@ -21,7 +21,7 @@ from specq.engines.vllm.versions import installed_version
 from specq.models import HEADS, find_model
 from specq.processes.deployment import drafted_by, placed
 from specq.protocol import SpecqError
-from specq.runtime import Tell, available_cores, columns
+from specq.runtime import Tell, available_cores, available_memory, columns
 from specq.runtime.machine import describe, gpu_free_bytes, gpus
 
 if TYPE_CHECKING:
@@ -98,11 +98,15 @@ def examine(question: Question, tell: Tell) -> Examination:
     """Run all checks; raise ConfigError for a named model that is missing."""
     config = _with_models(question.config)
     checks = list(installation.look(config))
-    memory = installation.available_memory()
+    memory = available_memory()
     gpu_bytes = _gpu_bytes() * engines.num_devices(config)
     arithmetic = str(options_of(config.target).get("arithmetic", AUTO))
     heads = "" if config.target.heads == MTP else config.target.heads  # the engine's own
     found = pair.look(config.target.model, config.draft.model, memory, gpu_bytes, heads, arithmetic)
+    drafts_itself = config.target.heads not in ("", question.config.target.heads)
+    if drafts_itself and not _are_heads_right(found):
+        drafts_itself, config = False, replace(config, target=replace(config.target, heads="", heads_tree=""))
+        found = replace(found, checks=tuple(_as_note(check) for check in found.checks))
     target = found.target.path if found.target else None
     if not question.config.draft.model and (reason := drafted_by(question.config).reason):
         checks.append(Check("draft choice", OK, reason))
@@ -119,7 +123,6 @@ def examine(question: Question, tell: Tell) -> Examination:
         checks += [_same_text(measured), calm]
         disturbed = calm.found if calm.status == NOTE else ""
         predictions = predict(measured.methods, measured.costs, question.sessions)
-    drafts_itself = config.target.heads not in ("", question.config.target.heads)
     situation = replace(_situation(question.config, found, here), drafts_itself=drafts_itself)
     said = advise(situation, predictions, disturbed, is_hindered=_hinders(checks)) if found.target else []
     return Examination(tuple(checks), measured, tuple(predictions), tuple(said))
@@ -136,7 +139,7 @@ def _with_models(config: Config) -> Config:
     Raises ConfigError for a named model that is missing.
     """
     for name, role in ((config.target.model, "target"), (config.draft.model, "draft"), (config.target.heads, HEADS)):
-        if name and (name not in (NO_MODEL, MTP) or role == "target"):
+        if name and (role == "target" or name not in (NO_MODEL, MTP)):
             find_model(name, role)
     chosen = placed(config)
     return replace(
@@ -144,6 +147,17 @@ def _with_models(config: Config) -> Config:
         target=replace(config.target, model=chosen.target.model, heads=chosen.target.heads),
         draft=replace(config.draft, model="" if config.draft.model == NO_MODEL else chosen.draft.model),
     )
+
+
+def _are_heads_right(found: pair.ModelPair) -> bool:
+    return all(check.name != pair.HEADS_CHECK or check.status != WRONG for check in found.checks)
+
+
+def _as_note(check: Check) -> Check:
+    """Return a check of heads that are only the default: the target is served without them."""
+    if check.name != pair.HEADS_CHECK:
+        return check
+    return replace(check, status=NOTE, advice="the target's own MTP layer; specq up serves without it")
 
 
 def _hinders(checks: Sequence[Check]) -> bool:

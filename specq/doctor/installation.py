@@ -15,7 +15,7 @@ from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
 from specq.models import PREFERRED, known_models
 from specq.processes.up import keys_of_broker
 from specq.protocol import ConfigError, JobError, parse_address
-from specq.runtime import available_cores, find_compiler, kernel_sources, library_or_reason
+from specq.runtime import available_cores, available_memory, find_compiler, kernel_sources, library_or_reason
 from specq.runtime.machine import cpu_model, describe, gpus
 from specq.transport import listens
 
@@ -68,18 +68,6 @@ def cores(number: int, processor: str) -> Check:
     if number >= COMFORTABLE_CORES:
         return Check("cores", OK, found)
     return Check("cores", NOTE, found, "all processes share it; only the verifier's own process drafts")
-
-
-def available_memory() -> int | None:
-    """Return the bytes of memory that are available.
-
-    Returns None if the system does not report it.
-    """
-    try:
-        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
 
 
 def memory(num_bytes: int | None) -> Check:

@@ -25,6 +25,7 @@ from specq.models import HEADS, resolve_model
 from specq.models.draft_choice import SMALLER
 from specq.protocol import ConfigError, ModelInfo, fits, mismatch
 
+HEADS_CHECK = "heads"  # the name of the check of heads
 FLOAT_BYTES, HALF_BYTES = 4, 2
 ITEM_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = 1 << 30  # most KV that an engine on a CPU takes by default
@@ -231,9 +232,9 @@ def heads_fit(heads: str, target: PairModel) -> Check:
         kind = kind_of(Path(directory))
         found = kind.describe(Path(directory), target.path, target.info)
     except ConfigError as error:
-        return Check("heads", WRONG, str(error), "choose heads for this target, or train some (docs/heads.md)")
+        return Check(HEADS_CHECK, WRONG, str(error), "choose heads for this target, or train some (docs/heads.md)")
     size = "" if kind.is_target else f", {megabytes(weight_bytes(Path(directory)))}"
-    return Check("heads", OK, f"{found}{size} at {directory}")
+    return Check(HEADS_CHECK, OK, f"{found}{size} at {directory}")
 
 
 def room(models: Sequence[PairModel], free_bytes: int | None) -> Check:

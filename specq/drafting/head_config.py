@@ -171,7 +171,7 @@ class HeadConfig:
         """Return the kind of rotary scaling and its numbers, as in transformers' `rope_parameters`."""
         found = self.said.get("rope_parameters") or self.said.get("rope_scaling") or {}
         kind = found.get("rope_type", found.get("type", "default")) if isinstance(found, dict) else found
-        if not isinstance(found, dict) or kind not in _SCALING:
+        if not isinstance(found, dict) or not isinstance(kind, str) or kind not in _SCALING:
             raise ConfigError(
                 f"{self.path}: rope_scaling is {kind!r}; {self.kinds} are computed with {', '.join(_SCALING)}"
             )

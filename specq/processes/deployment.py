@@ -22,7 +22,7 @@ from specq.drafting import DRAFTERS, SAME, DrafterSpec, speculators_form
 from specq.drafting.head_kinds import check_for_engine, own_heads
 from specq.drafting.medusa import form as medusa_form
 from specq.engines import ENGINES, EngineSpec, check_no_gguf
-from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model
+from specq.models import FALLBACK, HEADS, PREFERRED, default_model, draft_for, find_model, resolve_model
 from specq.models.draft_choice import DraftChoice, choose_draft
 from specq.protocol import COLOCATED, DRAFT_WORKER, LOOKAHEAD, ConfigError
 from specq.runtime import available_cores, how_to_install
@@ -209,21 +209,50 @@ def _with_speculator(config: Config) -> Config:
 def _with_own_heads(config: Config) -> Config:
     """Return the configuration with the target's own MTP layer as its heads, if neither heads nor a draft model is set.
 
-    The heads `none` stand for no heads, and `mtp` for that layer.
+    The heads `mtp` stand for that layer beside a draft model, too, and the heads `none` for no heads.
     """
-    target, reads_heads = config.target, ENGINES.resolve(config.target.engine).takes_heads
+    target = config.target
     if target.heads == NO_MODEL:
-        return replace(config, target=replace(target, heads=""))
-    if target.heads == MTP and reads_heads:
-        return replace(config, target=replace(target, heads=own_heads(target.model) or MTP))
-    if target.heads or target.draft_model or config.draft.model or not reads_heads:
+        return replace(config, target=replace(target, heads="", heads_tree=""))
+    if target.heads not in ("", MTP) or not ENGINES.resolve(target.engine).takes_heads:
         return config
-    return replace(config, target=replace(target, heads=own_heads(target.model)))
+    own = own_heads(target.model) if _is_its_directory(target.model) else ""
+    if target.heads == MTP:
+        return replace(config, target=replace(target, heads=own or MTP))
+    if target.draft_model or config.draft.model:
+        return config
+    return replace(config, target=replace(target, heads=own, heads_tree=target.heads_tree if own else ""))
 
 
-def _drafts_itself(chosen: Config, asked: Config) -> bool:
+def heads_at(heads: str, target: str, engine: EngineSpec) -> str:
+    """Return where a verifier's heads are: the directory of `heads` (a name or path), or a name of the engine's own.
+
+    `target`: where its checkpoint is. "": no heads. Raises ConfigError if there are none of this name, or if the engine
+    does not run them.
+    """
+    if heads in ("", NO_MODEL, *engine.own_heads):
+        return "" if heads == NO_MODEL else heads
+    if heads != MTP:
+        found = resolve_model(heads, HEADS)
+        if engine.runs_heads:
+            check_for_engine(found, target, target)
+        return found
+    if not (own := own_heads(target)):
+        raise ConfigError(f"{target} has no MTP layer that specq computes (docs/heads.md): leave --heads out")
+    return own
+
+
+def _is_its_directory(model: str) -> bool:
+    """Return whether a target's name means the directory of that name, and no model of ours or GGUF file."""
+    return not _reasons(partial(find_model, model, "target")) and find_model(model, "target") == str(
+        Path(model).expanduser()
+    )
+
+
+def drafts_itself(chosen: Config, asked: Config) -> bool:
     """Return whether the target's own MTP layer drafts, by default."""
-    return bool(chosen.target.heads) and not asked.target.heads and chosen.target.heads == chosen.target.model
+    is_default = asked.target.heads in ("", MTP)
+    return bool(chosen.target.heads) and is_default and chosen.target.heads == chosen.target.model
 
 
 def drafted_by(config: Config) -> DraftChoice:
@@ -325,12 +354,17 @@ def notes(asked: Config, machine: Hardware | None = None) -> list[str]:
         said.append(
             f"{PREFERRED} is not on this machine (specq models pull {PREFERRED}); using the toy model {FALLBACK}"
         )
+    engine = ENGINES.resolve(chosen.target.engine)
     without_keys = placed(replace(asked, draft=replace(asked.draft, keys="")), machine)
     if chosen.up.drafters < without_keys.up.drafters:
         said.append(f"no draft workers: {_lacks_key(asked)}")
-    elif _drafts_itself(chosen, asked):
+    elif not engine.takes_heads and not asked.target.heads and own_heads(asked.target.model):
+        how = "uses" if engine.runs_heads else "does not use"
+        only = " only with --heads mtp" if engine.runs_heads else ""
+        said.append(f"the {chosen.target.engine} engine {how} the MTP layer of {chosen.target.model}{only}")
+    elif drafts_itself(chosen, asked):
         said.append(f"{chosen.target.model} drafts for itself, with its MTP layer (none: --heads none)")
-    elif not chosen.up.drafters and asked.up.drafters and not chosen.target.draft_model:
+    elif not (chosen.up.drafters or chosen.target.draft_model or chosen.target.heads) and asked.up.drafters:
         reason = drafted_by(asked).reason
         said.append(
             f"{chosen.target.model} has no draft model{reason and f' ({reason})'}: no drafters start, and the verifier "

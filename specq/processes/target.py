@@ -17,9 +17,8 @@ from typing import Any
 import structlog
 import zmq
 
-from specq.config import MTP, NO_ADDRESS, NO_MODEL, TargetConfig, own_options
+from specq.config import NO_ADDRESS, TargetConfig, own_options
 from specq.drafting import SAME, bridge, make_sources
-from specq.drafting.head_kinds import check_for_engine, own_heads
 from specq.engines import (
     ENGINES,
     Engine,
@@ -34,7 +33,8 @@ from specq.engines import (
     warm_up_steps,
 )
 from specq.grammar import GrammarBuilder, limits_of
-from specq.models import HEADS, default_model, resolve_model, tokenizer_of
+from specq.models import default_model, resolve_model, tokenizer_of
+from specq.processes.deployment import heads_at
 from specq.protocol import (
     ConfigError,
     Draft,
@@ -293,16 +293,11 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     tell(f"loading {named}")
     model = resolve_model(named, "target")
     draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
-    heads = "" if config.heads == NO_MODEL else config.heads
-    if heads == MTP and spec.takes_heads:
-        heads = own_heads(named) or MTP
-    if heads and heads not in spec.own_heads:
-        heads = resolve_model(heads, HEADS)
+    heads = heads_at(config.heads, model, spec)
     if draft_model:
         check_draft_model(config, model, draft_model)
     prefill_rows = max(config.max_prefill_rows or spec.prefill_rows, config.max_step_rows)
     if heads and spec.runs_heads:
-        check_for_engine(heads, model, named)
         own, heads = {**own, "heads": heads, "levels": config.chain}, ""
     engine = _make_engine(spec, config, model, named, prefill_rows, own)
     tell("preparing steps")

@@ -27,6 +27,7 @@ import click
 
 from specq import Client
 from specq.config import (
+    MTP,
     NO_ADDRESS,
     BrokerConfig,
     Config,
@@ -40,6 +41,7 @@ from specq.processes.deployment import (
     check_can_start,
     divide_cores,
     draft_section,
+    drafts_itself,
     notes,
     placed,
     this_machine,
@@ -75,11 +77,13 @@ def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
     Raises ConfigError for addresses that cannot serve several processes.
     """
     machine, address = this_machine(), _broker_address(config)
-    here, config = machine.cores, placed(config, machine)
+    here, asked, config = machine.cores, config, placed(config, machine)
     shares = divide_cores(len(here), config.up.targets, config.up.drafters)
     broker = replace(config.broker, cores=config.broker.cores or _ids(here, shares.broker))
     draft = replace(draft_section(config), broker=address)
     target = with_helpers(config, _ids(here, shares.broker)) if len(here) > 1 else config.target
+    if drafts_itself(config, asked):
+        target = replace(target, heads=MTP)  # the verifier starts even if it cannot load them
     return [
         Member("broker", ("broker", *to_arguments(broker), *extra), broker.cores, address),
         *_workers("target", replace(target, broker=address), [_ids(here, s) for s in shares.targets], extra),
@@ -115,7 +119,7 @@ def _workers(role: str, section: Any, shares: Sequence[tuple[int, ...]], extra: 
 def _about(section: Any) -> str:
     """Return the models of a worker, with the draft models and heads in its process."""
     heads = f"the heads {section.heads}" if section.heads else ""
-    heads = "its own MTP layer" if section.heads and section.heads == section.model else heads
+    heads = "its own MTP layer" if section.heads and section.heads in (MTP, section.model) else heads
     drafting = [one for one in (getattr(section, "draft_model", ""), heads) if one]
     return f"{section.model}, drafted for by {' and '.join(drafting)}" if drafting else str(section.model)
 

@@ -43,6 +43,18 @@ def available_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
+def available_memory() -> int | None:
+    """Return the bytes of memory that are available.
+
+    Returns None if the system does not report it.
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
 def usual_threads() -> int:
     """Return the number of threads to compute with: what the environment says, else one for each physical core."""
     said = os.environ.get(_THREAD_SETTINGS[0], "")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specq.broker import Broker
-from specq.broker.jobs.reports import MOST_METRICS, status_report
+from specq.broker.jobs.reports import MOST_METRICS, MOST_PAIRS, status_report
 from specq.protocol import LEAST_OWN_LANE
 from specq.protocol.bounds import REPORT
 from specq.protocol.messages import Heartbeat
@@ -84,6 +84,38 @@ def test_accepted_tokens_are_counted_for_the_draft_worker_and_the_verifier(way: 
     found = {worker["name"]: worker for worker in status_report(desk.broker.state)["workers"]}
     assert found["ben"]["metrics"] == {}
     assert "drafts_for" not in found["ben"]
+
+
+def test_a_draft_worker_cannot_claim_accepted_tokens() -> None:
+    desk = Desk()
+    desk.add_drafter(b"ann")
+    for claimed in ({"v": 10**9}, 7):
+        desk.front(b"ann", Heartbeat(incarnation=1, state="ready", metrics={"accepted_for": claimed, "drafts": 3}))
+        assert status_report(desk.broker.state)["workers"][1]["metrics"] == {"drafts": 3}
+
+
+def credited(desk: Desk) -> dict[str, Any]:
+    return desk.broker.state.workers.get(b"ann").accepted_for
+
+
+def test_accepted_tokens_of_a_name_stay_until_its_last_verifier_leaves() -> None:
+    """So counts only grow while a verifier of that name is there. Names of thousands that come and go are not kept."""
+    desk = Desk()
+    desk.hello(b"other", name="v")
+    desk.add_drafter(b"ann")
+    credited(desk)["v"] = 5
+    desk.leave(b"other")
+    assert credited(desk) == {"v": 5}
+    desk.leave()
+    assert credited(desk) == {}
+
+
+def test_a_report_has_room_for_who_drafts_for_whom() -> None:
+    desk = Desk()
+    desk.add_drafter(b"ann")
+    credited(desk).update({f"v{i}": i for i in range(5000)})
+    found = status_report(desk.broker.state)["workers"][1]["metrics"]["accepted_for"]
+    assert found == {f"v{i}": i for i in range(5000 - MOST_PAIRS, 5000)}
 
 
 @pytest.mark.parametrize("seen", [(), (-1, 3), (LEAST_OWN_LANE, 1), (2**31 - 1, 1)])

@@ -16,6 +16,8 @@ from specq.config import Config, TargetConfig, UpConfig
 from specq.demo.figures import Speed, conclusion
 from specq.processes.deployment import absent_sources
 from specq.runtime.usage import Usage, busy_s, others_cores
+from specq.testing.checkpoints import make_checkpoint
+from specq.testing.checkpoints_mtp import QWEN, add_mtp
 from tests.each import each
 
 ROOT = Path(__file__).parents[2]
@@ -183,3 +185,9 @@ def test_it_says_what_drafts(drafters, draft_model, said):
     assert ("draft worker" in absent_sources(config)) is (drafters == 0)
     assert ("colocated" in absent_sources(config)) is (not draft_model)
     assert "lookahead" in absent_sources(config)
+
+
+def test_servers_for_comparison_have_no_mtp_layer(tmp_path):
+    config = Config(target=TargetConfig(model=str(add_mtp(make_checkpoint("llama", tmp_path), QWEN))))
+    assert demo.drafting(config) == "heads of the target"
+    assert demo.drafting(demo.undrafted(config)) == "lookup only"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +20,7 @@ from specq.engines import read_info
 from specq.models import resolve_model
 from specq.testing.checkpoints_draft import PARALLEL, make_draft
 from specq.testing.checkpoints_heads import make_published
+from specq.testing.checkpoints_mtp import QWEN, add_mtp
 from tests.each import each
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +121,15 @@ def test_wrong_pairs_end_with_1_and_bad_input_with_2(config, arguments, status, 
     assert said in " ".join(done.output.split())
     assert "MEASURED" not in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_an_mtp_layer_that_cannot_be_loaded_is_wrong_only_if_it_was_asked_for(config, tmp_path):
+    target = add_mtp(Path(shutil.copytree(resolve_model("tiny", "target"), tmp_path / "tiny")), QWEN, scale=math.nan)
+    for heads, status, said in (((), 0, "specq up serves without it"), (("--heads", str(target)), 1, "not finite")):
+        asked = ["doctor", "--config", str(config), "--model", str(target), "--quick", *heads]
+        done = CliRunner().invoke(main, asked)
+        assert done.exit_code == status, done.output
+        assert said in " ".join(done.output.split())
 
 
 def test_a_model_that_cannot_be_unpacked_is_a_finding(config, tmp_path, monkeypatch):

@@ -358,3 +358,30 @@ def test_a_target_with_an_mtp_layer_drafts_for_itself(tmp_path):
     vllm = replace(named, target=replace(named.target, engine="vllm"))
     assert placed(vllm).target.heads == "mtp"
     assert check_can_start(asked, LAPTOP) is None
+    (said,) = notes(Config(target=TargetConfig(model=model, engine="vllm"), up=UpConfig(drafters=0)), LAPTOP)
+    assert said == f"the vllm engine uses the MTP layer of {model} only with --heads mtp"
+    assert notes(Config(target=TargetConfig(model=plain, heads=model)), LAPTOP) == []
+    assert [heads(heads="mtp"), heads(heads="mtp", engine="vllm"), heads(heads="mtp", model=plain)] == [
+        model,
+        "mtp",
+        "mtp",
+    ]
+    assert heads(heads="mtp", draft="tiny") == model
+
+
+def test_a_verifier_knows_whether_its_own_layer_was_asked_for(tmp_path):
+    """If not, it also starts without it."""
+    model = str(add_mtp(make_checkpoint("llama", tmp_path), QWEN))
+
+    def said(heads: str) -> str:
+        _, verifier, *_ = members(Config(target=TargetConfig(model=model, heads=heads)))
+        assert verifier.about == f"{model}, drafted for by its own MTP layer"
+        return verifier.arguments[verifier.arguments.index("--heads") + 1]
+
+    assert [said(""), said("mtp"), said(model)] == ["mtp", "mtp", model]
+
+
+def test_a_directory_that_a_model_of_ours_hides_drafts_for_nothing(tmp_path, monkeypatch):
+    add_mtp(make_checkpoint("llama", tmp_path / "tiny"), QWEN)
+    monkeypatch.chdir(tmp_path)
+    assert placed(Config(target=TargetConfig(model="tiny"), draft=DraftConfig(model="none")), LAPTOP).target.heads == ""

@@ -44,7 +44,9 @@ from specq.protocol import (
 MOST_LINES = 10_000
 _ENDED = {"stop": "finished", "length": "finished", "cancelled": "cancelled", "error": "failed"}
 MOST_METRICS = 128  # workers whose metrics are shown: this keeps the report small
+MOST_PAIRS = 64  # verifiers that are shown of a draft worker: those with most
 MOST_SESSIONS = 1000
+ACCEPTED_FOR = "accepted_for"
 MOST_SHOWN = 60  # characters of a label, name or tenant in the list of sessions
 
 
@@ -224,22 +226,24 @@ def _worker(worker: Worker, now: float, has_metrics: bool) -> dict[str, Any]:
         "capabilities": list(worker.hello.capabilities),
         "heard_s_ago": round(now - worker.last_seen, 3),
         "registered_s_ago": round(now - worker.joined_at, 3),
-    } | ({"metrics": worker.metrics | _accepted(worker)} if has_metrics else {})
+    } | ({"metrics": _metrics(worker)} if has_metrics else {})
 
 
-def _accepted(worker: Worker) -> dict[str, Any]:
-    """Return how many tokens of a draft worker were accepted, by verifier."""
-    return {"accepted_for": dict(worker.accepted_for)} if worker.accepted_for else {}
+def _metrics(worker: Worker) -> dict[str, Any]:
+    """Return what a worker counts, and how many of its tokens were accepted by verifier, which only the broker says."""
+    found = {name: value for name, value in worker.metrics.items() if name != ACCEPTED_FOR}
+    return found | ({ACCEPTED_FOR: dict(worker.accepted_for.most_common(MOST_PAIRS))} if worker.accepted_for else {})
 
 
 def _drafted(state: BrokerState) -> dict[bytes, dict[str, Any]]:
     """Return the number of running jobs that each draft worker in use drafts for, by verifier."""
+    shown = {worker.identity for worker in state.workers.drafters()[:MOST_METRICS]}
     counts: defaultdict[bytes, Counter[str]] = defaultdict(Counter)
     for job in state.jobs.active.values():
         if (verifier := state.workers.get(job.session.verifier)) is not None:
-            for drafter in job.drafters.identities():
+            for drafter in shown.intersection(job.drafters.identities()):
                 counts[drafter][verifier.name] += 1
-    return {drafter: {"drafts_for": dict(found)} for drafter, found in counts.items()}
+    return {drafter: {"drafts_for": dict(found.most_common(MOST_PAIRS))} for drafter, found in counts.items()}
 
 
 def _sessions(state: BrokerState, asker: bytes, most: int) -> dict[str, Any]:

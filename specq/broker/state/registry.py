@@ -242,7 +242,8 @@ class WorkerRegistry:
 
     def remove(self, identity: bytes) -> Worker | None:
         self._fitting.clear()
-        if (verifier := self._verifiers.pop(identity, None)) is not None:
+        verifier = self._verifiers.pop(identity, None)
+        if verifier is not None and all(one.name != verifier.name for one in self._verifiers.values()):
             for drafter in self.drafters():
                 drafter.accepted_for.pop(verifier.name, None)
         return self._workers.pop(identity, None)

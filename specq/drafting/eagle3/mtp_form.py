@@ -14,6 +14,7 @@ Only decoder layers of a Llama, Qwen2 or Qwen3 are computed.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,6 +106,13 @@ def is_usable(checkpoint: Path) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def loading_bytes(checkpoint: Path) -> int:
+    """Return about how much memory the first MTP layer needs at most while it is loaded: twice its size in float32."""
+    shape = mtp_layer(checkpoint).shape
+    sizes = [*matrix_shapes(shape).values(), (shape.vocab_size, shape.hidden_size)]
+    return 8 * sum(prod(size) for size in sizes)
 
 
 def _name(own: str, layout: _Layout, prefix: str) -> str:

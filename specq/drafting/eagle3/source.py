@@ -6,11 +6,14 @@ from pathlib import Path
 
 import structlog
 
+from specq.config import MTP
+from specq.drafting.eagle3.mtp_form import loading_bytes
 from specq.drafting.head_kinds import kind_of
 from specq.drafting.rank_trees import checked_tree, tree_for
 from specq.drafting.trees.interface import TreeHead
 from specq.drafting.trees.source import NO_SHAPE, TreeSource, usual_sizes
-from specq.protocol import EAGLE
+from specq.protocol import EAGLE, ConfigError
+from specq.runtime import available_memory
 from specq.verifier.sources import Setup
 
 log = structlog.get_logger(__name__)
@@ -32,16 +35,32 @@ class EagleSource(TreeSource):
 def make(setup: Setup) -> EagleSource | None:
     """Load the head that the configuration names for this process; None if it names none.
 
-    Raises ConfigError if it does not fit the target.
+    Raises ConfigError if it does not fit the target. But a target whose own MTP layer cannot be loaded, for any
+    reason, is served without it, if that layer is only the default.
     """
     if not setup.heads or (kind := kind_of(Path(setup.heads))).source != EAGLE:
         return None
     config = setup.config
-    setup.tell(f"loading {kind.called} from {config.heads}")
+    named = setup.heads if config.heads == MTP else config.heads
+    setup.tell(f"loading {kind.called} from {named}")
     tree = checked_tree(config.heads_tree, config.chain, f"target.chain is {config.chain}")
-    head = _on_host(setup) if setup.device == "cpu" else _on_device(setup, tree)
-    log.info("eagle_head_loaded", heads=config.heads, layers=head.layers, num_paths=len(tree))
+    try:
+        head = _loaded(setup, tree)
+    except Exception as error:
+        if config.heads != MTP:
+            raise
+        log.warning("mtp_layer_not_used", heads=named, reason=str(error) or type(error).__name__)
+        setup.tell("its MTP layer cannot be loaded; serving without it")
+        return None
+    log.info("eagle_head_loaded", heads=named, layers=head.layers, num_paths=len(tree))
     return EagleSource(head, config.chain, tree)
+
+
+def _loaded(setup: Setup, tree: tuple[tuple[int, ...], ...]) -> TreeHead:
+    free = available_memory()
+    if setup.config.heads == MTP and free is not None and (size := loading_bytes(Path(setup.heads))) > free:
+        raise ConfigError(f"it needs {size / 1e6:.0f} MB of memory to load; {free / 1e6:.0f} MB are free")
+    return _on_host(setup) if setup.device == "cpu" else _on_device(setup, tree)
 
 
 def _on_host(setup: Setup) -> TreeHead:

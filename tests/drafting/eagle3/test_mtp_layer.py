@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specq.config import TargetConfig
+from specq.config import MTP, TargetConfig
 from specq.drafting.eagle3.arrays import load_arrays
 from specq.drafting.eagle3.drafter import Eagle
 from specq.drafting.eagle3.host import HostEagle
 from specq.drafting.eagle3.loading import load_eagle
-from specq.drafting.eagle3.mtp_form import is_mtp, is_usable, mtp_layer
+from specq.drafting.eagle3.mtp_form import is_mtp, is_usable, loading_bytes, mtp_layer
 from specq.drafting.eagle3.remote import EagleTrees
 from specq.drafting.eagle3.source import make
 from specq.drafting.head_files import output_matrix
@@ -26,6 +27,7 @@ from specq.drafting.head_kinds import kind_of, own_heads
 from specq.drafting.trees.interface import TreeRequest
 from specq.engines import read_info
 from specq.engines.torch.loading import load_network
+from specq.models import find_model
 from specq.protocol import BF16, EAGLE, FINAL, ConfigError, SamplingParams
 from specq.testing.checkpoints import VOCAB, make_checkpoint
 from specq.testing.checkpoints_eagle import WEIGHTS
@@ -263,3 +265,89 @@ def test_values_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     change(target, {"model.mtp_layers.0.hidden_layernorm.weight": torch.full((40,), torch.nan)})
     with pytest.raises(ConfigError, match=r"not finite, in midlayer\.hidden_norm\.weight of an MTP layer"):
         load_arrays(str(target), str(target), read_info(target))
+
+
+TENSOR = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+def header(said: object) -> bytes:
+    """Return a safetensors file of this header, and of four bytes behind it."""
+    text = said if isinstance(said, bytes) else json.dumps(said).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(4)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        b"", (1 << 63).to_bytes(8, "little"), header(b"\xff\xfe{"), header(b"[" * 200_000), header([1]),
+        header({"a": 1}),
+        header({"mtp.norm.weight": TENSOR | {"data_offsets": [-9, 4]}}),
+        header({"mtp.norm.weight": TENSOR | {"data_offsets": [0, 1 << 80]}}),
+        header({"mtp.norm.weight": TENSOR | {"data_offsets": [4, 0]}}),
+        header({"mtp.norm.weight": TENSOR | {"data_offsets": {"a": 1}}}),
+        header({f"mtp.layers.{'9' * 5000}.norm.weight": TENSOR}),
+        header({f"model.layers.{'9' * 5000}.eh_proj.weight": TENSOR}),
+        header({f"model.mtp_layers.{'9' * 5000}.norm.weight": TENSOR}),
+    ],
+    ids=lambda _: "file",
+)  # fmt: skip
+def test_a_hostile_file_beside_the_weights_hides_no_target(tmp_path: Path, file: bytes) -> None:
+    """The engines do not read such a file, so the target serves as without it."""
+    target = make_checkpoint("llama", tmp_path)
+    (target / "zz.safetensors").write_bytes(file)
+    assert (own_heads(str(target)), find_model(str(target), "target")) == ("", str(target))
+
+
+def test_files_that_cannot_be_opened_hide_no_target(tmp_path: Path) -> None:
+    target = make_checkpoint("llama", tmp_path)
+    (target / "a.safetensors").symlink_to(tmp_path / "nowhere")
+    (target / "b.safetensors").mkdir()
+    os.mkfifo(target / "c.safetensors")
+    assert not own_heads(str(target))
+
+
+def test_a_rotation_of_no_kind_is_refused(tmp_path: Path) -> None:
+    target = add_mtp(make_checkpoint("llama", tmp_path), QWEN)
+    config(target, rope_parameters={"rope_type": {}})
+    refused(target, "rope_scaling is {}; MTP layers are computed with default")
+
+
+def of_itself(target: Path, heads: str) -> Setup:
+    return Setup(TargetConfig(heads=heads), read_info(target), "", "cpu", bool, target=str(target), heads=str(target))
+
+
+def test_a_target_serves_without_a_layer_that_it_cannot_load(tmp_path: Path) -> None:
+    """If the layer is the default. If it was asked for, the reason is reported."""
+    target = add_mtp(make_checkpoint("llama", tmp_path), MIMO)
+    assert make(of_itself(target, MTP)) is not None
+    change(target, {"model.mtp_layers.0.hidden_layernorm.weight": torch.full((40,), torch.nan)})
+    assert own_heads(str(target))
+    assert make(of_itself(target, MTP)) is None
+    with pytest.raises(ConfigError, match="not finite"):
+        make(of_itself(target, str(target)))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory")], ids=str)
+def test_a_target_serves_without_a_layer_that_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    target = add_mtp(make_checkpoint("llama", tmp_path), QWEN)
+    monkeypatch.setattr("specq.drafting.eagle3.arrays.load_arrays", fail)
+    assert make(of_itself(target, MTP)) is None
+    with pytest.raises(type(error)):
+        make(of_itself(target, str(target)))
+
+
+def test_a_layer_is_not_loaded_beyond_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system would kill the process."""
+    target = add_mtp(make_checkpoint("llama", tmp_path), QWEN)
+    found = load_arrays(str(target), str(target), read_info(target))
+    size = sum(one.nbytes for one in found.weights.values()) + found.embedding.nbytes
+    assert 2 * size <= loading_bytes(target) < 2.2 * size
+    for free, is_there in ((loading_bytes(target), True), (loading_bytes(target) - 1, False), (None, True)):
+        monkeypatch.setattr("specq.drafting.eagle3.source.available_memory", lambda free=free: free)
+        assert (make(of_itself(target, MTP)) is not None) is is_there
+        assert make(of_itself(target, str(target))) is not None
