@@ -38,7 +38,7 @@ check: lint test ## Lint, types and all tests: what CI runs
 
 # Slow tests that run alone: they time something, or take fixed ports. All others run two at a time.
 ALONE = tests/chaos/test_processes.py tests/gateway/test_attacks.py \
-	$(patsubst %,tests/end_to_end/test_%.py,chat first_commands floods ipv6 vllm)
+	$(patsubst %,tests/end_to_end/test_%.py,chat first_commands floods ipv6 laws vllm)
 
 test-system: $(DEV) ## Test what needs system packages, which it installs (Debian, as root): the page in real Chromium
 	@scripts/system.sh

@@ -79,7 +79,8 @@ class Service:
         drafters = Counter[str]()
         for worker in workers:
             if worker["role"] == "draft":
-                drafters.update({**worker["metrics"], "passes": worker["steps"]})
+                numbers = {name: value for name, value in worker["metrics"].items() if isinstance(value, int)}
+                drafters.update({**numbers, "passes": worker["steps"]})
         return {**verifier["metrics"], "steps": verifier["steps"]}, drafters
 
     def _workers(self) -> list[dict[str, Any]]:

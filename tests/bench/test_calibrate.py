@@ -15,6 +15,7 @@ import pytest
 from bench.calibrate import neighbours
 from bench.calibrate.compare import since
 from bench.calibrate.costs import Served, costs
+from bench.calibrate.serving import Service
 from bench.suites import calibrate
 from specq.doctor import hardware
 from specq.engines.torch.engine import TorchEngine
@@ -220,6 +221,25 @@ def test_what_a_process_computes_is_read_from_the_system():
     sum(range(3_000_000))
     assert cpu_s(os.getpid()) > own
     assert busy_s() >= all_cores
+
+
+class Reports:
+    """A client of a broker whose workers were heard just now."""
+
+    def __init__(self, *workers: dict[str, object]) -> None:
+        self.workers = [{"heard_s_ago": -1.0, **worker} for worker in workers]
+
+    def status(self) -> dict[str, object]:
+        return {"workers": self.workers}
+
+
+def test_what_draft_workers_count_is_added_but_for_what_the_broker_counts_by_verifier():
+    drafters = [
+        {"role": "draft", "steps": steps, "metrics": {"drafts": 3, "accepted_for": {"target-1": 2}}} for steps in (5, 7)
+    ]
+    verifier = {"role": "target", "steps": 9, "metrics": {"step_us": {"wait": 1}}}
+    found = Service(Reports(verifier, *drafters), {}).counts()
+    assert found == ({"step_us": {"wait": 1}, "steps": 9}, {"drafts": 6, "passes": 12})
 
 
 @pytest.mark.slow
