@@ -20,8 +20,7 @@ from specq.protocol import ConfigError
 DEFAULT_BROKER = "tcp://127.0.0.1:5750"
 DURABILITIES = ("full", "process")
 AUTO_DRAFTERS = -1
-NO_MODEL = "none"  # the name of no draft model, even if one could be found
-MTP = "mtp"  # the name of the heads that are an MTP layer of the target itself
+NO_MODEL, MTP = "none", "mtp"  # names of no model, even if one could be found, and of a target's own MTP layer as heads
 NO_ADDRESS = "none"  # where a verifier listens that only dials out
 VOCABULARIES = ("same", "shared", "text")
 DTYPES = ("auto", "float32", "bfloat16", "float16")

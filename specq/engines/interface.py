@@ -156,8 +156,8 @@ class EngineSpec:
     - check: raises ConfigError if what runs a model is not installed. Arguments: the model's path, device and dtype.
     - takes_gguf: whether it loads GGUF files.
     - takes_heads: whether it returns the hidden states that heads draft from.
-    - runs_heads: whether `make` also takes `heads` and `levels`, so that the engine itself drafts with them.
-    - own_heads: what `heads` may also be, besides a directory: drafters that the engine has without one.
+    - runs_heads: whether `make` also takes `heads` (a directory, or MTP) and `levels`, so that the engine itself drafts
+      with them.
     - takes_scratch: whether its steps take scratch rows, which lookahead decoding needs.
     """
 
@@ -171,7 +171,6 @@ class EngineSpec:
     takes_gguf: bool = True
     takes_heads: bool = True
     runs_heads: bool = False
-    own_heads: tuple[str, ...] = ()
     takes_scratch: bool = True
 
 

@@ -89,11 +89,11 @@ def _wrong_sources(chosen: Config, engine: EngineSpec) -> Iterator[str]:
     target = chosen.target
     if target.heads and not (engine.takes_heads or engine.runs_heads):
         yield f"the {target.engine} engine does not support heads: leave --heads out, or use the torch engine"
-    if target.heads == MTP and MTP not in engine.own_heads:
+    if target.heads == MTP and not engine.runs_heads:
         yield f"{target.model} is no directory with an MTP layer that specq computes (docs/heads.md): leave --heads out"
     if target.heads_tree and engine.runs_heads:
         yield f"the {target.engine} engine drafts no trees with heads, only chains: leave --heads-tree out"
-    if target.heads and engine.runs_heads and target.heads not in engine.own_heads:
+    if target.heads not in ("", MTP) and engine.runs_heads:
         yield from _reasons(
             lambda: check_for_engine(find_model(target.heads, HEADS), find_model(target.model, "target"), target.model)
         )
@@ -224,22 +224,20 @@ def _with_own_heads(config: Config) -> Config:
     return replace(config, target=replace(target, heads=own, heads_tree=target.heads_tree if own else ""))
 
 
-def heads_at(heads: str, target: str, engine: EngineSpec) -> str:
-    """Return where a verifier's heads are: the directory of `heads` (a name or path), or a name of the engine's own.
+def heads_at(heads: str, target: str, named: str, engine: EngineSpec) -> str:
+    """Return where a verifier's heads are: the directory of `heads`, or MTP if the engine itself runs that layer.
 
-    `target`: where its checkpoint is. "": no heads. Raises ConfigError if there are none of this name, or if the engine
-    does not run them.
+    `target`: where its checkpoint is; `named`: what messages call it. "": no heads. Raises ConfigError if there are
+    none of this name, or if the engine does not run them.
     """
-    if heads in ("", NO_MODEL, *engine.own_heads):
+    if heads in ("", NO_MODEL) or (heads == MTP and engine.runs_heads):
         return "" if heads == NO_MODEL else heads
-    if heads != MTP:
-        found = resolve_model(heads, HEADS)
-        if engine.runs_heads:
-            check_for_engine(found, target, target)
-        return found
-    if not (own := own_heads(target)):
-        raise ConfigError(f"{target} has no MTP layer that specq computes (docs/heads.md): leave --heads out")
-    return own
+    found = own_heads(target) if heads == MTP else resolve_model(heads, HEADS)
+    if not found:
+        raise ConfigError(f"{named} has no MTP layer that specq computes (docs/heads.md): leave --heads out")
+    if engine.runs_heads:
+        check_for_engine(found, target, named)
+    return found
 
 
 def _is_its_directory(model: str) -> bool:

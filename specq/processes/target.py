@@ -293,11 +293,10 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     tell(f"loading {named}")
     model = resolve_model(named, "target")
     draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
-    heads = heads_at(config.heads, model, spec)
-    if draft_model:
-        check_draft_model(config, model, draft_model)
+    heads = heads_at(config.heads, model, named, spec)
+    check_draft_model(config, model, draft_model)
     prefill_rows = max(config.max_prefill_rows or spec.prefill_rows, config.max_step_rows)
-    if heads and spec.runs_heads:
+    if spec.runs_heads:
         own, heads = {**own, "heads": heads, "levels": config.chain}, ""
     engine = _make_engine(spec, config, model, named, prefill_rows, own)
     tell("preparing steps")
@@ -312,12 +311,9 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
     )
     setup = Setup(
         *(config, engine.info, draft_model, drafts_on(engine) or colocated_device(config), tell),
-        helper_cores=own.get("helper_cores", ()),
-        target=model,
-        heads=heads,
+        helper_cores=own.get("helper_cores", ()), target=model, heads=heads, own_levels=own_levels(engine),
         draft_tokenizer=tokenizer_of(config.draft_model, "draft") if config.draft_model else "",
-        own_levels=own_levels(engine),
-    )
+    )  # fmt: skip
     sources = list(make_sources(setup))
     prepare_steps(engine, sources, prefill_rows, config.max_sessions)
     files = load_tokenizer_files(model)
@@ -339,11 +335,11 @@ def build_verifier(config: TargetConfig, name: str, tell: Tell = bool) -> Verifi
 
 
 def check_draft_model(config: TargetConfig, model: str, draft_model: str) -> None:
-    """Raise ConfigError if a local draft model is damaged or does not fit the target. Only headers are read.
+    """Raise ConfigError if a local draft model, if any, is damaged or does not fit the target. Only headers are read.
 
     So the user learns of it before the target loads, which may take minutes.
     """
-    here, checkpoint = local_checkpoint(model), local_checkpoint(draft_model)
+    here, checkpoint = local_checkpoint(model), local_checkpoint(draft_model) if draft_model else None
     if here is None or checkpoint is None:
         return
     check_whole(checkpoint)

@@ -58,9 +58,8 @@ class RecordedTrees:
         self._cache, self._replays = cache, replays
         self._device = replays.device
         self._num_moves = cache.num_moves
-        self._taps = head.network.fc.weight.new_zeros(
-            0, head.network.shape.width
-        )  # hidden states of the rows of a pass
+        network = head.network
+        self._taps = network.fc.weight.new_zeros(0, network.shape.width)  # hidden states of the rows of a pass
         self._passes = Passes(head, cache)
 
     @property

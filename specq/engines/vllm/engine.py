@@ -46,7 +46,7 @@ class VllmEngine:
     - max_step_rows: tokens and nodes of a step.
     - verbose: log the decision on each draft node.
     - options: arguments of vLLM's `EngineArgs`, as in `tensor_parallel_size=2`.
-    - heads: the directory of a drafter that vLLM runs within its steps, or a name of OWN_METHODS. "": none.
+    - heads: the directory of a drafter that vLLM runs within its steps, or MTP. "": none.
     - levels: how many tokens it drafts for each session.
     - eager: do not use compiled kernels and CUDA graphs.
     - threads: has no effect here.

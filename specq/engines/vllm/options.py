@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specq.checkpoints import read_config
+from specq.config import MTP
 from specq.engines.checkpoint import describe
 from specq.protocol import ConfigError, ModelInfo, did_you_mean
 
@@ -54,10 +55,6 @@ def _wrong(name: str, known: Collection[str]) -> str:
     return f"vLLM has no engine option {name}; {hint or 'none has a name like it: `vllm serve --help=all` lists them'}"
 
 
-# Drafters of vLLM that need no directory, by their names for `--heads`
-OWN_METHODS: dict[str, dict[str, Any]] = {
-    "mtp": {"method": "mtp"},  # layers inside the target's checkpoint
-}
 CPU_KV_BYTES = 1 << 30
 # Rows of steps for which vLLM captures CUDA graphs. They are as many as by default, but reach twice as many rows:
 # prompts of a burst and drafts of many sessions have these. A step takes the next larger.
@@ -178,7 +175,7 @@ def drafter_options(heads: str, levels: int) -> dict[str, Any]:
     """Return the argument with which vLLM loads a drafter of its own: {} without heads."""
     if not heads:
         return {}
-    method: dict[str, Any] = OWN_METHODS.get(heads) or {"model": heads, "method": _method_of(Path(heads))}
+    method = {"method": MTP} if heads == MTP else {"model": heads, "method": _method_of(Path(heads))}
     return {"speculative_config": {**method, "num_speculative_tokens": levels}}
 
 

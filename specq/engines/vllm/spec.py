@@ -10,7 +10,7 @@ from typing import Any
 
 from specq.config import Options, OwnOptions, option, parsed
 from specq.engines.interface import Engine, EngineSpec
-from specq.engines.vllm.options import OWN_METHODS, check_names
+from specq.engines.vllm.options import check_names
 from specq.engines.vllm.versions import argument_names
 
 PREFILL_ROWS = 2048  # holds the last rows of about a hundred prompts whose blocks are cached
@@ -61,6 +61,5 @@ VLLM = EngineSpec(
     takes_gguf=False,
     takes_heads=False,
     runs_heads=True,
-    own_heads=tuple(OWN_METHODS),
     takes_scratch=False,
 )
