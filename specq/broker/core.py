@@ -13,7 +13,7 @@ Rule: a message that breaks the protocol is counted and dropped. It never stops 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -140,7 +140,7 @@ class Broker:
         try:
             if kind in self._of_verifiers:
                 verifier = self.gate.dialled_verifier(identity, kind, who)
-                return self._from_verifier(verifier, frames) if verifier is not None else []
+                return [*self._from_verifier(verifier, frames), *self.deliver(now)] if verifier is not None else []
             if kind is Draft:
                 self.gate.pass_draft(identity, frames, who)
             elif kind is Drafts:
@@ -151,19 +151,26 @@ class Broker:
             self._drop("front", error)
         return self.gate.charge(identity, kind, self._effects())
 
-    def from_back(self, identity: bytes, frames: Sequence[bytes], now: float, *, more: bool = False) -> list[Effect]:
-        """Take a message from a verifier. With `more`, the clients' part of verdicts waits for `deliver`."""
+    def from_back(self, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
+        """Take a message from a verifier."""
+        return [*self.from_back_lazily(identity, frames, now), *self.deliver(now)]
+
+    def from_back_lazily(self, identity: bytes, frames: Sequence[bytes], now: float) -> Iterator[Effect]:
+        """Take a message from a verifier, and yield effects as they are known; the caller carries each out at once.
+
+        Drafters so receive the verdicts of a step before these are committed. Clients receive them by `deliver`.
+        """
         worker = self.state.workers.get(identity)
         if worker is None:  # its DEALER closes soon
-            return []
+            return
         self.state.clock.now = now
         worker.sent_bytes += sum(map(len, frames))
-        return self._from_verifier(worker, frames, more=more)
+        yield from self._from_verifier(worker, frames)
 
-    def _from_verifier(self, worker: Worker, frames: Sequence[bytes], *, more: bool = False) -> list[Effect]:
+    def _from_verifier(self, worker: Worker, frames: Sequence[bytes]) -> Iterator[Effect]:
         if not self.state.roles.stands(worker.shown, "target"):  # its link closes soon: see `gate.Revocation`
             self.state.counts["forbidden"] += 1
-            return []
+            return
         identity, worker.last_seen, worker.num_unanswered = worker.identity, self.state.clock.now, 0
         try:
             if (kind := type_of(frames)) is Verdict:
@@ -171,14 +178,14 @@ class Broker:
             elif kind is Activations:
                 self.activations.take(identity, frames)
             elif kind is Verdicts:
-                self.verdicts.take_all(identity, frames)
+                step, relayed = self.verdicts.relay_all(identity, frames)
+                yield from self.state.outbox.take()
+                self.verdicts.commit_all(identity, step, relayed)
             else:
                 self._dispatch(self._back, identity, decode(frames))
         except ProtocolError as error:
             self._drop("back", error)
-        if not more:
-            self.delivery.flush()
-        return self._effects()
+        yield from self._effects()
 
     def deliver(self, now: float) -> list[Effect]:
         """Send clients the delayed tokens: one message for several verdicts. Drafters have received these before."""

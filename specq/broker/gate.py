@@ -21,7 +21,6 @@ from typing import NamedTuple, cast
 import structlog
 
 from specq.broker.jobs.intake import Intake
-from specq.broker.state.job import BrokerJob
 from specq.broker.state.memory import BrokerState, Effect, Send, clipped
 from specq.broker.state.registry import Worker
 from specq.broker.state.rights import NOBODY, Bucket, forbidden
@@ -161,13 +160,12 @@ class Gate:
         header = decode_header(frames)
         num_nodes = len(frames[_TOKENS]) // 4 if len(frames) > _TOKENS else 0
         claim = _Claim(int.from_bytes(frames[0], "little"), header.get("epoch"), header.get("lane", -1), num_nodes)
-        verifier = self._taker(identity, claim, sum(map(len, frames)))
+        worker = self.state.workers.get(identity)
+        verifier = self._taker(identity, worker, claim, sum(map(len, frames)))
         if verifier is None:
             return
-        if header.get("q_size"):
-            worker = self.state.workers.get(identity)
-            if not self.state.roles.trusts(worker.shown if worker is not None else NOBODY):
-                frames = encode(stripped(cast("Draft", decode(frames))))
+        if header.get("q_size") and not self.state.roles.trusts(worker.shown if worker is not None else NOBODY):
+            frames = encode(stripped(cast("Draft", decode(frames))))
         verifier.num_unanswered += 1
         self.state.outbox.add(Send("back", verifier.identity, list(frames)))
 
@@ -185,10 +183,10 @@ class Gate:
         drafts.check()
         columns = drafts.session_ids, drafts.epochs, drafts.lanes, drafts.num_nodes
         takers, error = dict[bytes, tuple[Worker, list[int]]](), None
-        num_bytes = sum(map(len, frames)) // max(len(drafts.session_ids), 1)
+        num_bytes, sender = sum(map(len, frames)) // max(len(drafts.session_ids), 1), self.state.workers.get(identity)
         for i, claim in enumerate(map(_Claim, *(column.tolist() for column in columns))):
             try:
-                if (verifier := self._taker(identity, claim, num_bytes)) is not None:
+                if (verifier := self._taker(identity, sender, claim, num_bytes)) is not None:
                     takers.setdefault(verifier.identity, (verifier, []))[1].append(i)
             except ProtocolError as found:
                 error = error or found
@@ -208,35 +206,33 @@ class Gate:
         for one in sent:
             self.state.outbox.add(Send("back", verifier.identity, one))
 
-    def _taker(self, identity: bytes, claim: _Claim, num_bytes: int) -> Worker | None:
-        """Return the verifier that takes this draft, if one does. Counts it.
+    def _taker(self, identity: bytes, sender: Worker | None, claim: _Claim, num_bytes: int) -> Worker | None:
+        """Return the verifier that takes this draft of a worker, if one does. Counts it.
 
         Raises ProtocolError if the lane is not the sender's.
         """
-        job = self.state.jobs.active.get(claim.session_id)
+        state = self.state
+        job = state.jobs.active.get(claim.session_id)
         if job is None or job.session.epoch != claim.epoch:
-            self.state.counts["late_drafts"] += 1
+            state.counts["late_drafts"] += 1
             return None
-        lane = _lane_of(job.drafters, claim.lane, identity)
-        worker = self.state.workers.get(identity)
-        if worker is not None:
-            worker.last_seen = self.state.clock.now
-            worker.num_drafts += 1
-        verifier = self.state.workers.get(job.session.verifier)
-        if verifier is None or not self._is_taken(job, lane, verifier, claim.num_nodes, num_bytes):
-            self.state.counts["limited_drafts"] += 1
+        lane = job.drafters.lanes.get(claim.lane) if type(claim.lane) is int else None
+        if lane is None or lane.drafter != identity:
+            raise ProtocolError("a draft for a lane that is not the sender's")
+        now, verifier = state.clock.now, state.workers.get(job.session.verifier)
+        if sender is not None:
+            sender.last_seen = now
+            sender.num_drafts += 1
+        if (
+            verifier is None
+            or now - verifier.last_seen > state.settings.quiet_s
+            or (verifier.num_unanswered >= MOST_UNANSWERED and verifier.dials_out)
+            or not admit_draft(job.drafters, lane, verifier, claim.num_nodes, num_bytes, now)
+        ):
+            state.counts["limited_drafts"] += 1
             return None
         job.stats.draft_bytes += num_bytes
         return verifier
-
-    def _is_taken(self, job: BrokerJob, lane: DrafterLane, verifier: Worker, num_nodes: int, num_bytes: int) -> bool:
-        """Return whether the job's verifier can take a draft of this size on this lane."""
-        now = self.state.clock.now
-        if now - verifier.last_seen > self.state.settings.quiet_s:
-            return False
-        if verifier.dials_out and verifier.num_unanswered >= MOST_UNANSWERED:
-            return False
-        return admit_draft(job.drafters, lane, verifier, num_nodes, num_bytes, now)
 
 
 class _Claim(NamedTuple):
@@ -246,17 +242,6 @@ class _Claim(NamedTuple):
     epoch: object
     lane: object
     num_nodes: int
-
-
-def _lane_of(drafters: Drafters, number: object, sender: bytes) -> DrafterLane:
-    """Return the lane of this number.
-
-    Raises ProtocolError if the lane does not belong to the sender.
-    """
-    lane = drafters.lanes.get(number) if type(number) is int else None
-    if lane is None or lane.drafter != sender:
-        raise ProtocolError("a draft for a lane that is not the sender's")
-    return lane
 
 
 def admit_draft(

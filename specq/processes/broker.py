@@ -55,7 +55,7 @@ class BrokerLoop:
         for identity, socket in list(self.backs.items()):
             if socket in ready:
                 for frames in drain(socket):
-                    self.apply(self.broker.from_back(identity, frames, time.monotonic(), more=True))
+                    self.apply(self.broker.from_back_lazily(identity, frames, time.monotonic()))
                 self.apply(self.broker.deliver(time.monotonic()))
         if self.tick.due():
             self.front.tick()

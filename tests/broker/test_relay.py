@@ -1,5 +1,7 @@
 """Drafters receive verdicts at once, unless the verifier is too busy for drafts: then several as one."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -36,7 +38,7 @@ def relayed(job: BrokerJob, min_accept_probs: list[int]) -> list[Verdict]:
         frames = encode(verdict)
         commit = read_commit(frames)
         job.transcript.commit(commit)
-        sends = relay(job, commit, frames)
+        sends = relay(job, commit, partial(list, frames))
         assert [send.to for send in sends] in ([], [b"d0", b"d1"])
         found += [message for send in sends[:1] if isinstance(message := decode(send.frames), Verdict)]
     return found

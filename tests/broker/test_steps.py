@@ -80,7 +80,9 @@ def remembered(desk: Desk) -> dict[str, Any]:
 
 def random_step(desk: Desk, rng: random.Random) -> Verdicts:
     """Return a partly wrong step: sessions that are unknown, repeated, of other epochs, or elsewhere."""
-    said = [(rng.choice([1, 2, 3, 4, 77]), [rng.randrange(9) for _ in range(rng.randrange(4))]) for _ in range(5)]
+    of_all = [1, 2, 3, 4, 77]
+    job_ids = rng.sample(of_all, 4) if rng.random() < 0.7 else rng.choices(of_all, k=5)
+    said = [(job_id, [rng.randrange(9) for _ in range(rng.randrange(4))]) for job_id in job_ids]
     step = step_of(desk, *said)
     epochs, base_lens = step.epochs.copy(), step.base_lens.copy()
     for i in range(len(said)):
@@ -247,9 +249,8 @@ def test_a_drafter_receives_only_steps_of_its_own_sessions() -> None:
     desk.broker.state.workers.get(b"d0").job_ids.discard(2)
     desk.sent.clear()
     desk.back(step_of(desk, (1, [7, 6]), (2, [8, 9]), (3, [5]), (1, [1])))
-    (message,) = desk.received(b"d0")
-    assert isinstance(message, Verdicts)
-    assert [(one.session_id, one.token_ids.tolist(), one.node_ids.tolist()) for one in message.each()] == [
+    received = [one for message in desk.received(b"d0", Verdicts) for one in message.each()]
+    assert [(one.session_id, one.token_ids.tolist(), one.node_ids.tolist()) for one in received] == [
         (1, [7, 6], [0]), (3, [5], []),
     ]  # fmt: skip
     assert desk.broker.state.counts["misfit_verdicts"] == 1  # the second of job 1 speaks of a place that is taken
@@ -387,13 +388,45 @@ def test_drafters_receive_verdicts_before_clients_do() -> None:
     desk.add_drafter(b"d0")
     desk.sent.clear()
     for verdict in step_of(desk, (1, [7]), (2, [8, 9]), (3, [4])).each():
-        desk.take(desk.broker.from_back(VERIFIER, encode(verdict), desk.now, more=True))
+        desk.take(list(desk.broker.from_back_lazily(VERIFIER, encode(verdict), desk.now)))
     assert [to for to, _ in desk.sent] == [b"d0"] * 3
     desk.sent.clear()
     ended = replace(step_of(desk, (3, [5])).each()[0], finish="stop")
-    desk.take(desk.broker.from_back(VERIFIER, encode(ended), desk.now, more=True))
+    desk.take(list(desk.broker.from_back_lazily(VERIFIER, encode(ended), desk.now)))
     (end,) = desk.received(ANN)
     assert (end.token_ids.tolist(), end.finish) == ([4, 5], "stop")
     (others,) = desk.take(desk.broker.deliver(desk.now), ANN)
     assert {one.job_id: one.token_ids.tolist() for one in others.each()} == {1: [7], 2: [8, 9]}
     assert desk.take(desk.broker.deliver(desk.now)) == []
+
+
+def test_drafters_receive_a_step_before_it_is_committed() -> None:
+    """So they draft meanwhile. What does not fit, or might not, they receive after it, if at all."""
+    desk = desk_with(1, 2, 3)
+    params = SamplingParams(max_tokens=ROOM, logprobs=2)
+    desk.front(ANN, Submit(job_id=4, params=params, prompt_ids=np.array([5, 6], np.int32)))
+    desk.add_drafter(b"d0")
+    step = step_of(desk, (1, [7]), (2, [8, 9]), (3, [4]), (4, [5]))
+    base_lens = step.base_lens + np.array([0, 0, 5, 0], np.int32)  # a gap
+    effects = desk.broker.from_back_lazily(VERIFIER, encode(replace(step, base_lens=base_lens)), desk.now)
+    first = next(effects)
+    assert isinstance(first, Send)
+    assert first.to == b"d0"
+    assert [one.session_id for one in decode(first.frames).each()] == [1, 2]
+    assert [desk.job(i).transcript.num_tokens for i in (1, 2, 3)] == [0, 0, 0]
+    assert [one for one in effects if isinstance(one, Send) and one.to == b"d0"] == []
+    assert [desk.job(i).transcript.num_tokens for i in (1, 2, 3)] == [1, 2, 0]
+
+
+def test_a_verdict_that_is_known_in_part_reaches_drafters_too() -> None:
+    """And the second of a session in one step, after the first."""
+    desk = desk_with(1)
+    desk.back(step_of(desk, (1, [7, 8])))
+    desk.add_drafter(b"d0")
+    desk.sent.clear()
+    again = replace(step_of(desk, (1, [8, 9])), base_lens=np.array([3], np.int32))
+    desk.back(again)
+    desk.back(step_of(desk, (1, [4]), (1, [5]), base_lens=[5, 6]))
+    said = [message.token_ids.tolist() for message in desk.received(b"d0", Verdicts)]
+    assert said == [[8, 9], [4], [5]]
+    assert desk.job(1).transcript.token_ids == [7, 8, 9, 4, 5]

@@ -40,12 +40,15 @@ def no_fencing_by_epoch(patch: Patch) -> None:
 def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
     """Take the verdicts of a verifier that lost the session to another."""
 
-    def from_back(self: Broker, identity: bytes, frames: Sequence[bytes], now: float, **how: bool) -> list[Effect]:
+    def from_back(self: Broker, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
         self.state.clock.now, kind = now, core.type_of(frames)
-        if self.state.workers.get(identity) is None and kind in (Verdict, StepVerdicts):
-            (self.verdicts.take if kind is Verdict else self.verdicts.take_all)(identity, frames)
-            return self._effects()
-        return heard(self, identity, frames, now, **how)
+        if self.state.workers.get(identity) is not None or kind not in (Verdict, StepVerdicts):
+            return heard(self, identity, frames, now)
+        if kind is Verdict:
+            self.verdicts.take(identity, frames)
+        else:
+            self.verdicts.commit_all(identity, *self.verdicts.relay_all(identity, frames))
+        return self._effects()
 
     heard = Broker.from_back
     patch.setattr(VerdictHandler, "_job_of", lambda self, _, commit: self.state.jobs.active.get(commit.session_id))

@@ -1,6 +1,8 @@
 """Verdicts into jobs: to the session's drafters at once, then to transcript and journal.
 
-Verdicts are the broker's most frequent messages. The verdicts of a step arrive as one message of arrays. For a verdict
+Verdicts are the broker's most frequent messages. The verdicts of a step arrive as one message of arrays. Their drafters
+receive them before the broker commits them, so they draft meanwhile. Rule: before that, a verdict must be sure to fit
+its transcript. For a verdict
 that arrives alone, only the header is checked as a whole (`decode_scalars`). The broker then reads four of its arrays.
 That takes 60% of the time of a whole `decode`. The four arrays are checked as strictly as there. The drafters read the
 rest.
@@ -16,8 +18,9 @@ When the journal holds a verdict's tokens, the clients receive them: see `specq.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple, cast
 
@@ -28,7 +31,7 @@ from specq.broker.state.job import BrokerJob
 from specq.broker.state.ledger import added_record
 from specq.broker.state.memory import BrokerState, Send
 from specq.broker.state.registry import Worker
-from specq.broker.state.transcript import Commit, DrafterLane
+from specq.broker.state.transcript import Commit
 from specq.broker.workers.placement import Placement
 from specq.protocol import (
     LEAST_OWN_LANE,
@@ -79,14 +82,42 @@ class VerdictHandler:
     def __init__(self, state: BrokerState, placement: Placement, intake: Intake, delivery: Delivery) -> None:
         self.state, self.placement, self.intake, self.delivery = state, placement, intake, delivery
 
-    def take_all(self, verifier: bytes, frames: Sequence[bytes]) -> None:
-        """Take each verdict of a step as if it had arrived alone.
+    def relay_all(self, verifier: bytes, frames: Sequence[bytes]) -> tuple[Verdicts, set[int]]:
+        """Forward the verdicts of a step to their drafters, except what might not fit or is to be held back.
 
-        Raises ProtocolError if the message is malformed. Then none of its verdicts is taken.
+        Return the step, and the sessions whose verdicts were forwarded. Raises ProtocolError if the message is
+        malformed. Then none of its verdicts is taken.
         """
         step = cast("Verdicts", decode(frames))
         step.check()
-        relayed, added = StepRelay(step, frames), list[Added]()
+        prob, places, relayed = step.min_accept_prob, defaultdict[bytes, list[int]](list), set[int]()
+        columns = step.session_ids, step.epochs, step.base_lens, step.num_tokens
+        rows = list(zip(*(column.tolist() for column in columns), strict=True))
+        if len({row[0] for row in rows}) < len(rows):  # what comes second must fit what the first leaves
+            return step, relayed
+        for place, (session_id, epoch, base_len, count) in enumerate(rows):
+            job = self.state.jobs.active.get(session_id)
+            if (
+                job is not None
+                and job.drafters.lanes
+                and job.session.is_at(verifier, epoch)
+                and job.transcript.is_next(base_len, count)
+                and not job.has_details
+                and _goes_at_once(job, prob)
+            ):
+                job.drafters.held.asked = prob
+                relayed.add(session_id)
+                for lane in job.drafters.lanes.values():
+                    places[lane.drafter].append(place)
+        size = step.session_ids.size
+        for drafter, chosen in places.items():
+            part = list(frames) if len(chosen) == size else encode(step.take(chosen))
+            self.state.outbox.add(Send("front", drafter, part))
+        return step, relayed
+
+    def commit_all(self, verifier: bytes, step: Verdicts, relayed: Container[int]) -> None:
+        """Commit the verdicts of a step as if each had arrived alone. Drafters have received those of `relayed`."""
+        added = list[Added]()
         for place, commit in enumerate(commits_of(step)):
             job = self._job_of(verifier, commit)
             if job is None:
@@ -95,10 +126,10 @@ class VerdictHandler:
             is_misfit = (job.transcript.logprobs.num_top >= 0 or lacks_rows) and commit.token_ids
             known = self._commit(verifier, job, commit, is_misfit=bool(is_misfit))
             if known >= 0:
-                relayed.add(place, job, commit)
+                if commit.session_id not in relayed:
+                    self.state.outbox.add(*relay(job, commit, partial(_part, step, place)))
                 if known < len(commit.token_ids):
                     added.append(Added(job, commit, known))
-        self.state.outbox.add(*relayed.sends())
         self._hear(verifier, step.min_accept_prob)
         self._journal(added)
 
@@ -119,7 +150,7 @@ class VerdictHandler:
         known = self._commit(verifier, job, commit, is_misfit=is_misfit)
         if known < 0:
             return
-        self.state.outbox.add(*relay(job, commit, frames))
+        self.state.outbox.add(*relay(job, commit, lambda: list(frames)))
         self._hear(verifier, commit.min_accept_prob)
         is_new = known < len(commit.token_ids)
         if verdict is not None and is_new:
@@ -258,63 +289,31 @@ def fits_prompt(verdict: Verdict, job: BrokerJob) -> bool:
     return len(verdict.prompt_rows) == wanted or (has_none and not len(verdict.prompt_rows))
 
 
-def relay(job: BrokerJob, commit: Commit, frames: Sequence[bytes]) -> list[Send]:
-    """Return the messages to drafters for a verdict that arrived alone and was committed. Empty if it is held back."""
+def relay(job: BrokerJob, commit: Commit, frames: Callable[[], Frames]) -> list[Send]:
+    """Return the messages to drafters for a verdict that was committed. Empty if it is held back."""
     lanes = job.drafters.lanes.values()
     if not lanes:
         return []
     job.drafters.held.asked = commit.min_accept_prob
-    if _goes_at_once(job, commit):
-        return _to_all(lanes, list(frames))
-    merged = _held(job, commit)
-    return _to_all(lanes, merged) if merged else []
+    sent = frames() if _goes_at_once(job, commit.min_accept_prob) else _held(job, commit)
+    return [Send("front", lane.drafter, sent) for lane in lanes] if sent else []
 
 
-class StepRelay:
-    """The messages to drafters for a step: one to each, with its sessions' verdicts.
-
-    Verdicts that were held back go as separate messages.
-    """
-
-    def __init__(self, step: Verdicts, frames: Sequence[bytes]) -> None:
-        """Begin with no verdicts. `frames` are the step's original frames."""
-        self._step, self._frames = step, frames
-        self._places: defaultdict[bytes, list[int]] = defaultdict(list)
-        self._merged: list[Send] = []
-
-    def add(self, place: int, job: BrokerJob, commit: Commit) -> None:
-        """Forward the verdict at this place of the step, which was just committed."""
-        lanes = job.drafters.lanes
-        if not lanes:
-            return
-        job.drafters.held.asked = commit.min_accept_prob
-        if _goes_at_once(job, commit):
-            for lane in lanes.values():
-                self._places[lane.drafter].append(place)
-        elif merged := _held(job, commit):
-            self._merged += _to_all(lanes.values(), merged)
-
-    def sends(self) -> list[Send]:
-        """Return the messages. A drafter of all the sessions receives the original frames."""
-        size = self._step.session_ids.size
-        at_once = [
-            Send("front", drafter, list(self._frames) if len(places) == size else encode(self._step.take(places)))
-            for drafter, places in self._places.items()
-        ]
-        return self._merged + at_once
+def _part(step: Verdicts, place: int) -> Frames:
+    return encode(step.take([place]))
 
 
-def _goes_at_once(job: BrokerJob, commit: Commit) -> bool:
-    return job.drafters.held.since < 0 and not _is_busy(job, commit)
+def _goes_at_once(job: BrokerJob, min_accept_prob: int) -> bool:
+    return job.drafters.held.since < 0 and not _is_busy(job, min_accept_prob)
 
 
-def _is_busy(job: BrokerJob, commit: Commit) -> bool:
-    return commit.min_accept_prob > BUSY and not job.request.speculation.waits
+def _is_busy(job: BrokerJob, min_accept_prob: int) -> bool:
+    return min_accept_prob > BUSY and not job.request.speculation.waits
 
 
 def _held(job: BrokerJob, commit: Commit) -> Frames | None:
     """Hold a verdict back. When it is time, return all held verdicts as one, else None."""
-    held, is_busy = job.drafters.held, _is_busy(job, commit)
+    held, is_busy = job.drafters.held, _is_busy(job, commit.min_accept_prob)
     if held.since < 0:
         held.since = commit.base_len
     held.count += 1
@@ -331,7 +330,3 @@ def _held(job: BrokerJob, commit: Commit) -> Frames | None:
     )
     held.since, held.count = -1, 0
     return encode(merged)
-
-
-def _to_all(lanes: Iterable[DrafterLane], frames: Frames) -> list[Send]:
-    return [Send("front", lane.drafter, frames) for lane in lanes]

@@ -319,11 +319,14 @@ class Requirements(NamedTuple):
 
 
 class BrokerJob:
-    """One submitted prompt and its completion."""
+    """One submitted prompt and its completion.
+
+    - `has_details`: its verdicts and tokens carry more than tokens and their origins.
+    """
 
     __slots__ = (
-        *("__weakref__", "_state", "crashes", "drafters", "durable", "explanation", "job_id", "readers", "request"),
-        *("session", "stats", "trace", "transcript"),
+        *("__weakref__", "_state", "crashes", "drafters", "durable", "explanation", "has_details", "job_id", "readers"),
+        *("request", "session", "stats", "trace", "transcript"),
     )
 
     def __init__(self, request: JobRequest) -> None:
@@ -335,6 +338,8 @@ class BrokerJob:
         self.crashes: Crashes = NO_CRASHES
         self.trace: JobTrace | None = None
         self.explanation = Explanation() if request.submit.explain else None
+        has_logprobs = request.params.logprobs >= 0 or request.params.prompt_logprobs >= 0
+        self.has_details = request.submit.explain or has_logprobs
 
     @property
     def state(self) -> JobState:
@@ -343,12 +348,6 @@ class BrokerJob:
     def note(self, event: JobEvent) -> None:
         """Change the state by the table. No other code changes it."""
         self._state = after(self._state, event)
-
-    @property
-    def has_details(self) -> bool:
-        """Return whether its verdicts and tokens carry more than tokens and their origins."""
-        has_logprobs = self.transcript.logprobs.num_top >= 0 or self.request.params.prompt_logprobs >= 0
-        return self.explanation is not None or has_logprobs
 
     @property
     def requirements(self) -> Requirements:

@@ -98,6 +98,11 @@ class Transcript:
         """Return the generated tokens beyond a committed length, i32[self.length - length]."""
         return np.array(self.token_ids[length - self.prompt_len :], np.int32)
 
+    def is_next(self, base_len: int, num_tokens: int) -> bool:
+        """Return whether this number of tokens, from a committed length on, begins where the text ends and has room."""
+        start = base_len - self.prompt_len
+        return start == len(self.token_ids) and start + num_tokens <= self.max_tokens
+
     def commit(self, commit: Commit) -> int:
         """Append a verdict's new tokens. Return how many of its tokens were known, or -1 if it does not fit.
 
