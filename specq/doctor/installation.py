@@ -5,9 +5,10 @@ Rule: a missing part is a line of the answer, never an exception.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from specq.client import Client
 from specq.config import Config, cache_dir, connect_address, state_dir
@@ -33,7 +34,7 @@ def look(config: Config) -> Iterator[Check]:
     yield memory(available_memory())
     yield accelerator(gpus(), has_cuda=has_cuda(versions))
     yield from (writable(name, path) for name, path in (("cache", cache_dir()), ("state", state_dir())))
-    yield broker_port(config)
+    yield from broker_port(config)
     yield http_port(config.serve.bind, is_taken=_is_taken(config.serve.bind))
     yield models_here()
 
@@ -115,27 +116,44 @@ def _is_taken(bind: str) -> bool:
     return address.is_tcp and not address.is_any_port and listens(connect_address(bind))
 
 
-def broker_port(config: Config) -> Check:
-    """Check that a broker can listen at its address, or that a broker does already."""
+def broker_port(config: Config) -> Iterator[Check]:
+    """Check that a broker can listen at its address, or that a broker does already. Then say who drafts for whom."""
     bind = config.broker.bind
     if not _is_taken(bind):
-        return Check("broker", OK, f"{bind} is free")
+        yield Check("broker", OK, f"{bind} is free")
+        return
     workers = _workers_of(config)
     if workers is None:
         advice = "stop it, or give the broker another address: specq up --broker tcp://127.0.0.1:PORT"
-        return Check("broker", WRONG, f"{bind} is in use, and no broker with these keys replies there", advice)
-    return Check(
-        "broker", OK, f"one is already at {bind}, with {workers} worker{'s' * (workers != 1)}", "specq status shows it"
-    )
+        yield Check("broker", WRONG, f"{bind} is in use, and no broker with these keys replies there", advice)
+        return
+    found = f"one is already at {bind}, with {len(workers)} worker{'s' * (len(workers) != 1)}"
+    yield Check("broker", OK, found, "specq status shows it")
+    yield from (draft_worker(worker) for worker in workers if worker["role"] == "draft")
 
 
-def _workers_of(config: Config) -> int | None:
-    """Return the number of workers of the running broker; None if no broker answers."""
+def draft_worker(worker: Mapping[str, Any]) -> Check:
+    """Say for whom a draft worker drafts, and how many of its tokens were accepted a second since it registered."""
+    accepted, jobs = worker.get("metrics", {}).get("accepted_for", {}), worker.get("drafts_for", {})
+    seconds = max(worker["registered_s_ago"], 1.0)
+    told = [
+        f"{verifier}: {jobs.get(verifier, 0)} jobs, {accepted.get(verifier, 0) / seconds:.1f} accepted tokens/s"
+        for verifier in sorted({**accepted, **jobs})
+    ]
+    if told:
+        return Check("drafting", OK, f"{worker['name']} drafts for {'; '.join(told)}, since it registered")
+    reason = "it has no jobs: there are none, its tokenizer is another, or its drafts do not pay (specq top shows why)"
+    return Check("drafting", NOTE, f"{worker['name']} drafts for nobody", reason)
+
+
+def _workers_of(config: Config) -> Sequence[Mapping[str, Any]] | None:
+    """Return the workers of the running broker; None if no broker answers."""
     try:
         with Client(
             connect_address(config.broker.bind), timeout_s=ANSWER_S, keys=keys_of_broker(config.broker)
         ) as client:
-            return len(client.status()["workers"])
+            workers: Sequence[Mapping[str, Any]] = client.status()["workers"]
+            return workers
     except (JobError, ConfigError):
         return None
 

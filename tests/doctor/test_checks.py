@@ -90,16 +90,17 @@ def test_directories_must_be_writable(tmp_path):
 
 def test_a_port_that_somebody_else_has_is_wrong(free_address, monkeypatch):
     config = replace(Config(), broker=BrokerConfig(bind=free_address))
-    assert installation.broker_port(config).status == OK
+    assert [check.status for check in installation.broker_port(config)] == [OK]
     with socket.create_server(("127.0.0.1", int(free_address.rpartition(":")[2]))):
-        check = installation.broker_port(config)
+        (check,) = installation.broker_port(config)
     assert check.status == WRONG
     assert "--broker" in check.advice
     for is_taken, status in ((False, OK), (True, NOTE)):
         assert installation.http_port("tcp://127.0.0.1:8000", is_taken=is_taken).status == status
     monkeypatch.setattr(installation, "_is_taken", lambda _bind: True)
-    monkeypatch.setattr(installation, "_workers_of", lambda _config: 1)
-    assert installation.broker_port(Config()).found.endswith("with 1 worker")
+    monkeypatch.setattr(installation, "_workers_of", lambda _config: [{"role": "target", "name": "t"}])
+    (check,) = installation.broker_port(Config())
+    assert check.found.endswith("with 1 worker")
 
 
 def test_a_broker_that_is_there_is_well(free_address, spawn):
@@ -107,9 +108,26 @@ def test_a_broker_that_is_there_is_well(free_address, spawn):
     config = replace(Config(), broker=BrokerConfig(bind=free_address))
     while not installation.listens(free_address):
         pass  # the test's own time limit ends this
-    check = installation.broker_port(config)
+    (check,) = installation.broker_port(config)
     assert check.status == OK
     assert "0 workers" in check.found
+
+
+def test_who_drafts_for_whom_is_said(monkeypatch):
+    """By the jobs of now, and by what was accepted since a draft worker registered; one that drafts for nobody is
+    noted."""
+    busy = {
+        "role": "draft", "name": "d1", "registered_s_ago": 20.0, "drafts_for": {"t2": 3},
+        "metrics": {"accepted_for": {"t1": 500, "t2": 10}},
+    }  # fmt: skip
+    idle = {"role": "draft", "name": "d2", "registered_s_ago": 0.0, "metrics": {}}
+    monkeypatch.setattr(installation, "_is_taken", lambda _bind: True)
+    monkeypatch.setattr(installation, "_workers_of", lambda _config: [{"role": "target"}, busy, idle])
+    broker, first, second = installation.broker_port(Config())
+    assert "with 3 workers" in broker.found
+    assert "t1: 0 jobs, 25.0 accepted tokens/s; t2: 3 jobs, 0.5 accepted tokens/s" in first.found
+    assert (first.status, second.status) == (OK, NOTE)
+    assert "d2 drafts for nobody" in second.found
 
 
 def test_a_machine_that_is_busy_is_noted():
