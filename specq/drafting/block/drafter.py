@@ -25,6 +25,7 @@ from specq.drafting.head_layers import of_any_shape
 from specq.drafting.interface import Pending, ranking_params
 from specq.drafting.trees.cache import StateCache
 from specq.drafting.trees.interface import Grown, TreeRequest
+from specq.drafting.trees.padding import SizesFor
 from specq.drafting.trees.ranked import Ranked, RankWait, grow_each, num_choices
 from specq.drafting.trees.texts import FollowedText, NewRows, TextHead, taps_of
 from specq.engines.models import rank_tokens
@@ -34,8 +35,6 @@ from specq.protocol import Float32Array, Int64Array, IntpArray
 
 class BlockHead(TextHead):
     """Implements `TreeHead`. `replays` records passes of fixed shapes; by default as the drafter's device supports."""
-
-    runs_beside_host = False  # the host grows the trees
 
     def __init__(self, drafter: Any, replays: Replays | None = None, passes: Any = None) -> None:
         """Set up a `BlockDrafter`, or a drafter with other passes, which have the same methods as `BlockPasses`."""
@@ -51,14 +50,22 @@ class BlockHead(TextHead):
         self._recorded = None if replays is None else RecordedBlocks(passes, drafter.token_ids, replays)
 
     @property
+    def runs_beside_host(self) -> bool:
+        """See `TreeHead`."""
+        return self._recorded is not None
+
+    @property
     def num_recorded(self) -> int:
         """How many passes were recorded so far."""
         return 0 if self._recorded is None else self._recorded.num_recorded
 
-    def warm_up(self, most_sessions: int) -> None:
-        """Record the passes that sessions usually need, so that no session waits for a recording."""
+    def warm_up(self, most_sessions: int, sizes_for: SizesFor | None = None) -> None:
+        """Record the passes that sessions usually need, so that no session waits for a recording.
+
+        sizes_for: returns the level sizes of their trees for a number of sessions. None: trees have other shapes.
+        """
         if self._recorded is not None:
-            self._recorded.warm_up(most_sessions)
+            self._recorded.warm_up(most_sessions, sizes_for)
 
     def taken(self, values: Any) -> torch.Tensor:
         """See `TextHead`."""
@@ -79,11 +86,16 @@ class BlockHead(TextHead):
         self._passes.follow(taps, self._index(np.stack([rows.positions, rows.places, rows.slots])))
 
     def start(self, requests: Sequence[TreeRequest]) -> list[Pending[Grown]]:
-        """Compute the waiting rows and a block of each text; see `TreeHead`. Trees grow when they are awaited."""
+        """Compute the waiting rows and a block of each text; see `TreeHead`.
+
+        Trees with given level sizes grow on a device that records. Others grow when they are awaited.
+        """
         session_ids = [session_id for one in requests for session_id in one.session_ids]
         sampling = [Sampling.of(ranking_params(own)) for one in requests for own in one.params]
         texts, count = self._behind(session_ids), num_choices(requests)
         is_free = np.array([self._recorded is not None and one.is_free for one in sampling])
+        if self._recorded is not None and len(requests) == 1 and requests[0].level_sizes and is_free.all():
+            return [self._recorded.grow(texts, sampling, requests[0].level_sizes)]
         parts = list[tuple[IntpArray, RankWait]]()
         for rank, which in ((self._rank_recorded, is_free), (self._rank, ~is_free)):
             if len(own := which.nonzero()[0]):

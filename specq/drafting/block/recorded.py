@@ -1,8 +1,8 @@
 """Passes of a block drafter in a few fixed shapes, each recorded once and then replayed.
 
 The numbers of rows and texts, and the room of their contexts, are padded. Padding reads and writes a place of the cache
-that belongs to no text. A pass takes one copy of integers to the device. The host reads the likeliest tokens of each
-place, and grows trees from them.
+that belongs to no text. A pass takes one copy of integers to the device. Trees with given level sizes grow there. For
+others the host reads the likeliest tokens of each place.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from specq.drafting.interface import Pending
 from specq.drafting.trees.cache import NOBODY
-from specq.drafting.trees.padding import USUAL_ROOM, batches_of, room_of, usual_batches, usual_rooms
+from specq.drafting.trees.device_trees import PLANES, RecordedPart, growing, likeliest_on_device, possible_sizes
+from specq.drafting.trees.interface import Grown
+from specq.drafting.trees.padding import USUAL_ROOM, SizesFor, batches_of, room_of, usual_batches, usual_rooms
 from specq.drafting.trees.ranked import CHOICES, Ranked, RankWait
 from specq.drafting.trees.texts import NewRows, taps_of
 from specq.engines.torch import Replays, RowNoise, Sampling, fetch, noise_of, padded_batch, rank_rows
-from specq.protocol import Int32Array, Int64Array, SamplingParams
+from specq.protocol import Int32Array, Int64Array, IntpArray, SamplingParams
 
 ROWS = (8, 64, 512)  # of all texts in a pass: those of a round with few or many sessions, and those of a prompt
 MOST_SESSIONS = 256  # sessions that have room from the start
@@ -65,13 +68,33 @@ class RecordedBlocks:
     def rank(self, texts: Int64Array, sampling: Sequence[Sampling], count: int) -> RankWait:
         """Begin to rank tokens behind texts, i64[4, n] as in `BlockPasses.logits`, whose sampling does not cut."""
         self._count = max(min(count, self._num_columns), self._count)
-        parts = [
-            (own, self._rank(texts[:, own], [sampling[i] for i in own.tolist()], count)) for own in batches_of(texts[2])
-        ]
+
+        def ranked(own: IntpArray) -> RankWait:
+            wait = fetch(self._run(texts[:, own], [sampling[i] for i in own.tolist()], ()))
+
+            def collect() -> Ranked:
+                tokens, scores = wait()[:, : len(own), :, :count]
+                return Ranked(tokens, scores.view(np.float32))
+
+            return collect
+
+        parts = [(own, ranked(own)) for own in batches_of(texts[2])]
         return lambda: Ranked.joined([(own, wait()) for own, wait in parts])
 
-    def _rank(self, texts: Int64Array, sampling: Sequence[Sampling], wanted: int) -> RankWait:
-        """Begin to rank tokens behind texts of one pass, `wanted` at each place."""
+    @torch.no_grad()
+    def grow(self, texts: Int64Array, sampling: Sequence[Sampling], level_sizes: Sequence[int]) -> Pending[Grown]:
+        """Begin the trees of `likeliest_on_device` behind texts; the other arguments are as for `rank`."""
+        sizes, found = possible_sizes(level_sizes, self._count), list[RecordedPart]()
+        for own in batches_of(texts[2]):
+            nodes = self._run(texts[:, own], [sampling[i] for i in own.tolist()], sizes)[:, : len(own)]
+            found.append(RecordedPart(own, fetch(nodes[:PLANES]), nodes))
+        return growing(found, np.arange(len(sizes)).repeat(sizes))
+
+    def _run(self, texts: Int64Array, sampling: Sequence[Sampling], sizes: tuple[int, ...]) -> torch.Tensor:
+        """Begin a pass behind texts. Return the nodes of trees of these level sizes.
+
+        (): return the tokens of each place and the bits of their scores, i32[2, texts, places, count].
+        """
         num_texts, num_places, count = texts.shape[1], self._passes.network.shape.num_places, self._count
         size, room = padded_batch(num_texts), room_of(texts[2])
         self._reserve(room)
@@ -80,23 +103,22 @@ class RecordedBlocks:
         inverse, of_places = noise_of(list(sampling), texts[1][:, None] + 1 + np.arange(num_places))
         of_texts[:4, :num_texts], of_texts[4, :num_texts] = texts, inverse.view(np.int32)
         keys[:num_texts] = of_places
-        key = ("blocks", size, room, count)
-        ints = self._replays.send(key, np.concatenate([of_texts, keys], None))
+        key = ("blocks", size, room, count, sizes)
+        ints = self._replays.send(key, np.concatenate([of_texts, keys, np.array(sizes, np.int32)], None))
 
         def work() -> torch.Tensor:
-            given = ints[: 5 * size].view(5, size)
-            noise = RowNoise(given[4].view(torch.float32).repeat_interleave(num_places), ints[5 * size :].view(-1, 2))
+            given, end = ints[: 5 * size].view(5, size), 5 * size + keys.size
+            noise = RowNoise(
+                given[4].view(torch.float32).repeat_interleave(num_places), ints[5 * size : end].view(-1, 2)
+            )
             logits = self._passes.logits(given[:4], room)
-            tokens, scores = rank_rows(logits.flatten(0, 1), noise, count, self._names)
-            return torch.stack([tokens, scores.view(torch.int32)]).view(2, size, num_places, count)
+            ranked = rank_rows(logits.flatten(0, 1), noise, count, self._names)
+            tokens, scores = (each.view(size, num_places, count) for each in ranked)
+            if sizes:
+                return likeliest_on_device(tokens, scores, sizes, ints[end:])
+            return torch.stack([tokens, scores.view(torch.int32)])
 
-        wait = fetch(self._replays.run(key, work))
-
-        def ranked() -> Ranked:
-            tokens, scores = wait()[:, :num_texts, :, :wanted]
-            return Ranked(tokens, scores.view(np.float32))
-
-        return ranked
+        return self._replays.run(key, work)
 
     def _reserve(self, room: int) -> None:
         """Make room in the cache; if its memory moves, everything is recorded again."""
@@ -106,9 +128,12 @@ class RecordedBlocks:
             self._num_moves = self._cache.num_moves
 
     @torch.no_grad()
-    def warm_up(self, most_sessions: int, warm_rows: Callable[[], None] | None = None) -> None:
+    def warm_up(
+        self, most_sessions: int, sizes_for: SizesFor | None = None, warm_rows: Callable[[], None] | None = None
+    ) -> None:
         """Record passes of usual sizes, the largest first, for at most `most_sessions` sessions.
 
+        sizes_for: as for `BlockHead.warm_up`.
         warm_rows: records the passes that compute rows of texts. By default these are the passes of `follow`.
         """
         self._cache.reserve(2 * USUAL_ROOM, min(most_sessions, MOST_SESSIONS) + 1)
@@ -122,5 +147,7 @@ class RecordedBlocks:
         greedy = Sampling.of(SamplingParams())
         for size in usual_batches(most_sessions):
             for room in usual_rooms():
-                self._rank(np.repeat([[0], [0], [room], [NOBODY]], size, 1), [greedy] * size, 1)()
+                texts = np.repeat([[0], [0], [room], [NOBODY]], size, 1)
+                for sizes in ((), *(sizes_for(size) if sizes_for is not None else ())):
+                    self._run(texts, [greedy] * size, possible_sizes(sizes, self._count))
         self._replays.is_in_service = True

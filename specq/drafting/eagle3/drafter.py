@@ -14,7 +14,7 @@ the exact shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,16 @@ import torch
 
 from specq.drafting.eagle3.levels import Level, depths_of, levels_of, on_device
 from specq.drafting.eagle3.loading import EagleHead
-from specq.drafting.eagle3.recorded import RecordedPart, RecordedTrees
+from specq.drafting.eagle3.recorded import RecordedTrees
 from specq.drafting.eagle3.row_head import EagleRows, RowHead
-from specq.drafting.eagle3.rows import PLANES, Rank, Roots, TextRows, compute_rows, grow
+from specq.drafting.eagle3.rows import Rank, Roots, TextRows, compute_rows, grow
 from specq.drafting.head_layers import of_any_shape
 from specq.drafting.interface import Pending, ranking_params
 from specq.drafting.rank_trees import RankTree
 from specq.drafting.trees.cache import StateCache
-from specq.drafting.trees.interface import DeviceNodes, Grown, TreeRequest
+from specq.drafting.trees.device_trees import PLANES, RecordedPart, growing
+from specq.drafting.trees.interface import Grown, TreeRequest
+from specq.drafting.trees.padding import SizesFor
 from specq.drafting.trees.texts import FollowedText
 from specq.engines.models import rank_tokens
 from specq.engines.torch import Replays, Sampling, fetch
@@ -81,7 +83,7 @@ class Eagle(RowHead):
         self,
         most_sessions: int,
         trees: Sequence[RankTree] = (),
-        sizes_for: Callable[[int], Sequence[tuple[int, ...]]] | None = None,
+        sizes_for: SizesFor | None = None,
     ) -> None:
         """Record the passes that sessions usually need, so that no session waits for a recording.
 
@@ -176,7 +178,8 @@ class Eagle(RowHead):
         roots = places, lengths, ends
         if self._recorded is None:
             every = np.arange(len(texts))
-            return _growing([RecordedPart(every, lambda: self._grow(roots, sampling, levels, request.floor))], levels)
+            parts = [RecordedPart(every, lambda: self._grow(roots, sampling, levels, request.floor))]
+            return growing(parts, depths_of(levels))
         is_free = np.array([one.is_free for one in sampling])
         free, rest = is_free.nonzero()[0], (~is_free).nonzero()[0]
         parts = list[RecordedPart]()
@@ -187,7 +190,7 @@ class Eagle(RowHead):
             parts.append(
                 RecordedPart(rest, lambda: self._grow(own, [sampling[i] for i in rest.tolist()], levels, None))
             )
-        return _growing(parts, levels)
+        return growing(parts, depths_of(levels))
 
     def _levels_of(self, depth: int, ranks: RankTree | None, level_sizes: tuple[int, ...] = ()) -> list[Level]:
         """Return the levels of a tree, the same object at every call for few kinds.
@@ -245,30 +248,3 @@ class Eagle(RowHead):
             return tokens.view(-1, num_rows, count), scores.view(-1, num_rows, count)
 
         return rank
-
-
-def _growing(parts: list[RecordedPart], levels: list[Level]) -> Pending[Grown]:
-    """Return trees of these levels that are being grown, in parts."""
-
-    def collect() -> Grown:
-        token_ids, parents, scores, reach = _joined(parts)
-        depths = depths_of(levels)[: token_ids.shape[1]]  # there are fewer where no token was likely enough
-        return Grown(token_ids, scores.view(np.float32), reach.view(np.float32), parents, depths)
-
-    def on_device() -> DeviceNodes | None:
-        nodes = parts[0].nodes if len(parts) == 1 else None
-        return None if nodes is None or not len(nodes[PLANES:]) else DeviceNodes(nodes[0], nodes[PLANES:])
-
-    return Pending(collect, on_device)
-
-
-def _joined(parts: list[RecordedPart]) -> Int32Array:
-    """Return i32[4, trees, n] from parts, each with some of the trees."""
-    if len(parts) == 1:
-        found: Int32Array = parts[0].wait()
-        return found
-    arrays = [part.wait() for part in parts]
-    joined = np.empty((4, sum(len(part.which) for part in parts), arrays[0].shape[2]), np.int32)
-    for part, array in zip(parts, arrays, strict=True):
-        joined[:, part.which] = array
-    return joined

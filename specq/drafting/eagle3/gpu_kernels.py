@@ -27,6 +27,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specq.drafting.trees.gpu_kernels import likeliest
 from specq.engines.torch.cuda.gpu_kernels.attention import NONE, ONES, add_block, power
 
 
@@ -208,20 +209,6 @@ def _nodes(
 
 
 @triton.jit
-def _likeliest(reach, inside, COUNT_PAD: tl.constexpr, NODES_PAD: tl.constexpr):
-    """Return i32[COUNT_PAD]: the indices of the largest of reach [NODES_PAD], largest first; 0 when none is left.
-
-    Of equal values the earlier comes first. NaN values and values outside `inside` are chosen last.
-    """
-    index = tl.arange(0, NODES_PAD)
-    reach = tl.where(inside & (reach == reach), reach, float("-inf"))
-    is_before = (reach[None, :] == reach[:, None]) & (index[None, :] < index[:, None])
-    order = tl.sum(((reach[None, :] > reach[:, None]) | is_before).to(tl.int32), 1)
-    place = tl.arange(0, COUNT_PAD)
-    return tl.sum(tl.where(order[:, None] == place[None, :], index[:, None], 0), 0)
-
-
-@triton.jit
 def _store_nodes(nodes_ptr, index, inside, tree, trees, num_nodes, first_node, token, parent, score, reach):
     to = nodes_ptr + tree * num_nodes + first_node + index
     tl.store(to, token, mask=inside)
@@ -268,7 +255,7 @@ def descend_kernel(
         num_above, count, NAMED, PICKED, IS_FIRST,
     )  # fmt: skip
     if KEPT_PAD > 0:
-        wanted = _likeliest(reach, inside, KEPT_PAD, NODES_PAD)
+        wanted = likeliest(reach, inside, KEPT_PAD, NODES_PAD)
         place = tl.arange(0, KEPT_PAD)
         is_kept = place < num_kept
         behind, token, score, kept_reach, parent = _nodes(
@@ -290,7 +277,7 @@ def descend_kernel(
         if SHAPED:
             chosen = tl.load(expanded_ptr + place, mask=real, other=0).to(tl.int32)
         else:
-            chosen = _likeliest(reach, inside, NEXT_PAD, NODES_PAD)
+            chosen = likeliest(reach, inside, NEXT_PAD, NODES_PAD)
         behind, token, score, reach, parent = _nodes(
             ranked_ptr, names_ptr, columns_ptr, behind_ptr, above_ptr, chosen, real, tree, trees, num_names,
             num_above, count, NAMED, PICKED, IS_FIRST,

@@ -10,7 +10,7 @@ import torch
 from specq.drafting.eagle3.arrays import load_arrays
 from specq.drafting.eagle3.form import KIND
 from specq.drafting.eagle3.network import EagleNetwork
-from specq.engines.torch.loading import pick_device, runs_triton
+from specq.engines.torch import pick_device, runs_triton
 from specq.protocol import Int32Array, ModelInfo
 
 if TYPE_CHECKING:

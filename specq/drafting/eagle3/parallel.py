@@ -16,6 +16,7 @@ from specq.drafting.eagle3.passes import Passes
 from specq.drafting.eagle3.recorded import RecordedTrees
 from specq.drafting.head_layers import of_any_shape
 from specq.drafting.trees.cache import StateCache
+from specq.drafting.trees.padding import SizesFor
 from specq.drafting.trees.texts import FollowedText, NewRows, taps_of
 from specq.engines.torch import Replays
 from specq.verification import starts_of
@@ -59,11 +60,11 @@ class PEagleHead(BlockHead):
         self._rows = Passes(head, cache)
         self._recorded_rows = None if replays is None else RecordedTrees(head, cache, replays)
 
-    def warm_up(self, most_sessions: int) -> None:
+    def warm_up(self, most_sessions: int, sizes_for: SizesFor | None = None) -> None:
         """Record the passes that sessions usually need; see `BlockHead`."""
         rows = self._recorded_rows
         if rows is not None and self._recorded is not None:
-            self._recorded.warm_up(most_sessions, lambda: rows.warm_up(most_sessions, lambda _: ()))
+            self._recorded.warm_up(most_sessions, sizes_for, lambda: rows.warm_up(most_sessions, lambda _: ()))
 
     @torch.no_grad()
     def _follow(self, texts: list[FollowedText]) -> None:

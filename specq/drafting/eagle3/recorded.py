@@ -17,8 +17,8 @@ import torch
 from specq.drafting.eagle3.levels import Level
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.passes import Passes
-from specq.drafting.eagle3.rows import PLANES
 from specq.drafting.trees.cache import NOBODY, StateCache
+from specq.drafting.trees.device_trees import PLANES, RecordedPart, Wait
 from specq.drafting.trees.padding import USUAL_ROOM, batches_of, room_of, usual_batches, usual_rooms
 from specq.drafting.trees.texts import FollowedText, WaitingText
 from specq.engines.torch import Replays, RowNoise, Sampling, fetch, noise_of, padded_batch
@@ -33,22 +33,7 @@ MOST_ROWS = 1024  # rows of all texts in a pass
 MANY_SESSIONS = 128  # up to this number each session has twice that room from the start
 MOST_SESSIONS = 256  # sessions that have room from the start
 
-Wait = Callable[[], np.ndarray]
 Noise = tuple[Float32Array, Int32Array]  # see `noise_of`
-
-
-class RecordedPart(NamedTuple):
-    """Trees of some texts that a device grows.
-
-    which   the indices of the texts.
-    wait    waits for their nodes, i32[4, trees, n].
-    nodes   the output of `specq.drafting.eagle3.rows.grow` on the device, valid until trees of the same kind are begun
-            again.
-    """
-
-    which: IntpArray
-    wait: Wait
-    nodes: torch.Tensor | None = None
 
 
 class RecordedTrees:

@@ -17,8 +17,6 @@ from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.head_layers import attend_to
 from specq.drafting.trees.cache import StateCache
 
-PLANES = 4  # values of each node in the output of `grow`, before its line
-
 # Logits [b, rows, columns] of a level, its number, the count -> tokens and log-probabilities, [b, rows, count] each.
 Rank = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
 

@@ -5,9 +5,10 @@
     spec, remote  drafters of draft workers (`FedDrafter`)
     grown_trees  grown trees as drafts, on the device or read by the host
     ranked       trees from predictions of positions that do not depend on each other
+    device_trees, gpu_kernels  the same on a device; trees that the host reads later
     texts        which rows of each text a head has computed, and which wait (`TextHead`)
     padding      the shapes of recorded passes
     cache        the keys and values of these rows, in torch
 
-Rule: only `padding` and `cache` import torch.
+Rule: only `padding`, `cache`, `device_trees` and `gpu_kernels` import torch.
 """

@@ -47,7 +47,6 @@ SHAPES: tuple[tuple[int, ...], ...] = (
 )
 MOST_ROWS = 256  # rows of all sessions, for every shape but the smallest
 LOOK_AGAIN = 32  # rounds after which the choice is made again
-LEVEL_SHARE = 0.08  # time of a head's level, as a share of a step without drafts
 
 
 class UsualReach:
@@ -101,13 +100,17 @@ def shapes_for(num_sessions: int, depth: int) -> list[tuple[int, ...]]:
     return [shape for i, shape in enumerate(cut) if not i or num_sessions * (1 + sum(shape)) <= MOST_ROWS]
 
 
-def best_shape(num_sessions: int, depth: int, usual: UsualReach, curve: StepCurve) -> tuple[int, ...]:
+def best_shape(
+    num_sessions: int, depth: int, usual: UsualReach, curve: StepCurve, level_share: float
+) -> tuple[int, ...]:
     """Return the shape with the most tokens a second.
 
     A shape with unknown probabilities is returned before all others, the largest first.
+
+    level_share: time of drafting a level, as a share of a step without drafts.
     """
     shapes = shapes_for(num_sessions, depth)[::-1]
-    level_s = LEVEL_SHARE * curve.profiled(num_sessions)
+    level_s = level_share * curve.profiled(num_sessions)
     best, most = shapes[-1], 0.0
     for shape in shapes:
         likely = usual.of(UnreadLayout.of(shape))
@@ -129,17 +132,17 @@ class ShapeChoice:
     usual: the probabilities that the choice uses.
     """
 
-    def __init__(self, depth: int) -> None:
-        """Trees have at most `depth` levels."""
+    def __init__(self, depth: int, level_share: float) -> None:
+        """Trees have at most `depth` levels; `level_share` is as for `best_shape`."""
         self.usual = UsualReach(depth, max(map(max, SHAPES)))
-        self._depth = depth
+        self._depth, self._level_share = depth, level_share
         self._known: dict[int, tuple[tuple[int, ...], int]] = {}  # shapes, and the rounds for which they still hold
 
     def choose(self, num_sessions: int, curve: StepCurve) -> tuple[int, ...]:
         """Return the shape for a round of `num_sessions` sessions."""
         shape, num_left = self._known.get(num_sessions, ((), 0))
         if not num_left:
-            shape = best_shape(num_sessions, self._depth, self.usual, curve)
+            shape = best_shape(num_sessions, self._depth, self.usual, curve, self._level_share)
             num_left = LOOK_AGAIN if self.usual.of(UnreadLayout.of(shape)) is not None else 1
         self._known[num_sessions] = shape, num_left - 1
         return shape

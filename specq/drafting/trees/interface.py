@@ -24,7 +24,8 @@ class TreeRequest(NamedTuple):
     depth   how many levels they need. Best-first trees may have more.
     ranks   their shape. None: best first.
     floor   a log-probability. Best-first trees may leave out less likely nodes.
-    level_sizes  for best-first trees, how many nodes are kept at each level, likeliest first. (): all nodes are kept.
+    level_sizes  for best-first trees, how many nodes are kept at each level, likeliest first, at any depth.
+                 (): all nodes are kept.
     most    for best-first trees, how many nodes are wanted.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from specq.protocol import IntpArray
 MOST_CONTEXTS = 1 << 16  # rows of all contexts in a pass with several contexts
 LEAST_CONTEXT = 256  # rows
 USUAL_ROOM = 512  # rows of contexts whose passes are recorded in advance
+
+SizesFor = Callable[[int], Sequence[tuple[int, ...]]]  # from a number of sessions to the level sizes of usual trees
 
 
 def room_of(lengths: IntpArray) -> int:

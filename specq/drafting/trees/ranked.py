@@ -69,7 +69,7 @@ def grow_ranked(ranked: Ranked, request: TreeRequest) -> Grown:
     depth = min(request.depth, ranked.scores.shape[1])
     if request.ranks is not None:
         return of_shape(ranked, request.ranks, depth)
-    return likeliest_nodes(ranked, request.level_sizes[:depth] or (request.most,) * depth)
+    return likeliest_nodes(ranked, request.level_sizes or (request.most,) * depth)
 
 
 def likeliest_nodes(ranked: Ranked, level_sizes: Sequence[int]) -> Grown:

@@ -92,10 +92,12 @@ class TreeSource(DraftSource):
 
     most_nodes    of one session, best first.
     reads_prompt  whether the head reads the hidden states of the whole context, not only of the last token.
+    level_share   time of drafting a level, as a share of a step without drafts.
     """
 
     most_nodes: ClassVar[int] = 48
     reads_prompt: ClassVar[bool] = True
+    level_share: ClassVar[float] = 0.08  # an EAGLE-3 head's pass
 
     def __init__(self, head: TreeHead, depth: int = 8, tree: tuple[tuple[int, ...], ...] = ()) -> None:
         self.layers, self._lane = head.layers, LANES[self.name]
@@ -105,7 +107,7 @@ class TreeSource(DraftSource):
         self._params = DraftingParams()
         self._begun: list[_Begun] = []
         self._has_sizes = head.runs_beside_host and not tree
-        self._shapes = ShapeChoice(depth)
+        self._shapes = ShapeChoice(depth, self.level_share)
         self._unread: _Unread | None = None
         self._unlearned: tuple[tuple[int, ...], IntpArray, UInt8Array] | None = None
         self._verified: _Begun | None = None  # the trees in the step in flight, if they were grafted unread

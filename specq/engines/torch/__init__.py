@@ -18,7 +18,7 @@ draft-model proposer use any forward in the same way.
 """
 
 from specq.engines.torch.cuda.replays import BATCH_SIZES, Replays, fetch, padded_batch
-from specq.engines.torch.loading import load, load_network, pick_device
+from specq.engines.torch.loading import load, load_network, pick_device, runs_triton
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.engines.torch.top import rank_rows
 
@@ -34,4 +34,5 @@ __all__ = [
     "padded_batch",
     "pick_device",
     "rank_rows",
+    "runs_triton",
 ]

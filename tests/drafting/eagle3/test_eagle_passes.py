@@ -18,9 +18,9 @@ from specq.drafting.eagle3.levels import Level, best_first, depths_of, of_ranks,
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.network import EagleNetwork
 from specq.drafting.eagle3.passes import Passes
-from specq.drafting.eagle3.rows import PLANES
 from specq.drafting.rank_trees import RankTree, tree_for
 from specq.drafting.trees.cache import StateCache
+from specq.drafting.trees.device_trees import PLANES
 from specq.drafting.trees.grown_trees import SHAPES
 from specq.engines.torch import RowNoise, Sampling, noise_of
 from specq.protocol import SamplingParams, Speculation

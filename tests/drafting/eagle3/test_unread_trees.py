@@ -201,12 +201,12 @@ def test_the_best_shape_is_the_one_with_most_tokens_a_second(
     accepted: float, num_sessions: int, slope: float, best: tuple[int, ...]
 ) -> None:
     usual = UsualReach(8, 5)
-    assert best_shape(num_sessions, 8, usual, CURVE) == shapes_for(num_sessions, 8)[-1]
+    assert best_shape(num_sessions, 8, usual, CURVE, 0.08) == shapes_for(num_sessions, 8)[-1]
     for shape in SHAPES:
         layout = UnreadLayout.of(shape)
         usual.promise(layout, (accepted ** (1 + layout.levels) / (1 + layout.ranks) ** 2)[None])
     curve = StepCurve([1, 512], [0.005, 0.005 + 511 * slope])
-    assert best_shape(num_sessions, 8, usual, curve) == best
+    assert best_shape(num_sessions, 8, usual, curve, 0.08) == best
 
 
 def test_trees_of_few_levels_are_those_of_many_cut_off() -> None:

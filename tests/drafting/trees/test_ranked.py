@@ -68,7 +68,7 @@ def test_the_likeliest_nodes_are_those_of_all_prefixes(most: int, depth: int) ->
 def test_levels_have_the_sizes_that_are_asked_for() -> None:
     """Each has its likeliest nodes, likeliest first, below nodes of the level above."""
     predictions = ranked()
-    grown = grow_ranked(predictions, asked(0, level_sizes=(2, 4, 1)))
+    grown = grow_ranked(predictions, asked(0, depth=1, level_sizes=(2, 4, 1)))  # whatever the depth
     assert grown.depths.tolist() == [0, 0, 1, 1, 1, 1, 2]
     for tree in range(TREES):
         every, found = all_paths(predictions, tree), paths_of(grown, tree)
