@@ -19,7 +19,7 @@ from specq.checkpoints.gguf_config import gguf_ends
 from specq.checkpoints.gguf_file import GgufFile, gguf_in, gguf_name, gguf_parts, is_gguf, read_gguf
 from specq.checkpoints.gguf_tensors import check_tensors
 from specq.checkpoints.gguf_tokenizer import num_gguf_tokens, same_tokenizer
-from specq.checkpoints.mtp_layers import DEEPSEEK, MIMO, QWEN, StoredTensor, mtp_number, mtp_tensors
+from specq.checkpoints.mtp_layers import DEEPSEEK, MIMO, QWEN, StoredTensor, mtp_number, mtp_tensors, safetensors_header
 
 __all__ = [
     "DEEPSEEK",
@@ -41,6 +41,7 @@ __all__ = [
     "read_gguf",
     "read_json",
     "read_text",
+    "safetensors_header",
     "same_tokenizer",
     "weight_bytes",
 ]

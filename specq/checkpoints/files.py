@@ -13,7 +13,7 @@ from typing import Any
 from specq.checkpoints.gguf_config import generation_config, model_config
 from specq.checkpoints.gguf_file import GgufFile, forget_headers, gguf_parts, is_gguf, read_gguf
 from specq.checkpoints.gguf_tokenizer import tokenizer_files
-from specq.protocol import ConfigError
+from specq.protocol import ConfigError, shown
 
 # Fields of a config.json that must be at least 1, under the names that most architectures use.
 SIZES = (
@@ -54,7 +54,7 @@ def read_config(model: Path) -> dict[str, Any]:
     for name in SIZES:
         size = said.get(name)
         if size is not None and not (isinstance(size, int) and size >= 1):
-            raise ConfigError(f"{model / 'config.json'}: {name} is {size!r}, but must be an integer of at least 1")
+            raise ConfigError(f"{model / 'config.json'}: {name} is {shown(size)}, but must be an integer of at least 1")
     return said
 
 

@@ -47,7 +47,7 @@ def mtp_tensors(checkpoint: Path) -> dict[str, StoredTensor]:
     if is_gguf(checkpoint) or type(num_layers) is not int:
         return {}
     for path in sorted(checkpoint.glob("*.safetensors")):
-        for name, tensor in _header(path).items():
+        for name, tensor in safetensors_header(path).items():
             if mtp_number(name, num_layers) is not None:
                 found[next(layout for layout in LAYOUTS if name.startswith(layout))][name] = tensor
     if not any(".eh_proj." in name for name in found[DEEPSEEK]):
@@ -67,7 +67,7 @@ def mtp_number(name: str, num_layers: int) -> int | None:
     return None
 
 
-def _header(path: Path) -> dict[str, StoredTensor]:
+def safetensors_header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file; {} if it is damaged, which those who load it report."""
     if not path.is_file():  # a pipe would be waited for
         return {}

@@ -335,9 +335,12 @@ def _section(name: str, values: Any) -> Section:
     cls, values = SECTIONS[name], with_new_names(name, values)
     known = {key: kind for key, kind in kinds(cls).items() if kind != Tables}
     own: Tables = ()
+    hint = ""
     if issubclass(cls, TargetConfig | DraftConfig):
         values, own = gather_own(name, values, known, chosen(cls()))
-    _refuse_unknown(f"key {name}.", values, known)
+        hint = f"; options of {'one engine' if cls is TargetConfig else 'one proposer'} belong in its own table, for "
+        hint += f"example [{name}.{chosen(cls())}]"
+    _refuse_unknown(f"key {name}.", values, known, hint)
     broker = os.environ.get("SPECQ_BROKER")
     if broker and "broker" in kinds(cls):
         check_brokers("SPECQ_BROKER", broker)
@@ -346,7 +349,7 @@ def _section(name: str, values: Any) -> Section:
     return cls(**given, **({"own": own} if own else {}))
 
 
-def _refuse_unknown(what: str, given: dict[str, Any], known: dict[str, Any]) -> None:
+def _refuse_unknown(what: str, given: dict[str, Any], known: dict[str, Any], hint: str = "") -> None:
     for name in given:
         if name not in known:
-            raise ConfigError(f"unknown {what}{name}; {known_names(name, known, ALIKE)}")
+            raise ConfigError(f"unknown {what}{name}; {known_names(name, known, ALIKE)}{hint}")

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from specq.checkpoints.draft_form import HASH_LENGTH
-from specq.protocol import ConfigError
+from specq.protocol import ConfigError, shown
 
 Forms = dict[str, tuple[str, tuple[int, ...]]]  # number format and shape, by name
 Shapes = dict[str, tuple[int, ...]]
 
+MOST_LAYERS = 1024  # of a head: a larger number is no head, and its tensors are too many to list
 FLOATS = ("float32", "float16", "bfloat16")
 _SCALING = {  # the numbers of each kind of rotary scaling
     "default": (),
@@ -129,7 +130,7 @@ class HeadConfig:
         """Raise ConfigError unless a value is one that we compute."""
         if value not in wanted:
             known = " or ".join(map(repr, wanted))
-            raise ConfigError(f"{self.path}: {key} is {value!r}; {self.kinds} are computed with {known}")
+            raise ConfigError(f"{self.path}: {key} is {shown(value)}; {self.kinds} are computed with {known}")
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return a whole number of at least 1."""
@@ -137,21 +138,38 @@ class HeadConfig:
         value = default if value is None else value
         if type(value) is int and 0 < value < 2**31:
             return value
-        raise ConfigError(f"{self.path}: {key} is {value!r}; {self._kind} needs a whole number of at least 1")
+        raise ConfigError(f"{self.path}: {key} is {shown(value)}; {self._kind} needs a whole number of at least 1")
+
+    def num_layers(self) -> int:
+        """Return the number of the head's own layers."""
+        number = self.count("num_hidden_layers")
+        if number <= MOST_LAYERS:
+            return number
+        raise ConfigError(
+            f"{self.path}: num_hidden_layers is {number}; {self._kind} has at most {MOST_LAYERS} layers of its own"
+        )
+
+    def layer_types(self, *wanted: str) -> list[str]:
+        """Return the type of each of the head's own layers: [] if they are not named; each must be one of `wanted`."""
+        types = self.said.get("layer_types") or []
+        self.check("the type of layer_types", type(types).__name__, "list")
+        for kind in types:
+            self.check("layer_types", kind, *wanted)
+        return [*types]
 
     def number(self, key: str, default: float, said: Mapping[str, Any] | None = None) -> float:
         """Return a number above 0; `said`: the object that has it."""
         value = (self.said if said is None else said).get(key, default)
         if type(value) in (int, float) and 0 < value < 1e12:
             return float(value)
-        raise ConfigError(f"{self.path}: {key} is {value!r}, but must be a number above 0")
+        raise ConfigError(f"{self.path}: {key} is {shown(value)}, but must be a number above 0")
 
     def mask_token_id(self, said: Mapping[str, Any]) -> int:
         """Return the token whose embedding is that of a mask; `said`: the object that names it."""
         value = said.get("mask_token_id")
         if type(value) is int and value >= 0:
             return value
-        raise ConfigError(f"{self.path}: mask_token_id is {value!r}, but must be a token id")
+        raise ConfigError(f"{self.path}: mask_token_id is {shown(value)}, but must be a token id")
 
     def layers(self, key: str, ids: object, *, count: int | None = None, first: int = 0) -> tuple[int, ...]:
         """Return layers of the target from a list that counts from `first`; `count`: how many there must be."""
@@ -160,7 +178,7 @@ class HeadConfig:
             if found[0] >= 0 and all(low < high for low, high in pairwise(found)):
                 return found
         wanted = f"{count or 'one or more'} layers, ascending, counted from {first}"
-        raise ConfigError(f"{self.path}: {key} is {ids!r}, but must be {wanted}")
+        raise ConfigError(f"{self.path}: {key} is {shown(ids)}, but must be {wanted}")
 
     def _rope_theta(self) -> float:
         of_rope = self.said.get("rope_parameters")
@@ -173,7 +191,7 @@ class HeadConfig:
         kind = found.get("rope_type", found.get("type", "default")) if isinstance(found, dict) else found
         if not isinstance(found, dict) or not isinstance(kind, str) or kind not in _SCALING:
             raise ConfigError(
-                f"{self.path}: rope_scaling is {kind!r}; {self.kinds} are computed with {', '.join(_SCALING)}"
+                f"{self.path}: rope_scaling is {shown(kind)}; {self.kinds} are computed with {', '.join(_SCALING)}"
             )
         for key, value in found.items():
             if isinstance(value, dict):
@@ -188,7 +206,7 @@ class HeadConfig:
         value = self.said.get("tokenizer_hash", "")
         if value == "" or (isinstance(value, str) and len(value) == HASH_LENGTH):
             return str(value)
-        raise ConfigError(f"{self.path}: tokenizer_hash is {value!r}, but must be of {HASH_LENGTH} hex digits")
+        raise ConfigError(f"{self.path}: tokenizer_hash is {shown(value)}, but must be of {HASH_LENGTH} hex digits")
 
 
 def check_layers(layers: tuple[int, ...], num_layers: int, kind: str) -> None:

@@ -17,6 +17,7 @@ from specq.drafting.eagle3 import mtp_form
 from specq.drafting.head_checks import check_target
 from specq.drafting.head_config import HeadShape, check_layers
 from specq.drafting.medusa import form as medusa_form
+from specq.drafting.stored_heads import check_stored, check_values
 from specq.engines import local_checkpoint, read_info
 from specq.protocol import BLOCK, EAGLE, MEDUSA, ConfigError, ModelInfo
 
@@ -71,11 +72,11 @@ def kind_of(heads: Path) -> HeadKind:
     return next(kind for kind in KINDS if kind.is_of(heads))
 
 
-def check_for_engine(heads: str, model: str, name: str) -> None:
+def check_for_engine(heads: str, model: str, name: str, *, reads_values: bool = False) -> None:
     """Raise ConfigError for heads that the vllm engine does not run, or that do not fit a local target.
 
-    Only headers and the config.json of both are read. `model`: the target's checkpoint or hub name, `name`: what
-    messages call it.
+    Only headers, tables of tokens and the config.json of both are read. `reads_values`: all values of the heads, too.
+    `model`: the target's checkpoint or hub name, `name`: what messages call it.
     """
     directory, here = Path(heads), local_checkpoint(model)
     if not directory.is_dir():
@@ -91,9 +92,17 @@ def check_for_engine(heads: str, model: str, name: str) -> None:
         raise ConfigError(
             f"{heads} is {kind.called} in specq's own form, which vLLM does not read: use the torch engine"
         )
-    if here is None or not here.is_dir():
-        return
-    assert isinstance(shape, HeadShape)
-    said = read_json(here, "config.json")
-    check_target(directory, shape, int(said["hidden_size"]), read_info(here, name))
-    check_layers(shape.layers, int(said["num_hidden_layers"]), kind.called)
+    assert isinstance(shape, (block_form.BlockShape, eagle_form.EagleShape))
+    if here is not None and here.is_dir():
+        _check_fit(directory, shape, here, name, kind.called)
+    check_stored(directory, shape, kind.called)
+    if reads_values:
+        check_values(directory, kind.called)
+
+
+def _check_fit(heads: Path, shape: HeadShape, target: Path, name: str, called: str) -> None:
+    """Raise ConfigError if heads do not fit a target, unless its config.json has the sizes elsewhere."""
+    said = read_json(target, "config.json")
+    if type(said.get("hidden_size")) is int and type(said.get("num_hidden_layers")) is int:
+        check_target(heads, shape, said["hidden_size"], read_info(target, name))
+        check_layers(shape.layers, said["num_hidden_layers"], called)

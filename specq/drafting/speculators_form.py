@@ -20,7 +20,7 @@ from typing import Any
 
 from specq.checkpoints import read_json
 from specq.drafting.head_config import Shapes
-from specq.protocol import ConfigError
+from specq.protocol import ConfigError, shown
 
 SPECULATORS = "speculators_model_type"  # the key that only this form has
 EAGLE3, PEAGLE, DFLASH = METHODS = ("eagle3", "peagle", "dflash")  # the methods that we read
@@ -68,7 +68,7 @@ def flat(heads: Path, said: Mapping[str, Any], method: str, kinds: str, own: Col
     if found != method:
         about = f" ({_OTHERS[str(found)]})" if str(found) in _OTHERS else ""
         raise ConfigError(
-            f"{path}: {SPECULATORS} is {found!r}{about}; of the library speculators specq reads "
+            f"{path}: {SPECULATORS} is {shown(found)}{about}; of the library speculators specq reads "
             f"{', '.join(map(repr, METHODS[:-1]))} and {METHODS[-1]!r}, and {kinds} must be {method!r}"
         )
     if not isinstance(layer, dict):
@@ -78,7 +78,9 @@ def flat(heads: Path, said: Mapping[str, Any], method: str, kinds: str, own: Col
         )
     kind = layer.get("model_type", "qwen3" if method == DFLASH else "llama")
     if str(kind) not in _OWN_DEFAULTS:
-        raise ConfigError(f"{path}: model_type is {kind!r}; {kinds} are computed with {' or '.join(_OWN_DEFAULTS)}")
+        raise ConfigError(
+            f"{path}: model_type is {shown(kind)}; {kinds} are computed with {' or '.join(_OWN_DEFAULTS)}"
+        )
     top = {key: said[key] for key in (*_OURS, *own) if said.get(key) is not None}
     return {**_DEFAULTS, **_OWN_DEFAULTS[kind], "model_type": kind, **layer, **top}
 
@@ -88,8 +90,8 @@ def check_keys(heads: Path, said: Mapping[str, Any], method: str, own: Collectio
     for key, value in said.items():
         if key not in (*own, *_OURS, *_IGNORED) and value:
             raise ConfigError(
-                f"{heads / 'config.json'}: {key} is {value!r}; drafters of the method {method!r} have no such key, but "
-                f"{', '.join(own)}"
+                f"{heads / 'config.json'}: {key} is {shown(value)}; drafters of the method {method!r} have no such "
+                f"key, but {', '.join(own)}"
             )
 
 
@@ -104,8 +106,8 @@ def num_proposed(heads: Path, said: Mapping[str, Any], kinds: str) -> int:
     if type(value) is int and 1 <= value <= MOST_PROPOSED:
         return value
     raise ConfigError(
-        f"{heads / 'config.json'}: speculative_tokens of speculators_config.proposal_methods is {value!r}; {kinds} "
-        f"need a whole number from 1 to {MOST_PROPOSED}"
+        f"{heads / 'config.json'}: speculative_tokens of speculators_config.proposal_methods is {shown(value)}; "
+        f"{kinds} need a whole number from 1 to {MOST_PROPOSED}"
     )
 
 

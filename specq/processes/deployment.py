@@ -236,7 +236,7 @@ def heads_at(heads: str, target: str, named: str, engine: EngineSpec) -> str:
     if not found:
         raise ConfigError(f"{named} has no MTP layer that specq computes (docs/heads.md): leave --heads out")
     if engine.runs_heads:
-        check_for_engine(found, target, named)
+        check_for_engine(found, target, named, reads_values=True)
     return found
 
 

@@ -47,6 +47,11 @@ def test_file_sets_what_it_names(write):
         ("model = 'tiny'", ["unknown section model; known: broker, "]),
         ("[target]\nmodle = 'tiny'", ["unknown key target.modle; did you mean 'model'? known: "]),
         ("[draft]\nengine = 'torch'", ["unknown key draft.engine; known: broker, "]),
+        (
+            "[target]\nbatch_invariant = true",
+            ["unknown key target.batch_invariant; ", "options of one engine belong in its own table", "[target.auto]"],
+        ),
+        ("[draft]\nwindow = 5", ["unknown key draft.window; ", "of one proposer", "for example [draft.draft-model]"]),
         ("broker = 3", ["broker is 3", "[broker]"]),
         ("[broker]\nheartbeat_ms = '5'", ["broker.heartbeat_ms is '5'", "a whole number"]),
         ("[broker]\nheartbeat_ms = true", ["broker.heartbeat_ms is True", "a whole number"]),

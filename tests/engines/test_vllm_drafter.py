@@ -14,12 +14,12 @@ from transformers import AutoConfig
 
 from specq.drafting.of_engine.source import OfEngine
 from specq.engines.vllm.engine import VllmEngine
-from specq.protocol import NO_DRAFTS, OF_ENGINE
+from specq.protocol import NO_DRAFTS, OF_ENGINE, ConfigError
 from specq.protocol.params import SamplingParams
 from specq.protocol.step_output import Tap
 from specq.protocol.types import NO_TREE, SessionStep, Tree
 from specq.testing.checkpoints import DECODER, VOCAB, load_reference, random_tokens, save_random
-from specq.testing.checkpoints_block import block_shape_of, make_block
+from specq.testing.checkpoints_block import as_block_of_speculators, block_shape_of, make_block
 from specq.testing.checkpoints_eagle import as_speculators, eagle_logits, eagle_shape_of, make_eagle
 from specq.verifier.core import Verifier
 from tests.devices import NEEDS_VLLM, vllm_arguments
@@ -286,6 +286,15 @@ def test_a_block_drafter_drafts(target: Path, tmp_path: Path, vllm_device: str) 
     assert text == texts(engine, Tap(), prompt, 8)[0]
     assert len({tuple(found) for found in drafts}) > 2
     engine.shutdown()
+
+
+@pytest.mark.timeout(300)
+def test_heads_that_vllm_cannot_build_are_named(target: Path, tmp_path: Path, vllm_device: str) -> None:
+    """It reads a number that their config.json lacks, and raises what an error of our own would be, too."""
+    shape = block_shape_of(HIDDEN, VOCAB, LAYERS, norms_states=False, mask_token_id=98)
+    heads = as_block_of_speculators(make_block(tmp_path / "heads", shape), target)
+    with pytest.raises(ConfigError, match=r"vLLM cannot run .* with the heads .*heads so: .*'max_position_embeddings'"):
+        VllmEngine(str(target), kv_slots=512, heads=str(heads), **vllm_arguments(vllm_device) | {"dtype": "float32"})
 
 
 @pytest.mark.timeout(300)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 
 from specq.engines.room import Slacks, free_slots, next_to_grow
 from specq.engines.vllm import versions
-from specq.engines.vllm.options import _NEEDED, _WISHED, prepare_environment, refusal
+from specq.engines.vllm.options import _NEEDED, _WISHED, drafter_options, prepare_environment, refusal
 from specq.protocol import History, SamplingParams, ScoredRows, SessionStep
 from specq.verification import StepBatch
 
@@ -184,6 +186,26 @@ def test_a_refusal_says_what_is_behind_it() -> None:
     outer = RuntimeError("Engine core initialization failed")
     outer.__cause__ = MemoryError("CUDA out of memory")
     assert "initialization failed; CUDA out of memory. Weights" in refusal("big", outer)
+
+
+def test_a_refusal_names_the_heads() -> None:
+    said = refusal("big", ValueError("Unsupported speculative method: 'mtp'"), "mtp")
+    assert said.startswith(
+        "vLLM cannot run big with the heads mtp so: Unsupported speculative method: 'mtp'. The target"
+    )
+    assert said.endswith("leave --heads out, or name a directory of heads")
+
+
+@pytest.mark.parametrize(("size", "levels"), [(5, 4), (9, 8), (16, 8), (None, 8)])
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_block_is_no_longer_than_its_drafter_was_trained_for(
+    tmp_path: Path, size: int | None, levels: int, is_inside: bool
+) -> None:
+    own = {} if size is None else {"block_size": size}
+    said = {"dflash_config": own} if is_inside else own | {"dflash_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    found = drafter_options(str(tmp_path), 8)["speculative_config"]
+    assert (found["method"], found["num_speculative_tokens"]) == ("dflash", levels)
 
 
 def test_a_refusal_of_another_kind_has_no_advice() -> None:

@@ -301,6 +301,20 @@ def test_the_engines_own_drafts_are_accepted() -> None:
     assert sources.tap(shares) == NO_TAP
 
 
+@pytest.mark.parametrize("mode", ["sync", "jit"])
+def test_a_job_that_waits_for_drafts_has_the_engines_at_once(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind its prompt, too. No heartbeat passes in which it waits."""
+    serving = Serving([OfEngine(6)], lambda verifier: None)
+    monkeypatch.setattr(serving.verifier, "heartbeat", lambda: None)
+    serving.open(0, mode=mode)
+    while not serving.verifier.sessions[0].finish:
+        serving.verifier.begin(0.0)
+        assert serving.verifier.has_work, "it waits"
+        serving.step()
+    assert serving.texts[0] == toy_text([5, 6, 7], 40)
+    assert serving.verifier.num_steps < 20
+
+
 def plain_shares() -> Shares:
     """Return the shares of a step with one decoding session."""
     session = make_session()

@@ -34,7 +34,7 @@ from specq.checkpoints.draft_form import TOKEN_IDS
 from specq.drafting import speculators_form
 from specq.drafting.head_config import Forms, HeadConfig, HeadShape, Shapes, fault
 from specq.drafting.speculators_form import DFLASH, OUTPUT, SPECULATORS, TO_TARGET
-from specq.protocol import ConfigError
+from specq.protocol import ConfigError, shown
 
 KIND = "a block drafter"
 ARCHITECTURE = "DFlashDraftModel"
@@ -114,7 +114,7 @@ def block_shape(heads: Path) -> BlockShape:
     _check_kind(config, own)
     return BlockShape(
         **config.common(),
-        num_layers=config.count("num_hidden_layers"),
+        num_layers=config.num_layers(),
         block_size=_block_size(config, own),
         mask_token_id=None if own.get("mask_token_id") is None else config.mask_token_id(own),
         norms_states=own.get("norms_states") is True,
@@ -131,7 +131,7 @@ def _of_speculators(heads: Path, said: dict[str, Any]) -> BlockShape:
     config.check("sample_from_anchor", flat.get("sample_from_anchor", False), False)
     return BlockShape(
         **config.common(),
-        num_layers=config.count("num_hidden_layers"),
+        num_layers=config.num_layers(),
         block_size=_block_size(config, flat),
         mask_token_id=config.mask_token_id(flat),
         layers=config.layers("aux_hidden_state_layer_ids", flat.get("aux_hidden_state_layer_ids"), first=1),
@@ -143,11 +143,8 @@ def _of_speculators(heads: Path, said: dict[str, Any]) -> BlockShape:
 
 def _windows(config: HeadConfig) -> tuple[int, ...]:
     """Return how many features each layer reads, at most; 0: all."""
-    num_layers, is_sliding = config.count("num_hidden_layers"), config.said.get("use_sliding_window", True)
-    types = config.said.get("layer_types") or [_FULL] * num_layers
-    config.check("the type of layer_types", type(types).__name__, "list")
-    for kind in types:
-        config.check("layer_types", kind, _FULL, _SLIDING)
+    num_layers, is_sliding = config.num_layers(), config.said.get("use_sliding_window", True)
+    types = config.layer_types(_FULL, _SLIDING) or [_FULL] * num_layers
     config.check("the number of layer_types", len(types), num_layers)
     if _SLIDING not in types:
         return ()
@@ -159,8 +156,7 @@ def _check_kind(config: HeadConfig, own: dict[str, Any]) -> None:
     """Raise ConfigError unless the layers are of a kind that we compute."""
     config.check("model_type", config.said.get("model_type"), "qwen3")
     _check_layers(config)
-    for kind in config.said.get("layer_types") or []:
-        config.check("layer_types", kind, _FULL)
+    config.layer_types(_FULL)
     for key in ("fc_layernorm", "causal"):
         config.check(f"{OWN}.{key}", own.get(key) or False, False)
 
@@ -176,8 +172,8 @@ def _block_size(config: HeadConfig, own: dict[str, Any]) -> int:
     if type(value) is int and 2 <= value <= MOST_BLOCK:
         return value
     raise ConfigError(
-        f"{config.path}: block_size is {value!r}, but must be a whole number from 2 to {MOST_BLOCK}: the anchor and "
-        "the masks of a block"
+        f"{config.path}: block_size is {shown(value)}, but must be a whole number from 2 to {MOST_BLOCK}: the anchor "
+        "and the masks of a block"
     )
 
 

@@ -33,7 +33,7 @@ from typing import Any
 from specq.checkpoints import read_json
 from specq.drafting import speculators_form
 from specq.drafting.head_config import Forms, HeadConfig, HeadShape, check_layers, fault
-from specq.protocol import ConfigError
+from specq.protocol import ConfigError, shown
 
 KIND, PARALLEL_KIND, MTP_KIND = "an EAGLE-3 head", "a P-EAGLE head", "an MTP layer"
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -177,7 +177,7 @@ def _parallel(heads: Path, said: dict[str, Any]) -> tuple[dict[str, Any], HeadCo
     _check_norms(heads, said, PARALLEL_KIND)
     config = HeadConfig(heads, found, PARALLEL_KIND)
     values = {
-        "num_layers": config.count("num_hidden_layers"),
+        "num_layers": config.num_layers(),
         "num_places": speculators_form.num_proposed(heads, said, kinds),
         "mask_token_id": config.mask_token_id(found),
     }
@@ -188,7 +188,7 @@ def _check_norms(heads: Path, said: dict[str, Any], kind: str) -> None:
     for key in _NORMS:
         if said.get(key):
             raise ConfigError(
-                f"{heads / 'config.json'}: {key} is {said[key]!r}; {kind.partition(' ')[2]}s are computed without"
+                f"{heads / 'config.json'}: {key} is {shown(said[key])}; {kind.partition(' ')[2]}s are computed without"
             )
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from specq.checkpoints import read_json
 from specq.checkpoints.draft_form import HASH_LENGTH, SCALE, TOKEN_IDS
 from specq.drafting.head_config import Forms
-from specq.protocol import ConfigError
+from specq.protocol import ConfigError, shown
 
 KIND = "Medusa heads"
 MODEL_TYPE = "specq-medusa"  # our own heads; Medusa's authors use their target's type
@@ -75,14 +75,16 @@ def _count(heads: Path, said: dict[str, Any], key: str, most: int = 2**31 - 1) -
     value = said.get(key)
     if type(value) is int and 0 < value <= most:
         return value
-    raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}; Medusa heads need a whole number from 1 to {most}")
+    raise ConfigError(
+        f"{heads / 'config.json'}: {key} is {shown(value)}; Medusa heads need a whole number from 1 to {most}"
+    )
 
 
 def _hash(heads: Path, said: dict[str, Any], key: str) -> str:
     value = said.get(key)
     if isinstance(value, str) and len(value) == HASH_LENGTH:
         return value
-    raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}, but must be of {HASH_LENGTH} hex digits")
+    raise ConfigError(f"{heads / 'config.json'}: {key} is {shown(value)}, but must be of {HASH_LENGTH} hex digits")
 
 
 def block_names(head: int, layer: int) -> tuple[str, str]:

@@ -41,16 +41,27 @@ class OfEngine(DraftSource):
         self.most_levels, self.engine_drafts = levels, 0
         self._drafts: dict[int, tuple[Session, int, Int32Array]] = {}  # by id: what follows a text of this length
         self._refused: dict[int, Session] = {}
+        self._begun = False  # whether `collect` has drafts for sessions that decode
         likely = (NUM_BINS - 0.5 - np.arange(levels).clip(max=NUM_BINS - 1)) / NUM_BINS
         self._scores = np.log(likely).astype(np.float32)
 
+    @property
+    def has_work(self) -> bool:
+        return self._begun
+
+    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
+        """Note whether there are drafts: a synchronous session does not run before it has them."""
+        self._begun = any(session.session_id in self._drafts for session in sessions)
+        return False
+
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Return the chains behind the sessions' texts, and let the engine draft behind the next step."""
+        self._begun = False
         self.engine_drafts = self.most_levels if any(session.takes_drafts for session in sessions) else 0
         found = [
             (one, drafts, room)
             for one, room in zip(sessions, rooms_of(sessions), strict=True)
-            if room > 0 and len(drafts := self._behind(one))
+            if len(drafts := self._behind(one)) and room > 0
         ]
         if not found:
             return ()

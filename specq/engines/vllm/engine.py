@@ -211,7 +211,8 @@ def _version() -> str:
 
 def _start(arguments: dict[str, Any], *, verbose: bool) -> Sessions:
     """Start vLLM. Raises ConfigError if vLLM refuses the arguments or the model."""
-    version = _version()
+    version, drafter = _version(), arguments.get("speculative_config", {})
+    heads = str(drafter.get("model") or drafter.get("method") or "")
     warn_if_untested(version)
     try:
         from specq.engines.vllm.sessions import Sessions
@@ -220,10 +221,11 @@ def _start(arguments: dict[str, Any], *, verbose: bool) -> Sessions:
     except ConfigError:
         raise
     except (ImportError, AttributeError, TypeError, EngineError) as error:  # vLLM is not as specq expects it
-        if is_tested(version):
+        if is_tested(version) and not heads:
             raise
-        raise ConfigError(unfit(version, error)) from error
+        said = refusal(arguments["model"], error, heads) if is_tested(version) else unfit(version, error)
+        raise ConfigError(said) from error
     except Exception as error:  # any error of vLLM or of one of its workers
-        raise ConfigError(refusal(arguments["model"], error)) from error
+        raise ConfigError(refusal(arguments["model"], error, heads)) from error
     log.info("vllm_started")
     return sessions

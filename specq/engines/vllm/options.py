@@ -175,8 +175,21 @@ def drafter_options(heads: str, levels: int) -> dict[str, Any]:
     """Return the argument with which vLLM loads a drafter of its own: {} without heads."""
     if not heads:
         return {}
-    method = {"method": MTP} if heads == MTP else {"model": heads, "method": _method_of(Path(heads))}
-    return {"speculative_config": {**method, "num_speculative_tokens": levels}}
+    if heads == MTP:
+        return {"speculative_config": {"method": MTP, "num_speculative_tokens": levels}}
+    method, most = _method_of(Path(heads)), _most_levels(Path(heads), levels)
+    return {"speculative_config": {"model": heads, "method": method, "num_speculative_tokens": most}}
+
+
+def _most_levels(heads: Path, levels: int) -> int:
+    """Return how many of these levels heads were trained for: those of a block without its anchor, for block drafters.
+
+    vLLM would draft with longer blocks.
+    """
+    said = read_config(heads)
+    own = said.get("dflash_config")
+    size = said.get("block_size", own.get("block_size") if isinstance(own, dict) else None)
+    return min(levels, size - 1) if type(size) is int and size > 1 else levels
 
 
 def _method_of(heads: Path) -> str | None:
@@ -237,16 +250,20 @@ _REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
         ),
     ),
     (
+        ("unsupported speculative method: 'mtp'",),
+        "The target has no MTP layer that vLLM knows: leave --heads out, or name a directory of heads",
+    ),
+    (
         ("see stack trace for root cause",),  # one of several worker processes
         "The cause is in what that process printed above; with --tensor-parallel-size 1 it would be named here",
     ),
 )
 
 
-def refusal(model: str, error: BaseException) -> str:
-    """Return the message for the user: vLLM's reason, its causes, and a remedy if known."""
+def refusal(model: str, error: BaseException, heads: str = "") -> str:
+    """Return the message for the user: vLLM's reason, its causes, and a remedy if known; `heads`: its own drafter."""
     reason = "; ".join(dict.fromkeys(_reasons(error)))
-    said = f"vLLM cannot run {model} so: {reason}"
+    said = f"vLLM cannot run {model}{f' with the heads {heads}' if heads else ''} so: {reason}"
     for signs, remedy in _REMEDIES:
         if any(sign in reason.lower() for sign in signs):
             return f"{said.rstrip('.')}. {remedy}"

@@ -233,6 +233,9 @@ class SourceSet:
         """Return which hidden states the sources need from a step of these shares."""
         awake = [source for source in self.sources if not self._sleeps(source, shares.sessions)]
         drafts = max((source.engine_drafts for source in awake), default=NO_DRAFTS)
+        if drafts == 0 and any(session.waits and session.takes_drafts for session in shares.sessions):
+            # a synchronous session waits for drafts behind its prompt, too
+            drafts = max(source.most_levels for source in awake if source.engine_drafts != NO_DRAFTS)
         if drafts != NO_DRAFTS and not any(session.takes_drafts for session in shares.sessions):
             drafts = NO_DRAFTS
         tapping = [source for source in awake if source.layers]

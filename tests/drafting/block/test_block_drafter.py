@@ -289,6 +289,12 @@ def test_a_drafter_for_another_target_is_refused(tmp_path: Path, target: Path) -
         ({"num_hidden_layers": 3}, r"layers.2.self_attn.q_norm.weight is missing \(11 tensors are\)"),
         ({"num_hidden_layers": 1}, "it has layers.1.input_layernorm.weight, which block drafters have not"),
         ({"hidden_size": "64"}, "hidden_size is '64'; a block drafter needs a whole number"),
+        ({"layer_types": 7}, "the type of layer_types is 'int'; block drafters are computed with 'list'"),
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers is 2147483647; a block drafter has at most 1024 layers"),
+        (
+            {"block_size": [1] * 100_000},
+            r"^.{0,300}block_size is \[1, 1, .{0,90}\.\.\. \(100000 entries\), but must be",
+        ),
         ({"num_key_value_heads": 3}, "4 attention heads of size 8 cannot share 3 key-value heads"),
     ],
 )

@@ -151,6 +151,10 @@ def refused(heads: Path, target: Path, match: str) -> None:
             {"layer": {"layer_types": ["chunked_attention"] * 2}},
             "is 'chunked_attention'; block drafters are computed with",
         ),
+        (
+            {"layer": {"num_hidden_layers": 2**31 - 1}},
+            "num_hidden_layers is 2147483647; a block drafter has at most 1024 layers",
+        ),
         ({"layer": {"layer_types": 2}}, "the type of layer_types is 'int'; block drafters are computed with 'list'"),
         ({"layer": {"layer_types": ["full_attention"]}}, "the number of layer_types is 1; .* with 2"),
         (

@@ -158,6 +158,7 @@ def refused(heads: Path, target: Path, match: str) -> None:
             "speculative_tokens .* is 65; P-EAGLE heads need a whole number from 1 to 64",
         ),
         ({"layer": {"num_hidden_layers": 4}}, "layers.3.* is missing"),
+        ({"layer": {"num_hidden_layers": 2**31 - 1}}, "is 2147483647; a P-EAGLE head has at most 1024 layers"),
     ],
 )
 def test_an_almost_known_form_is_refused(tmp_path: Path, target: Path, config: dict[str, Any], match: str) -> None:
