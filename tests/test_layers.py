@@ -131,6 +131,7 @@ INSIDERS = {
     "bench.grammars.": ("specq.grammar.", "specq.drafting.", "specq.engines.torch."),
     "bench.host_time": ("specq.engines.torch.", "specq.engines.native."),
     "specq.drafting.eagle3.": ("specq.engines.torch.",),
+    "specq.drafting.trees.": ("specq.engines.torch.",),
     "specq.proposers": ("specq.drafting.",),
 }
 BROKER_ROOMS = ("state", "validation", "workers", "jobs", "gate", "core")  # each imports only from those before it

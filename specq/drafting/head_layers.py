@@ -16,6 +16,7 @@ from specq.engines.native import inverse_frequencies
 # Queries [b, rows, heads, dim], keys and values [b, rows, kv_heads, dim] of the new rows -> [b, rows, heads, dim].
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Rotations = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [b, rows, 1, head_dim / 2]
+HEAD_DIMS = (8, 16, 32, 64, 128)  # dimensions of a head that our kernels support
 OTHER_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -83,11 +84,6 @@ class Attention(nn.Module):
         attended = attend(rotate(queries, *rotations), rotate(keys, *rotations), values)
         found: torch.Tensor = self.o_proj(attended.flatten(-2))
         return found
-
-    def keys_and_values(self, x: torch.Tensor, rotations: Rotations) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys and values [b, rows, kv_heads, dim] of rows without queries."""
-        keys, values = (each(x).view(*x.shape[:-1], -1, self.head_dim) for each in (self.k_proj, self.v_proj))
-        return rotate(self.k_norm(keys), *rotations), values
 
 
 class FeedForward(nn.Module):

@@ -10,7 +10,8 @@ one matrix. From the predictions of a pass the likeliest prefixes are drafted as
     network         the same as a network of torch
     drafter         trees for many texts at once (`BlockHead`)
     passes          the passes that compute features of texts and blocks
-    recorded        the same on a GPU, recorded as CUDA graphs
+    fused, gpu_kernels  passes of blocks by Triton kernels
+    recorded        passes on a GPU, recorded as CUDA graphs
 
 Rule: `source`, `spec`, `form` and `arrays` do not import torch.
 """

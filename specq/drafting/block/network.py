@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,9 +20,19 @@ from torch.nn import functional
 
 from specq.drafting.block import form as block_form
 from specq.drafting.block.arrays import load_arrays
-from specq.drafting.head_layers import Attend, HeadLayer, Positions, Rotations, fuse_maps, hidden_norm
+from specq.drafting.head_layers import Attend, HeadLayer, Positions, Rotations, fuse_maps, hidden_norm, rotate
 from specq.engines.torch import pick_device
 from specq.protocol import Int32Array, ModelInfo
+
+
+class _FeatureMaps(NamedTuple):
+    """Matrices of all layers that make keys and values of features, one below the other: those of keys come first.
+
+    norms  [layers, 1, dim]: of the keys. None: they are not normed.
+    """
+
+    weights: torch.Tensor
+    norms: torch.Tensor | None
 
 
 class BlockNetwork(nn.Module):
@@ -37,10 +48,18 @@ class BlockNetwork(nn.Module):
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("output", output, persistent=False)
         self.rotations = Positions(shape)
+        self._joined: _FeatureMaps | None = None
 
     def fuse(self) -> None:
         """Join matrices with the same input, on their current device. Do not move them afterwards."""
         fuse_maps(self)
+        self._joined = self._feature_maps()
+
+    def _feature_maps(self) -> _FeatureMaps:
+        attentions: list[Any] = [layer.self_attn for layer in self.layers]
+        weights = [one.k_proj.weight for one in attentions] + [one.v_proj.weight for one in attentions]
+        norms = [one.k_norm.weight for one in attentions] if self.shape.has_head_norms else []
+        return _FeatureMaps(torch.cat(weights), torch.stack(norms)[:, None] if norms else None)
 
     def features(self, taps: torch.Tensor) -> torch.Tensor:
         """Return features [..., hidden] from the target's hidden states [..., layers * target's hidden]."""
@@ -53,9 +72,14 @@ class BlockNetwork(nn.Module):
 
     def feature_rows(self, features: torch.Tensor, rotations: Rotations) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys and values of features [b, rows, hidden], [b, rows, layers * kv_heads, dim] each."""
-        found = [layer.self_attn.keys_and_values(features, rotations) for layer in self.layers]  # type: ignore[union-attr, operator]
-        keys, values = (torch.cat(each, 2) for each in zip(*found, strict=True))
-        return keys, values
+        maps, shape = self._joined or self._feature_maps(), self.shape
+        found = functional.linear(features, maps.weights)
+        size = 2, shape.num_layers, shape.num_key_value_heads, shape.head_dim
+        keys, values = found.view(*features.shape[:-1], *size).unbind(-4)
+        if maps.norms is not None:
+            normed = functional.rms_norm(keys, (shape.head_dim,), eps=shape.rms_norm_eps)
+            keys = normed * maps.norms.to(keys.dtype)
+        return rotate(keys.flatten(-3, -2), *rotations), values.flatten(-3, -2)
 
     def blocks(self, anchors: torch.Tensor) -> torch.Tensor:
         """Return the input of blocks, [..., block_size, hidden], given their anchors i64[...]."""

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from specq.drafting.block.network import BlockNetwork
-from specq.drafting.head_layers import Attend, attend_to
+from specq.drafting.head_layers import HEAD_DIMS, Attend, attend_to
 from specq.drafting.trees.cache import StateCache
+from specq.engines.torch import runs_triton
+
+if TYPE_CHECKING:
+    from specq.drafting.block.fused import FusedBlocks
 
 ALIGNED = 8  # keys of a block are padded to a multiple of this, for kernels that need such lengths
 
@@ -23,7 +28,16 @@ class BlockPasses:
     def __init__(self, network: BlockNetwork, cache: StateCache) -> None:
         self.network, self.cache = network, cache
         self.num_columns = len(network.get_buffer("output"))
+        self._kernels = block_kernels(network)
         self._num_tokens = len(network.get_buffer("embedding"))
+
+    @property
+    def has_kernels(self) -> bool:
+        return self._kernels is not None
+
+    def use_torch(self) -> None:
+        """Stop using our own kernels, if they turn out not to run."""
+        self._kernels = None
 
     def follow(self, taps: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Store the keys and values of features; return the keys, [rows, layers * kv_heads, dim].
@@ -45,6 +59,9 @@ class BlockPasses:
         room   maximum features of a text.
         """
         network, size = self.network, self.network.shape.block_size
+        if self._kernels is not None:
+            states = self._kernels.states(self.cache.rows, texts.to(torch.int32), room)
+            return network.logits(states[:, 1:])
         anchors, positions, lengths, places = texts.long()
         x = network.blocks(anchors.clamp(0, self._num_tokens - 1))  # a block behind an unknown token is useless
         at = torch.arange(room + -(-size // ALIGNED) * ALIGNED, device=texts.device)
@@ -86,3 +103,13 @@ class BlockAttention:
         for kept, rows in zip((keys, values), new, strict=True):
             kept[:, :, self._room : self._room + rows.shape[1]] = rows.transpose(1, 2)
         return attend_to(queries, keys, values, self._is_seen[layer])
+
+
+def block_kernels(network: BlockNetwork) -> FusedBlocks | None:
+    """Return our own kernels for blocks. None if its device does not run them, or its layers are uncommon."""
+    shape, is_fused = network.shape, network.layers[0].self_attn.fused.weight.numel() > 0  # type: ignore[union-attr, operator]
+    if not (runs_triton(network.fc.weight.device) and is_fused and shape.head_dim in HEAD_DIMS and not shape.windows):
+        return None
+    from specq.drafting.block.fused import FusedBlocks
+
+    return FusedBlocks(network)

@@ -15,7 +15,14 @@ import torch
 
 from specq.drafting.interface import Pending
 from specq.drafting.trees.cache import NOBODY
-from specq.drafting.trees.device_trees import PLANES, RecordedPart, growing, likeliest_on_device, possible_sizes
+from specq.drafting.trees.device_trees import (
+    PLANES,
+    RecordedPart,
+    growing,
+    likeliest_on_device,
+    possible_sizes,
+    warm_up,
+)
 from specq.drafting.trees.interface import Grown
 from specq.drafting.trees.padding import USUAL_ROOM, SizesFor, batches_of, room_of, usual_batches, usual_rooms
 from specq.drafting.trees.ranked import CHOICES, Ranked, RankWait
@@ -136,6 +143,9 @@ class RecordedBlocks:
         sizes_for: as for `BlockHead.warm_up`.
         warm_rows: records the passes that compute rows of texts. By default these are the passes of `follow`.
         """
+        warm_up(self._passes, self._replays, lambda: self._warm_up(most_sessions, sizes_for, warm_rows))
+
+    def _warm_up(self, most_sessions: int, sizes_for: SizesFor | None, warm_rows: Callable[[], None] | None) -> None:
         self._cache.reserve(2 * USUAL_ROOM, min(most_sessions, MOST_SESSIONS) + 1)
         self._reserve(0)  # first of all, because moved memory invalidates recordings
         if warm_rows is not None:
@@ -150,4 +160,3 @@ class RecordedBlocks:
                 texts = np.repeat([[0], [0], [room], [NOBODY]], size, 1)
                 for sizes in ((), *(sizes_for(size) if sizes_for is not None else ())):
                     self._run(texts, [greedy] * size, possible_sizes(sizes, self._count))
-        self._replays.is_in_service = True

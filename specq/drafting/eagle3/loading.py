@@ -10,13 +10,12 @@ import torch
 from specq.drafting.eagle3.arrays import load_arrays
 from specq.drafting.eagle3.form import KIND
 from specq.drafting.eagle3.network import EagleNetwork
+from specq.drafting.head_layers import HEAD_DIMS
 from specq.engines.torch import pick_device, runs_triton
 from specq.protocol import Int32Array, ModelInfo
 
 if TYPE_CHECKING:
     from specq.drafting.eagle3.fused import FusedEagle
-
-HEAD_DIMS = (8, 16, 32, 64, 128)  # dimensions that our kernels support
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +58,10 @@ def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -
 def eagle_kernels(head: EagleHead) -> FusedEagle | None:
     """Return our own kernels for the rows of a head.
 
-    None if its device does not run them, or it has uncommon sizes or norms of its heads, or is of another kind.
+    None if its device does not run them, or it has uncommon sizes, or is of another kind.
     """
-    network, shape = head.network, head.network.shape
-    is_plain = not shape.has_head_norms and shape.kind == KIND
-    is_fused = network.midlayer.self_attn.fused.weight.numel() > 0 and is_plain
+    network = head.network
+    is_fused = network.midlayer.self_attn.fused.weight.numel() > 0 and network.shape.kind == KIND
     if not (runs_triton(network.fc.weight.device) and is_fused and network.shape.head_dim in HEAD_DIMS):
         return None
     from specq.drafting.eagle3.fused import FusedEagle

@@ -25,6 +25,8 @@ from specq.verification import starts_of
 class PEaglePasses:
     """The passes of one head over one cache that compute blocks; see `BlockPasses`."""
 
+    has_kernels = False
+
     def __init__(self, head: EagleHead, cache: StateCache) -> None:
         self.network, self.cache = head.network, cache
         self.num_columns = head.network.lm_head.out_features

@@ -11,22 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import structlog
 import torch
 
 from specq.drafting.eagle3.levels import Level
 from specq.drafting.eagle3.loading import EagleHead
 from specq.drafting.eagle3.passes import Passes
 from specq.drafting.trees.cache import NOBODY, StateCache
-from specq.drafting.trees.device_trees import PLANES, RecordedPart, Wait
+from specq.drafting.trees.device_trees import PLANES, RecordedPart, Wait, warm_up
 from specq.drafting.trees.padding import USUAL_ROOM, batches_of, room_of, usual_batches, usual_rooms
 from specq.drafting.trees.texts import FollowedText, WaitingText
 from specq.engines.torch import Replays, RowNoise, Sampling, fetch, noise_of, padded_batch
 from specq.protocol import Float32Array, Int32Array, IntpArray
-from specq.runtime import traced
 from specq.verification import starts_of
-
-log = structlog.get_logger(__name__)
 
 ROWS = (4, 8, 16, 128)  # rows of a text in a pass: those of a round, and those of a prompt
 MOST_ROWS = 1024  # rows of all texts in a pass
@@ -179,19 +175,7 @@ class RecordedTrees:
         They cover at most `most_sessions` sessions, contexts up to USUAL_ROOM, and the `kinds` of trees for each number
         of sessions. If our own kernels do not run, those of torch are used from then on.
         """
-        has_failed = False
-        try:
-            self._warm_up(most_sessions, kinds)
-        except Exception as error:
-            if not self._passes.has_kernels:
-                raise
-            log.warning("eagle_kernels_failed", **traced(error))
-            self._passes.use_torch()
-            has_failed = True
-        if has_failed:  # without the error, its pass holds no device memory
-            self._replays.forget()
-            self._warm_up(most_sessions, kinds)
-        self._replays.is_in_service = True
+        warm_up(self._passes, self._replays, lambda: self._warm_up(most_sessions, kinds))
 
     def _warm_up(self, most_sessions: int, kinds: Callable[[int], Sequence[list[Level]]]) -> None:
         room = USUAL_ROOM if most_sessions > MANY_SESSIONS else 2 * USUAL_ROOM

@@ -7,15 +7,19 @@ Nodes are i32[PLANES + levels, trees, n]: tokens, parents, bits of the scores, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import structlog
 import torch
 
 from specq.drafting.interface import Pending
 from specq.drafting.trees.interface import DeviceNodes, Grown
-from specq.engines.torch import runs_triton
+from specq.engines.torch import Replays, runs_triton
 from specq.protocol import Int32Array, IntpArray
+from specq.runtime import traced
+
+log = structlog.get_logger(__name__)
 
 PLANES = 4  # values of each node before its line
 
@@ -60,6 +64,23 @@ def _joined(parts: Sequence[RecordedPart]) -> Int32Array:
     for part, array in zip(parts, arrays, strict=True):
         joined[:, part.which] = array
     return joined
+
+
+def warm_up(passes: Any, replays: Replays, record: Callable[[], None]) -> None:
+    """Record passes of a head by `record`. If its own kernels do not run, those of torch are used from then on."""
+    has_failed = False
+    try:
+        record()
+    except Exception as error:
+        if not passes.has_kernels:
+            raise
+        log.warning("head_kernels_failed", **traced(error))
+        passes.use_torch()
+        has_failed = True
+    if has_failed:  # without the error, its pass holds no device memory
+        replays.forget()
+        record()
+    replays.is_in_service = True
 
 
 def possible_sizes(level_sizes: Sequence[int], count: int) -> tuple[int, ...]:

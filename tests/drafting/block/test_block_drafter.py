@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 
 from specq.drafting.block.arrays import load_arrays
@@ -215,6 +217,30 @@ def test_later_rounds_record_nothing(recorded: BlockHead) -> None:
     before = recorded.num_recorded
     recorded.start([asked([0, 1], [GREEDY, SAMPLED])])[0].collect()
     assert recorded.num_recorded == before + 1
+
+
+def test_kernels_that_do_not_run_are_done_without(tmp_path: Path, target: Path) -> None:
+    """It is said once, at the start; blocks are those of torch then."""
+    made = make_block(tmp_path, SHAPE, KNOWN)
+    head, plain, text = (
+        BlockHead(load_block(str(made), str(target), INFO, "cpu"), StandIn()),
+        loaded(made, target),
+        Text(1),
+    )
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("no such instruction")
+
+    head._passes._kernels = SimpleNamespace(states=fail)
+    with structlog.testing.capture_logs() as logs:
+        head.warm_up(2, lambda _: [(2, 2)])
+    assert [entry["event"] for entry in logs] == ["head_kernels_failed"]
+    recorded = head.num_recorded
+    for one in (head, plain):
+        one.observe(text.states, [text.part(0, 1, 9)])
+    request = asked([0], [GREEDY], level_sizes=(2, 2))
+    same(head.start([request])[0].collect(), plain.start([request])[0].collect())
+    assert head.num_recorded == recorded
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

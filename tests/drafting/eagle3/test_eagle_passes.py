@@ -137,6 +137,7 @@ def test_trees_of_several_texts(tree: RankTree | int | tuple[int, ...]) -> None:
         {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16},
         {"num_attention_heads": 20, "num_key_value_heads": 1},
         {"intermediate_size": 1030},
+        {"has_head_norms": True},
     ],
     ids=str,
 )
@@ -171,6 +172,7 @@ def test_fewer_tokens_than_are_ranked_and_no_number() -> None:
 def test_trees_of_all_usual_sizes_share_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new size must not wait for the compiler. Only the first and the last level have other constants."""
     from specq.drafting.eagle3 import fused
+    from specq.drafting.trees import fused_layers
     from specq.engines.torch.cuda import top as fused_top
 
     constants = set[tuple[str, object]]()
@@ -182,7 +184,7 @@ def test_trees_of_all_usual_sizes_share_few_kernels(monkeypatch: pytest.MonkeyPa
         def __getitem__(self, _: object) -> Callable[..., None]:
             return lambda *_, **given: constants.add((self._name, tuple(given.items())))
 
-    for module in (fused, fused_top):
+    for module in (fused, fused_layers, fused_top):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             monkeypatch.setattr(module, name, Noted(name))
     for level_sizes in (*SHAPES, (1, 1), (4, 8, 8, 8, 8)):

@@ -43,7 +43,7 @@ def test_kernels_that_do_not_run_are_done_without(plain: EagleHead) -> None:
     head._recorded._passes._kernels = SimpleNamespace(texts=fail, trees=fail, most_ranked=16)  # type: ignore[assignment]
     with structlog.testing.capture_logs() as logs:
         head.warm_up(2, (), lambda _: [(3, 5, 2)])
-    assert [entry["event"] for entry in logs] == ["eagle_kernels_failed"]
+    assert [entry["event"] for entry in logs] == ["head_kernels_failed"]
     recorded, text = replays.num_recorded, Text(1, 20)
     observe(head, text.states, [text.part(0, 1, 9)])
     check(head, plain, {0: (text, 9, 1)}, depth=3, sizes=(3, 5, 2))
