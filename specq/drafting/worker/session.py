@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, takewhile
+from itertools import takewhile
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from specq.drafting.worker.draft_nodes import (
     distribution_fields,
 )
 from specq.drafting.worker.shapes import DEFAULT_DEPTH, Path, budget_of, shape_of
-from specq.protocol import Assign, Draft, Int32Array, SamplingParams, Speculation, UInt8Array
+from specq.protocol import Assign, Draft, Int32Array, SamplingParams, Speculation, UInt8Array, spans_of
 
 MIN_REACH_PROB = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
 LOST_AFTER = 4  # verdicts in a row that used no sent node, though one was likely enough
@@ -275,24 +276,25 @@ def chains_of(
     width: int,
 ) -> list[NewChain]:
     """Return what a drafter answered for nodes of sessions, as chains. A request has `width` ids for each level."""
-    levels = [NO_CHILDREN, *(level for answer in answers for level in answer)]  # at least one, to be joined
-    ends = list(accumulate((sum([len(level.token_ids) for level in answer]) for answer in answers), initial=0))
-    predicted = np.concatenate([level.scores for level in levels])
-    stats = [session.acceptance_stats for session, _ in expanded]
-    chances = np.empty(len(predicted))
-    for one in dict.fromkeys(stats):
-        own = np.repeat([other is one for other in stats], np.diff(ends))
-        chances[own] = one.calibration.probabilities(predicted[own])
-    columns = [
-        np.concatenate([level.token_ids for level in levels]).tolist(),
-        predicted.tolist(),
-        chances.tolist(),
-        np.log(np.maximum(chances, LEAST_CHANCE)).tolist(),
-    ]
-    return [
-        NewChain(node, answer, request.child_ids, width, *[column[start:end] for column in columns])
-        for (_, node), answer, request, start, end in zip(expanded, answers, requests, ends, ends[1:], strict=False)
-    ]
+    found, kinds = dict[int, NewChain](), defaultdict[AcceptanceStats, list[int]](list)
+    for place, (session, _) in enumerate(expanded):
+        kinds[session.acceptance_stats].append(place)
+    for stats, places in kinds.items():
+        levels = [NO_CHILDREN, *(level for place in places for level in answers[place])]  # at least one, to be joined
+        predicted = np.concatenate([level.scores for level in levels])
+        chances = stats.calibration.probabilities(predicted)
+        columns = [
+            np.concatenate([level.token_ids for level in levels]).tolist(),
+            predicted.tolist(),
+            chances.tolist(),
+            np.log(np.maximum(chances, LEAST_CHANCE)).tolist(),
+        ]
+        end = 0
+        for place in places:
+            start, end = end, end + sum([len(level.token_ids) for level in answers[place]])
+            own = [column[start:end] for column in columns]
+            found[place] = NewChain(expanded[place][1], answers[place], requests[place].child_ids, width, *own)
+    return [found[place] for place in range(len(expanded))]
 
 
 def drafts_of(sessions: Sequence[DraftSession]) -> list[Draft]:
@@ -305,8 +307,7 @@ def drafts_of(sessions: Sequence[DraftSession]) -> list[Draft]:
         chances += map(tree.scores.__getitem__, fresh)
     token_ids, parent_ids = np.array(tokens, np.int32), np.array(parents, np.int32)
     scores = np.minimum(chances, 0.0).astype(np.float16)
-    ends = accumulate(len(session.fresh) for session in sessions)
-    own = [(session, slice(end - len(session.fresh), end)) for session, end in zip(sessions, ends, strict=True)]
+    spans = spans_of(np.array([len(session.fresh) for session in sessions], np.int32))
     return [
         Draft(
             session_id=session.session_id,
@@ -319,7 +320,7 @@ def drafts_of(sessions: Sequence[DraftSession]) -> list[Draft]:
             scores=scores[span],
             **distribution_fields(session.tree, session.fresh),
         )
-        for session, span in own
+        for session, span in zip(sessions, spans, strict=True)
     ]
 
 
