@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from specq.drafting.worker.draft_nodes import (
     distribution_fields,
 )
 from specq.drafting.worker.shapes import DEFAULT_DEPTH, Path, budget_of, shape_of
-from specq.protocol import Assign, Draft, Int32Array, SamplingParams, Speculation, UInt8Array, spans_of
+from specq.protocol import Assign, Draft, Int32Array, SamplingParams, Speculation, UInt8Array
 
 MIN_REACH_PROB = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
 LOST_AFTER = 4  # verdicts in a row that used no sent node, though one was likely enough
@@ -307,7 +307,7 @@ def drafts_of(sessions: Sequence[DraftSession]) -> list[Draft]:
         chances += map(tree.scores.__getitem__, fresh)
     token_ids, parent_ids = np.array(tokens, np.int32), np.array(parents, np.int32)
     scores = np.minimum(chances, 0.0).astype(np.float16)
-    spans = spans_of(np.array([len(session.fresh) for session in sessions], np.int32))
+    ends = list(accumulate((len(session.fresh) for session in sessions), initial=0))
     return [
         Draft(
             session_id=session.session_id,
@@ -320,7 +320,7 @@ def drafts_of(sessions: Sequence[DraftSession]) -> list[Draft]:
             scores=scores[span],
             **distribution_fields(session.tree, session.fresh),
         )
-        for session, span in zip(sessions, spans, strict=True)
+        for session, span in zip(sessions, map(slice, ends, ends[1:]), strict=True)
     ]
 
 
