@@ -21,10 +21,20 @@ import numpy as np
 
 from specq.drafting import Children, Drafter, Expansion
 from specq.drafting.worker import DraftWorker
-from specq.protocol import Assign, Draft, Drafts, Frames, Int32Array, SamplingParams, Verdicts, decode, encode
+from specq.protocol import (
+    Assign,
+    Draft,
+    Drafts,
+    Frames,
+    Int32Array,
+    ModelInfo,
+    SamplingParams,
+    Verdicts,
+    decode,
+    encode,
+)
 from specq.runtime import columns
 from specq.runtime.machine import describe
-from specq.testing.toy import toy_info
 
 CHAIN = 6
 PROMPT = 16  # tokens
@@ -39,7 +49,7 @@ class StubChains(Drafter):
     has_chains = True
 
     def __init__(self, fan_out: int) -> None:
-        self.info, self.seconds = toy_info("stub"), 0.0
+        self.info, self.seconds = ModelInfo("stub", "stub", "none", "stub", 100, 100, (), 10_000, ""), 0.0
         scores = np.log(np.array([0.8] + [0.1] * (fan_out - 1), np.float32))
         self.levels = [Children(np.arange(fan_out, dtype=np.int32) + 2 + 10 * i, scores) for i in range(CHAIN)]
 
