@@ -25,6 +25,7 @@ from __future__ import annotations
 from specq.drafting.former import as_drafter
 from specq.drafting.interface import (
     CONTEXT,
+    NO_CHILDREN,
     ChainDrafter,
     Chains,
     Children,
@@ -43,6 +44,7 @@ __all__ = [
     "CONTEXT",
     "DRAFTERS",
     "METHODS",
+    "NO_CHILDREN",
     "PROPOSERS",
     "SAME",
     "SOURCES",

@@ -39,6 +39,7 @@ from specq.protocol.arrays import (
     UInt16Array,
     UInt64Array,
     ends_of_parts,
+    spans_of,
 )
 from specq.protocol.bounds import (
     ID,
@@ -388,6 +389,7 @@ __all__ = [
     "report_of",
     "row_bytes",
     "shown",
+    "spans_of",
     "split_addresses",
     "split_host",
     "stacked",

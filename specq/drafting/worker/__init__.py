@@ -2,14 +2,14 @@
 
     worker                  verdicts in, drafts out, one drafter inside
     session, draft_nodes    the committed context and the nodes drafted beyond it; how nodes become a message; measured
-                            acceptance over all sessions; judged: which nodes count
+                            acceptance over all sessions
     shapes                  how many children each node of a tree gets
 
 In: Assign, Release, Verdict, Verdicts. Out: Draft. To add a way to draft: a `Drafter` (`specq.drafting`).
 """
 
-from specq.drafting.worker.draft_nodes import judged
-from specq.drafting.worker.session import LEAST_CHANCE, SIBLING_VALUE, drafting_params
+from specq.drafting.worker.draft_nodes import LEAST_CHANCE
+from specq.drafting.worker.session import SIBLING_VALUE, drafting_params
 from specq.drafting.worker.shapes import BestFirst, DraftShape, Path, shape_of
 from specq.drafting.worker.worker import DraftWorker
 
@@ -21,6 +21,5 @@ __all__ = [
     "DraftWorker",
     "Path",
     "drafting_params",
-    "judged",
     "shape_of",
 ]

@@ -9,22 +9,30 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, takewhile
-from operator import attrgetter
 
 import numpy as np
 
-from specq.drafting import Children, draws_children
-from specq.drafting.worker.draft_nodes import AcceptanceStats, DraftNode, distribution_fields, judged
+from specq.drafting import NO_CHILDREN, Children, Expansion, draws_children
+from specq.drafting.worker.draft_nodes import (
+    LEAST_CHANCE,
+    NOT_SENT,
+    ROOT,
+    AcceptanceStats,
+    DraftTree,
+    NewChain,
+    distribution_fields,
+)
 from specq.drafting.worker.shapes import DEFAULT_DEPTH, Path, budget_of, shape_of
-from specq.protocol import Assign, Draft, SamplingParams, Speculation, Verdict
+from specq.protocol import Assign, Draft, Int32Array, SamplingParams, Speculation, UInt8Array
 
 MIN_REACH_PROB = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
 LOST_AFTER = 4  # verdicts in a row that used no sent node, though one was likely enough
 MAX_LIVE_NODES = 256
-LEAST_CHANCE = 1e-6  # lower bound of a node's acceptance probability
+MAX_CHAIN = 1 << 30  # nodes of a chain, where nothing bounds them
 SIBLING_VALUE = 0.2  # with a higher minimum acceptance probability, chains are drafted without siblings
 
 
@@ -54,13 +62,10 @@ class DraftSession:
         self.most_live = self.budget if self.draws_children and self.budget and not self.is_sync else MAX_LIVE_NODES
         self.token_ids: list[int] = message.token_ids.tolist()
         self.limit = message.prompt_len + message.params.max_tokens
-        self.roots: dict[int, DraftNode] = {}
-        self.fresh: list[DraftNode] = []  # the nodes of the newest message, parents first
-        self.root_expanded = False
-        self.base_log_reach_prob = 0.0  # log_reach_prob of the committed context; the nodes' values include it
+        self.tree = DraftTree()
+        self.fresh: list[int] = []  # the nodes of the newest message, parents first
         self.next_id = 0
         self.next_wire_id = 0
-        self.num_live = 0
         self.min_accept_prob = 0.0  # from the last verdict
         self.floor = math.log(MIN_REACH_PROB)  # minimum log-probability of a node that is expanded or sent
         self.waits = message.speculation.waits  # whether the session waits for this drafter
@@ -79,58 +84,50 @@ class DraftSession:
         """How many tokens beyond the context may be drafted."""
         return min(self.shape.max_depth, self.limit - self.length - 1)
 
-    def live_nodes(self) -> list[DraftNode]:
-        """Return the live nodes, level by level."""
-        found = list(self.roots.values())
-        for node in found:  # it grows meanwhile
-            found += node.children.values()
-        return found
-
-    def frontier(self) -> Iterator[tuple[float, DraftNode | None]]:
-        """Yield (log-probability, node) for each node that may be expanded; None: the context itself."""
-        ahead = self.ahead
-        if self.backoff or self.awaits_verdict or self.is_silenced or ahead < 1 or self.num_live >= self.most_live:
+    def frontier(self) -> Iterator[tuple[float, int]]:
+        """Yield (log-probability, node) for each node that may be expanded."""
+        tree, ahead = self.tree, self.ahead
+        if self.backoff or self.awaits_verdict or self.is_silenced or ahead < 1 or len(tree) >= self.most_live:
             return
-        if not self.root_expanded:
-            yield 0.0, None
+        if ROOT not in tree.children:
+            yield 0.0, ROOT
             return
         if self.sends_one_chain:
             return
         if self.owes_chain:
             yield from self._end_of_chain()
             return
-        floor = self._floor()
-        for node in self.live_nodes():
-            if not node.expanded and node.log_reach_prob >= floor and node.position + 1 - self.length < ahead:
+        floor, reach = self._floor(), tree.log_reach_probs
+        for node in tree.by_level():
+            if node not in tree.children and reach[node] >= floor and tree.depth(node) < ahead:
                 if self.num_children(node):
-                    yield node.log_reach_prob - self.base_log_reach_prob, node
+                    yield reach[node] - reach[ROOT], node
                 else:
-                    node.expanded = True
+                    tree.children[node] = range(0)
 
-    def _end_of_chain(self) -> Iterator[tuple[float, DraftNode]]:
+    def _end_of_chain(self) -> Iterator[tuple[float, int]]:
         """Yield the last node of the likeliest chain below the context, if the owed chain must still grow."""
-        node = next(iter(self.roots.values()), None)
-        while node is not None and node.expanded:
-            node = next(iter(node.children.values()), None)
-        if node is None or node.position + 1 - self.length >= min(self.backup_depth, self.ahead):
+        tree, node = self.tree, ROOT
+        while node in tree.children:
+            if not tree.children[node]:
+                return
+            node = tree.children[node][0]
+        if tree.depth(node) >= min(self.backup_depth, self.ahead):
             return
         if self.num_children(node):
-            yield node.log_reach_prob - self.base_log_reach_prob, node
+            yield tree.log_reach_probs[node] - tree.log_reach_probs[ROOT], node
 
-    def num_children(self, node: DraftNode | None) -> int:
-        """Return how many children the shape gives to a node, or to the context."""
-        if self.shape.fan_out:
-            return self.shape.fan_out
-        return self.shape.num_children(node.path() if node is not None else (), hit=self.was_hit)
+    def num_children(self, node: int) -> int:
+        """Return how many children the shape gives to a node."""
+        return self.shape.fan_out or self.shape.num_children(self.tree.path(node), hit=self.was_hit)
 
-    def chain_below(self, node: DraftNode | None) -> list[int]:
+    def chain_below(self, node: int) -> list[int]:
         """Return how many children each level of a chain gets, below a node of `frontier`."""
-        depth = 0 if node is None else node.position + 1 - self.length
-        room = min(self.chain, self.ahead - depth)
+        room = min(self.chain, self.ahead - self.tree.depth(node))
         if self.shape.fan_out:
             has_siblings = self.chain == 1 or self.min_accept_prob <= SIBLING_VALUE
             return [self.shape.fan_out if has_siblings else 1] * room
-        path: Path = node.path() if node is not None else ()
+        path: Path = self.tree.path(node)
         counts = (self.shape.num_children(path + (0,) * level, hit=self.was_hit) for level in range(room))
         return list(takewhile(bool, counts))
 
@@ -145,48 +142,17 @@ class DraftSession:
         Children of a node outside the budget are outside it, so the budget stops growth. Nodes drawn run-ahead are
         never outside the budget, because growth stops before.
         """
-        least = self.base_log_reach_prob + (math.log(MIN_REACH_PROB) if self.is_answer else self.floor)
-        if not self.budget or self.num_live <= self.budget:
+        reach = self.tree.log_reach_probs
+        least = reach[ROOT] + (math.log(MIN_REACH_PROB) if self.is_answer else self.floor)
+        if not self.budget or len(self.tree) <= self.budget:
             return least
-        return max(least, heapq.nlargest(self.budget, (node.log_reach_prob for node in self.live_nodes()))[-1])
+        return max(least, heapq.nlargest(self.budget, reach[1:])[-1])
 
-    def grow(self, parent: DraftNode | None, levels: Iterable[Children], ids: Iterable[Sequence[int]]) -> None:
-        """Attach a drafter's chain below a node, or below the context, as far as there is room.
-
-        Each level, with the ids of its nodes, hangs below the first node of the level before. A drawn child is judged
-        if its earlier siblings are rejected. It never gets a higher rating than they do. So a cut by probability
-        removes the last sibling. A node is never cut because of its own token.
-        """
-        probability, log = self.acceptance_stats.calibration.probability, math.log
-        for children, ids_of_level in zip(levels, ids, strict=False):
-            room = self.most_live - self.num_live if self.draws_children else len(ids_of_level)
-            own_ids = ids_of_level[: max(0, room)]
-            if parent is None:
-                siblings, base, position = self.roots, self.base_log_reach_prob, self.length
-            else:
-                siblings, base, position = parent.children, parent.log_reach_prob, parent.position + 1
-            left = most = 1.0
-            tokens, scores, distribution = children.token_ids.tolist(), children.scores.tolist(), children.distribution
-            for rank, (node_id, token, predicted) in enumerate(zip(own_ids, tokens, scores, strict=False)):
-                chance = probability(predicted)
-                score = log_chance = log(max(chance, LEAST_CHANCE))
-                if distribution is not None:
-                    most = chance = min(most, left * chance)
-                    left -= chance
-                    log_chance = log(max(chance, LEAST_CHANCE))
-                siblings[token] = DraftNode(
-                    node_id, token, parent, position, rank, predicted, score, base + log_chance, distribution
-                )
-            self.num_live += min(len(own_ids), len(tokens))
-            if not own_ids:
-                return
-            if parent is None:
-                self.root_expanded = True
-            else:
-                parent.expanded = True
-            if not tokens:
-                return
-            parent = siblings[tokens[0]]
+    def grow(self, chain: NewChain) -> None:
+        """Attach a drafter's chain to the tree, as far as there is room."""
+        room = self.most_live - len(self.tree) if self.draws_children else MAX_CHAIN
+        if room > 0:
+            self.tree.add(chain, room)
 
     def draft(self) -> bool:
         """Choose the nodes to send, those likely enough and not yet sent; return whether to send a message.
@@ -198,113 +164,150 @@ class DraftSession:
         if is_answer and next(self.frontier(), None) is not None:
             return False
         floor = self._floor()
-        fresh = self.fresh = self._fresh(floor)
+        tree, fresh = self.tree, self._fresh(floor)
+        self.fresh = fresh
         self.awaits_verdict, self.owes_chain = self.is_sync, False
-        is_miss = not is_answer and all(node.log_reach_prob < floor for node in fresh)
+        is_miss = not is_answer and all(tree.log_reach_probs[node] < floor for node in fresh)
         if not is_miss:
             self.acceptance_stats.count_pass(is_miss=False)
-        elif not any(node.wire_id >= 0 for node in self.roots.values()):
+        elif not self._has_sent_root():
             self.backoff = self.acceptance_stats.count_pass(is_miss=True)
-        for node in fresh:
-            node.wire_id = self.next_wire_id
-            self.next_wire_id += 1
+        for wire_id, node in enumerate(fresh, self.next_wire_id):
+            tree.wire_ids[node] = wire_id
+        self.next_wire_id += len(fresh)
         return bool(fresh) or is_answer
 
-    def _fresh(self, floor: float) -> list[DraftNode]:
+    def _has_sent_root(self) -> bool:
+        """Return whether a child of the context was sent."""
+        return any(self.tree.wire_ids[node] != NOT_SENT for node in self.tree.below(ROOT))
+
+    def _fresh(self, floor: float) -> list[int]:
         """Return the likely nodes that were not sent yet, within the budget.
 
         They come in the order in which they grew, in a synchronous round likeliest first. The first of drawn siblings
         is sent at once even if not likely enough. The verifier must know which nodes were expanded before others
         (decision 0008).
         """
-        nodes = self.live_nodes()
-        is_shown = self.draws_children and not self.is_sync
+        tree, is_shown = self.tree, self.draws_children and not self.is_sync
+        reach, wire_ids = tree.log_reach_probs, tree.wire_ids
         fresh = [
             node
-            for node in nodes
-            if node.wire_id < 0 and (node.log_reach_prob >= floor or (is_shown and not node.rank))
+            for node in range(1, len(reach))
+            if wire_ids[node] == NOT_SENT and (reach[node] >= floor or (is_shown and not tree.rank(node)))
         ]
         if self.is_sync or self.budget:
-            fresh.sort(key=lambda node: (-node.log_reach_prob, node.node_id))
+            fresh.sort(key=reach.__getitem__, reverse=True)
         if self.budget:
-            del fresh[max(0, self.budget - sum(node.wire_id >= 0 for node in nodes)) :]
+            num_sent = len(wire_ids) - wire_ids.count(NOT_SENT)
+            del fresh[max(0, self.budget - num_sent) :]
         if not self.is_sync:
-            fresh.sort(key=attrgetter("node_id"))
+            fresh.sort()
         return fresh
 
-    def learn(self, verdict: Verdict) -> None:
-        """Learn from drawn nodes that were judged; `commit` learns from point masses."""
-        if not self.draws_children or verdict.base_len != self.length:
-            return
-        lanes = verdict.node_lanes.tolist() or [self.lane] * len(verdict.node_ids)
-        sent = {node.wire_id: node for node in self.live_nodes()}
-        rows = zip(lanes, verdict.node_ids.tolist(), verdict.mask.tolist(), strict=False)
-        mine = [(sent[i], bool(bit)) for lane, i, bit in rows if lane == self.lane and i in sent]
-        accepted = {i for i, (_, bit) in enumerate(mine) if bit}
-        for i in judged([node for node, _ in mine], accepted):
-            self.acceptance_stats.calibration.observe(mine[i][0].predicted, i in accepted)
+    def learn(self, node_ids: Int32Array, mask: UInt8Array, lanes: UInt8Array) -> None:
+        """Learn from drawn nodes that were judged, as in `Verdict`; `commit` learns from point masses."""
+        tree, observe = self.tree, self.acceptance_stats.calibration.observe
+        lanes_of_nodes = lanes.tolist() or [self.lane] * len(node_ids)
+        sent = {wire_id: node for node, wire_id in enumerate(tree.wire_ids) if wire_id != NOT_SENT}
+        reached = {ROOT}  # nodes whose children are judged: the parent is accepted, and no sibling was until now
+        for lane, wire_id, bit in zip(lanes_of_nodes, node_ids.tolist(), mask.tolist(), strict=False):
+            node = sent.get(wire_id, ROOT) if lane == self.lane else ROOT
+            if node == ROOT or tree.parents[node] not in reached:
+                continue
+            observe(tree.predicted[node], bool(bit))
+            if bit:
+                reached.discard(tree.parents[node])
+                reached.add(node)
 
     def commit(self, tokens: Sequence[int]) -> list[int]:
         """Append committed tokens and move the root; return the ids of drafted nodes they followed."""
-        path: list[int] = []
-        siblings, last = self.roots, None
+        tree, at, path = self.tree, ROOT, list[int]()
+        observe = self.acceptance_stats.calibration.observe
         for token in tokens:
-            if not self.draws_children:
-                for node in siblings.values():
-                    self.acceptance_stats.calibration.observe(node.predicted, node.token == token)
-            last = siblings.get(token)
-            if last is None:
-                siblings = {}
-            else:
-                siblings = last.children
-                path.append(last.node_id)
+            before, siblings = at, tree.below(at)
+            for node in siblings:
+                if not self.draws_children:
+                    observe(tree.predicted[node], tree.token_ids[node] == token)
+                if tree.token_ids[node] == token:
+                    at = node
+            if at == before:
+                break
+            path.append(tree.node_ids[at])
         self.token_ids.extend(tokens)
-        self.awaits_verdict, self.was_hit = False, last is not None
-        if self.is_sync:  # each round is drafted from scratch
-            siblings, last = {}, None
-        self.roots, self.root_expanded = siblings, last is not None and last.expanded
-        self.base_log_reach_prob = last.log_reach_prob if last is not None else 0.0
-        for node in self.roots.values():
-            node.parent = None
-        self.num_live = len(self.live_nodes())
-        self.owes_chain = self.is_jit and not any(node.wire_id >= 0 for node in self.roots.values())
+        self.awaits_verdict, self.was_hit = False, len(path) == len(tokens)
+        if self.was_hit and not self.is_sync:
+            tree.move_root(at)
+        else:  # a synchronous round is drafted from scratch
+            self.tree = DraftTree()
+        self.owes_chain = self.is_jit and not self._has_sent_root()
         return path
 
-    def adjust(self, verdict: Verdict) -> None:
-        """Apply the verdict's minimum acceptance probability, and detect lost drafts.
+    def adjust(self, min_accept_prob: int, *, was_used: bool) -> None:
+        """Apply a verdict's minimum acceptance probability, and detect lost drafts. `was_used`: it verified nodes.
 
         A node is also drafted for the round after the next. Its ancestors must be accepted before. So its probability
         may be as low as the square of the minimum.
         """
         self.backoff = max(0, self.backoff - 1)
-        self.min_accept_prob = verdict.min_accept_prob / 1000
+        self.min_accept_prob = min_accept_prob / 1000
         self.acceptance_stats.is_silenced = self.min_accept_prob > 1
         self.is_silenced = self.acceptance_stats.is_silenced and not self.waits
         minimum = math.log(max(self.min_accept_prob, math.sqrt(MIN_REACH_PROB)))
         self.floor = 2 * minimum
-        self._notice_loss(minimum, was_used=len(verdict.node_ids) > 0)
+        self._notice_loss(minimum, was_used=was_used)
 
     def _notice_loss(self, minimum: float, *, was_used: bool) -> None:
         """Send all nodes again after several verdicts used none, though a sent node is likely enough to be used."""
+        tree = self.tree
+        reach, wire_ids = tree.log_reach_probs, tree.wire_ids
         expects_use = any(
-            node.wire_id >= 0 and node.log_reach_prob - self.base_log_reach_prob >= minimum
-            for node in self.roots.values()
+            wire_ids[node] != NOT_SENT and reach[node] - reach[ROOT] >= minimum for node in tree.below(ROOT)
         )
         self.unused = self.unused + 1 if expects_use and not was_used else 0
         if self.unused >= LOST_AFTER:
             self.unused = 0
-            for node in self.live_nodes():
-                node.wire_id = -1
+            tree.wire_ids = [NOT_SENT] * len(wire_ids)
+
+
+def chains_of(
+    expanded: Sequence[tuple[DraftSession, int]],
+    answers: Sequence[Sequence[Children]],
+    requests: Sequence[Expansion],
+    width: int,
+) -> list[NewChain]:
+    """Return what a drafter answered for nodes of sessions, as chains. A request has `width` ids for each level."""
+    found, kinds = dict[int, NewChain](), defaultdict[AcceptanceStats, list[int]](list)
+    for place, (session, _) in enumerate(expanded):
+        kinds[session.acceptance_stats].append(place)
+    for stats, places in kinds.items():
+        levels = [NO_CHILDREN, *(level for place in places for level in answers[place])]  # at least one, to be joined
+        predicted = np.concatenate([level.scores for level in levels])
+        chances = stats.calibration.probabilities(predicted)
+        columns = [
+            np.concatenate([level.token_ids for level in levels]).tolist(),
+            predicted.tolist(),
+            chances.tolist(),
+            np.log(np.maximum(chances, LEAST_CHANCE)).tolist(),
+        ]
+        end = 0
+        for place in places:
+            start, end = end, end + sum([len(level.token_ids) for level in answers[place]])
+            own = [column[start:end] for column in columns]
+            found[place] = NewChain(expanded[place][1], answers[place], requests[place].child_ids, width, *own)
+    return [found[place] for place in range(len(expanded))]
 
 
 def drafts_of(sessions: Sequence[DraftSession]) -> list[Draft]:
     """Return the messages with the `fresh` nodes of sessions. The arrays of a message are parts of larger arrays."""
-    nodes = [node for session in sessions for node in session.fresh]
-    token_ids = np.array([node.token for node in nodes], np.int32)
-    parent_ids = np.array([-1 if node.parent is None else node.parent.wire_id for node in nodes], np.int32)
-    scores = np.minimum([node.score for node in nodes], 0.0).astype(np.float16)
-    ends = accumulate(len(session.fresh) for session in sessions)
-    own = [(session, slice(end - len(session.fresh), end)) for session, end in zip(sessions, ends, strict=True)]
+    tokens, parents, chances = list[int](), list[int](), list[float]()
+    for session in sessions:
+        tree, fresh = session.tree, session.fresh
+        tokens += map(tree.token_ids.__getitem__, fresh)
+        parents += map(tree.wire_ids.__getitem__, map(tree.parents.__getitem__, fresh))
+        chances += map(tree.scores.__getitem__, fresh)
+    token_ids, parent_ids = np.array(tokens, np.int32), np.array(parents, np.int32)
+    scores = np.minimum(chances, 0.0).astype(np.float16)
+    ends = list(accumulate((len(session.fresh) for session in sessions), initial=0))
     return [
         Draft(
             session_id=session.session_id,
@@ -315,9 +318,9 @@ def drafts_of(sessions: Sequence[DraftSession]) -> list[Draft]:
             token_ids=token_ids[span],
             parent_ids=parent_ids[span],
             scores=scores[span],
-            **distribution_fields(session.fresh),
+            **distribution_fields(session.tree, session.fresh),
         )
-        for session, span in own
+        for session, span in zip(sessions, map(slice, ends, ends[1:]), strict=True)
     ]
 
 

@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting import CONTEXT, Children, Drafter, Expansion, as_drafter
-from specq.drafting.worker.draft_nodes import AcceptanceStats, DraftNode
+from specq.drafting import Children, Drafter, Expansion, as_drafter
+from specq.drafting.worker.draft_nodes import AcceptanceStats, NewChain
 from specq.drafting.worker.grammars import DraftGrammars
-from specq.drafting.worker.session import DraftSession, drafts_of
+from specq.drafting.worker.session import DraftSession, chains_of, drafts_of
 from specq.grammar import GrammarBuilder
 from specq.protocol import (
     CAPABILITIES,
@@ -41,6 +41,7 @@ from specq.protocol import (
     SpecqError,
     Verdict,
     Verdicts,
+    spans_of,
     trace_events,
 )
 from specq.runtime import Faults, Tracer, in_halves, traced
@@ -55,18 +56,14 @@ CHAIN_WIDTH = 2
 
 
 class _Chosen(NamedTuple):
-    """The nodes of a session that a pass expands; None stands for its context."""
+    """The nodes of a session that a pass expands."""
 
     session: DraftSession
-    nodes: list[DraftNode | None]
+    nodes: list[int]
 
     @property
     def session_id(self) -> int:
         return self.session.session_id
-
-
-# A node to expand (None: the context), its new levels, and the ids of the children that are kept of each.
-_Grown = tuple[DraftNode | None, list[Children], list[tuple[int, ...]]]
 
 
 class DraftWorker:
@@ -122,14 +119,16 @@ class DraftWorker:
             handler(message, broker)
         except SpecqError:
             raise
-        except Exception as error:  # noqa: BLE001 - a message harms no session but its own
-            self._not_handled(message, error)
+        except Exception as error:
+            about = message if isinstance(message, Assign | Verdict) else None
+            raise self._not_handled(message.TYPE, about, error) from error
 
-    def _not_handled(self, message: Message, error: Exception) -> None:
-        log.error("message_handling_failed", kind=message.TYPE, **traced(error))
-        if isinstance(message, Assign | Verdict):
-            self._refuse(message)
-        raise ProtocolError(f"a {message.TYPE} could not be handled: {type(error).__name__}") from error
+    def _not_handled(self, kind: str, about: DraftSession | Assign | Verdict | None, error: Exception) -> ProtocolError:
+        """Refuse the session that a message was about; return the error to report."""
+        log.error("message_handling_failed", kind=kind, **traced(error))
+        if about is not None:
+            self._refuse(about)
+        return ProtocolError(f"a {kind} could not be handled: {type(error).__name__}")
 
     def _refuse(self, session: DraftSession | Assign | Verdict) -> None:
         """Stop drafting for a session that raised an exception, until it gets another epoch."""
@@ -184,15 +183,15 @@ class DraftWorker:
             self._drop(session)
         self.tracer.forget(broker)
 
-    def _known(self, message: Release | Verdict | Activations, broker: str) -> DraftSession | None:
-        """Return the session that a message concerns. Raises ProtocolError if another broker assigned it."""
-        session = self.sessions.get(message.session_id)
+    def _known(self, session_id: int, kind: str, broker: str) -> DraftSession | None:
+        """Return a session that a message concerns. Raises ProtocolError if another broker assigned it."""
+        session = self.sessions.get(session_id)
         if session is not None and session.broker != broker:
-            raise ProtocolError(f"a {message.TYPE} from {broker or 'a broker'} for a session of another broker")
+            raise ProtocolError(f"a {kind} from {broker or 'a broker'} for a session of another broker")
         return session
 
     def _release(self, message: Release, broker: str) -> None:
-        session = self._known(message, broker)
+        session = self._known(message.session_id, message.TYPE, broker)
         if session is not None and session.epoch <= message.epoch:
             self._drop(session)
 
@@ -204,37 +203,55 @@ class DraftWorker:
         self.drafter.close(session.session_id)
 
     def _verdicts(self, message: Verdicts, broker: str) -> None:
-        """Handle each verdict of a step; then raise the first failure's ProtocolError, if any."""
+        """Follow each verdict of a step; then raise the first failure's ProtocolError, if any."""
+        message.check()
+        numbers = message.session_ids.tolist(), message.epochs.tolist(), message.base_lens.tolist()
+        spans = spans_of(message.num_tokens), spans_of(message.num_nodes)
         errors = list[SpecqError]()
-        for verdict in message.each():
+        for session_id, epoch, *own in zip(*numbers, *spans, strict=True):
             try:
-                self.handle(verdict, broker)
+                session = self._known(session_id, Verdict.TYPE, broker)
+                if session is not None and session.epoch == epoch:
+                    self._follow(session, message, *own)
             except SpecqError as error:
                 errors.append(error)
+            except Exception as error:  # noqa: BLE001 - a verdict harms no session but its own
+                errors.append(self._not_handled(Verdict.TYPE, session, error))
         if errors:
             raise errors[0]
 
     def _verdict(self, message: Verdict, broker: str) -> None:
-        session = self._known(message, broker)
+        session = self._known(message.session_id, message.TYPE, broker)
         if session is None or session.epoch != message.epoch:
             return
-        token_ids = message.token_ids.tolist()
-        _check_tokens(min(token_ids, default=0))
-        self._note(message.session_id, trace_events.VERDICT_ARRIVED, message.base_len, len(token_ids))
         if message.finish:
+            num_tokens = len(message.token_ids)
+            self._note(message.session_id, trace_events.VERDICT_ARRIVED, message.base_len, num_tokens)
             self._drop(session)
             return
-        session.learn(message)
-        known = session.length - message.base_len
-        if 0 <= known < len(token_ids):  # otherwise it is old, or there is a gap that the broker will fill
-            fresh = token_ids[known:]
+        tokens, nodes = slice(0, len(message.token_ids)), slice(0, len(message.node_ids))
+        self._follow(session, message, message.base_len, tokens, nodes)
+
+    def _follow(
+        self, session: DraftSession, message: Verdict | Verdicts, base_len: int, tokens: slice, nodes: slice
+    ) -> None:
+        """Apply the verdict on a session: these tokens and nodes of the message."""
+        token_ids = message.token_ids[tokens]
+        committed = token_ids.tolist()
+        _check_tokens(min(committed, default=0))
+        self._note(session.session_id, trace_events.VERDICT_ARRIVED, base_len, len(committed))
+        known = session.length - base_len
+        if session.draws_children and not known:
+            session.learn(message.node_ids[nodes], message.mask[nodes], message.node_lanes[nodes])
+        if 0 <= known < len(committed):  # otherwise it is old, or there is a gap that the broker will fill
+            fresh = committed[known:]
             path = session.commit(fresh)
             self.grammars.commit(session.session_id, fresh)
-            self.drafter.commit(session.session_id, message.token_ids[known:], path)
-        session.adjust(message)
+            self.drafter.commit(session.session_id, token_ids[known:], path)
+        session.adjust(message.min_accept_prob, was_used=nodes.start < nodes.stop)
 
     def _activations(self, message: Activations, broker: str) -> None:
-        session = self._known(message, broker)
+        session = self._known(message.session_id, message.TYPE, broker)
         if session is None or (session.epoch, session.lane) != (message.epoch, message.lane):
             return
         if not self._reads_states:
@@ -261,7 +278,7 @@ class DraftWorker:
         except Exception:  # noqa: BLE001 - see above
             return True
 
-    def _frontier(self, session: DraftSession) -> Iterator[tuple[float, DraftNode | None]]:
+    def _frontier(self, session: DraftSession) -> Iterator[tuple[float, int]]:
         """Return what may be expanded next, unless hidden states that the drafter needs are missing.
 
         A session that waits for an answer gets one anyway, if necessary an empty one.
@@ -281,8 +298,8 @@ class DraftWorker:
         sending: list[DraftSession] = []
         for session, own in (*grown, *((one, []) for one in waiting)):  # their chains may be complete already
             with faults.of(session, "drafted for"):
-                for below in own:
-                    session.grow(*below)
+                for chain in own:
+                    session.grow(chain)
                 if session.draft():
                     sending.append(session)
         drafts = [draft for _, made in in_halves(sending, drafts_of, faults, "drafted for") for draft in made]
@@ -294,19 +311,15 @@ class DraftWorker:
         self._drop_faulty(faults)
         return drafts
 
-    def _expand(self, some: Sequence[_Chosen]) -> list[list[_Grown]]:
-        """Draft below the chosen nodes of some sessions; return for each session its nodes with their new levels."""
+    def _expand(self, some: Sequence[_Chosen]) -> list[list[NewChain]]:
+        """Draft below the chosen nodes of some sessions; return the new chains of each session."""
         pairs = [(one.session, node) for one in some for node in one.nodes]
         counts = [session.chain_below(node) for session, node in pairs]
         depth, width = max(map(len, counts)), max(map(max, counts))
         requests = [self._request(session, node, depth * width) for session, node in pairs]
         answers = self.drafter.expand_chain(requests, depth)
-        grown = [
-            (node, levels, [request.child_ids[i * width : i * width + count] for i, count in enumerate(own)])
-            for (_, node), request, levels, own in zip(pairs, requests, answers, counts, strict=True)
-        ]
-        rest = iter(grown)
-        return [list(islice(rest, len(one.nodes))) for one in some]
+        chains = iter(chains_of(pairs, list(map(_cut, answers, counts)), requests, width))
+        return [list(islice(chains, len(one.nodes))) for one in some]
 
     def _drop_faulty(self, faults: Faults) -> None:
         """Forget sessions for which drafting failed.
@@ -322,7 +335,7 @@ class DraftWorker:
                 self._refuse(session)
 
     def _choose(self, faults: Faults) -> dict[int, _Chosen]:
-        """Return the nodes to expand, by session; None stands for the context."""
+        """Return the nodes to expand, by session."""
         found = in_halves(list(self.sessions.values()), self._offers, faults, "drafted for")
         offers = [offer for _, of_part in found for offer in of_part]
         width = self.width if self.chain == 1 else min(self.width, CHAIN_WIDTH)
@@ -332,15 +345,14 @@ class DraftWorker:
             chosen.setdefault(session.session_id, _Chosen(session, [])).nodes.append(node)
         return chosen
 
-    def _offers(self, some: Sequence[DraftSession]) -> list[tuple[float, DraftSession, DraftNode | None]]:
+    def _offers(self, some: Sequence[DraftSession]) -> list[tuple[float, DraftSession, int]]:
         """Return (log-probability, session, node) for each node of some sessions that may be expanded."""
         return [(log_prob, session, node) for session in some for log_prob, node in self._frontier(session)]
 
-    def _request(self, session: DraftSession, node: DraftNode | None, num_ids: int) -> Expansion:
+    def _request(self, session: DraftSession, node: int, num_ids: int) -> Expansion:
         first = session.next_id
         session.next_id += num_ids
-        node_id = CONTEXT if node is None else node.node_id
-        return Expansion(session.session_id, node_id, tuple(range(first, session.next_id)))
+        return Expansion(session.session_id, session.tree.node_ids[node], tuple(range(first, session.next_id)))
 
     def hello(self, name: str) -> Hello:
         """Return what the broker must know of this drafter."""
@@ -376,3 +388,9 @@ def _check_tokens(least: int) -> None:
     """Raise ProtocolError if the least id is negative; drafters accept tokens that only the target has."""
     if least < 0:
         raise ProtocolError("token ids below 0")
+
+
+def _cut(levels: Sequence[Children], counts: Sequence[int]) -> list[Children]:
+    """Return at most this many children of each level."""
+    pairs = zip(levels, counts, strict=False)
+    return [level.first(count) if len(level.token_ids) > count else level for level, count in pairs]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from specq.drafting.worker.draft_nodes import NOT_SENT
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import toy_text
 from specq.testing.toy_drafters import ToyProposer
@@ -51,8 +52,8 @@ def test_a_chain_that_has_grown_and_was_not_sent_is_work() -> None:
     """No pass is needed for it."""
     drafter = make_drafter(speculation=SSD, max_tokens=1000)
     passes(drafter, 30)
-    for node in drafter.sessions[7].live_nodes():
-        node.wire_id = -1  # as if it had been too unlikely
+    tree = drafter.sessions[7].tree
+    tree.wire_ids = [NOT_SENT] * len(tree.wire_ids)  # as if all had been too unlikely
     drafter.handle(verdict(3, toy_text(PROMPT, 1), used=1))
     assert drafter.has_work
     num_passes = drafter.num_passes

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from specq.drafting import Children
-from specq.drafting.worker.draft_nodes import DraftNode
-from specq.drafting.worker.session import LOST_AFTER, DraftSession, drafts_of
+from specq.drafting import CONTEXT, Children, Expansion
+from specq.drafting.worker.draft_nodes import NOT_SENT, ROOT
+from specq.drafting.worker.session import LOST_AFTER, DraftSession, chains_of, drafts_of
 from specq.protocol.draft_checks import reason_against
 from specq.protocol.errors import EngineError, ProtocolError
 from specq.protocol.messages import Assign, Close, Release, Verdict, Verdicts
@@ -29,12 +29,10 @@ def test_passes_go_deeper_along_the_likeliest_path() -> None:
     drafter = make_drafter(max_ahead=5)
     passes(drafter, 20)
     chain = []
-    siblings = drafter.sessions[7].roots
-    for token in toy_text(PROMPT, 8):
-        if token not in siblings:
-            break
-        chain.append(token)
-        siblings = siblings[token].children
+    tree, node = drafter.sessions[7].tree, ROOT
+    while tree.below(node):
+        node = tree.below(node)[0]
+        chain.append(tree.token_ids[node])
     assert chain == toy_text(PROMPT, 5)
     assert not drafter.has_work
 
@@ -58,13 +56,14 @@ def test_a_verdict_moves_the_root_and_keeps_the_branch() -> None:
     drafter = make_drafter()
     passes(drafter, 4)
     text = toy_text(PROMPT, 3)
-    before = drafter.sessions[7].num_live
-    drafter.handle(verdict(3, text[:2]))
     session = drafter.sessions[7]
+    before = len(session.tree)
+    drafter.handle(verdict(3, text[:2]))
+    tree = session.tree
     assert session.length == 5
-    assert 0 < session.num_live < before
-    assert text[2] in session.roots
-    assert all(node.wire_id >= 0 for node in session.roots.values())
+    assert 0 < len(tree) < before
+    assert text[2] in [tree.token_ids[node] for node in tree.below(ROOT)]
+    assert all(tree.wire_ids[node] != NOT_SENT for node in tree.below(ROOT))
 
 
 def test_a_verdict_that_surprises_starts_anew() -> None:
@@ -156,10 +155,9 @@ def test_the_floor_follows_the_minimum_acceptance_probability() -> None:
         drafter.handle(verdict(3, [49], min_accept_prob=min_accept_prob))
         sent = [score for draft in passes(drafter, 20) for score in draft.scores.tolist()]
         assert bool(sent) == (min_accept_prob < 900)
-        session = drafter.sessions[7]
-        reaches = [
-            node.log_reach_prob - session.base_log_reach_prob for node in session.live_nodes() if node.wire_id >= 0
-        ]
+        tree = drafter.sessions[7].tree
+        pairs = zip(tree.log_reach_probs, tree.wire_ids, strict=True)
+        reaches = [reach - tree.log_reach_probs[ROOT] for reach, wire_id in pairs if wire_id != NOT_SENT]
         assert min(reaches, default=0.0) >= 2 * np.log(min_accept_prob / 1000) - 1e-6
 
 
@@ -167,9 +165,9 @@ def test_drafts_stop_before_the_token_limit() -> None:
     """The last token is the target's own; the one before it may be drafted."""
     drafter = make_drafter(max_tokens=3)
     sent = passes(drafter, 20)
-    deepest = max(node.position for node in drafter.sessions[7].live_nodes())
+    tree = drafter.sessions[7].tree
     assert sent
-    assert deepest == 3 + 3 - 2
+    assert max(map(tree.depth, tree.by_level())) == 3 - 1
 
 
 def test_a_finished_or_released_session_is_forgotten() -> None:
@@ -252,7 +250,7 @@ def test_drawn_nodes_are_learned_from_by_their_mask() -> None:
     drafter = make_drafter(strategy="probabilistic", fan_out=1, max_ahead=1)
     (draft,) = drafter.step()
     acceptance_stats = drafter.acceptance_stats["probabilistic"]
-    predicted = next(iter(drafter.sessions[7].roots.values())).predicted
+    predicted = drafter.sessions[7].tree.predicted[1]
     before = acceptance_stats.calibration.probability(predicted)
     drafter.handle(verdict(3, [int(draft.token_ids[0])]))
     assert acceptance_stats.calibration.probability(predicted) == before
@@ -268,15 +266,16 @@ def test_drawn_nodes_are_sent_in_the_order_in_which_they_grew() -> None:
     expanded when."""
     drafter = make_drafter(strategy="probabilistic", fan_out=2, width=2)
     session = drafter.sessions[7]
-    grown, seen = [], set()
+    tree, grown, seen = session.tree, [], {CONTEXT}
     for _ in range(12):
         session.floor = np.log(0.25)
         drafter.step()
-        fresh = sorted((node for node in session.live_nodes() if node.node_id not in seen), key=lambda n: n.node_id)
-        seen |= {node.node_id for node in fresh}
-        grown += [node for node in fresh if not node.rank]
-    assert any(node.log_reach_prob < np.log(0.25) for node in grown)
-    ids = [node.wire_id for node in grown]
+        fresh = [node for node in range(1, len(tree.node_ids)) if tree.node_ids[node] not in seen]
+        seen |= {tree.node_ids[node] for node in fresh}
+        grown += [node for node in fresh if not tree.rank(node)]
+    assert any(tree.log_reach_probs[node] < np.log(0.25) for node in grown)
+    assert [tree.node_ids[node] for node in grown] == sorted(tree.node_ids[node] for node in grown)
+    ids = [tree.wire_ids[node] for node in grown]
     assert min(ids) >= 0
     assert ids == sorted(ids)
 
@@ -286,13 +285,12 @@ def test_what_is_drawn_ahead_stops_growing_at_its_budget() -> None:
     drafter = make_drafter(strategy="probabilistic", speculation=Speculation(max_nodes=5), fan_out=2)
     session = drafter.sessions[7]
     passes(drafter, 20)
-    nodes = list(session.live_nodes())
-    assert len(nodes) == 5
-    assert all(node.wire_id >= 0 for node in nodes)
-    drafter.handle(verdict(3, [nodes[0].token]))
-    left = session.num_live
+    assert len(session.tree) == 5
+    assert session.tree.wire_ids == [NOT_SENT, 0, 1, 2, 3, 4]
+    drafter.handle(verdict(3, [session.tree.token_ids[1]]))
+    left = len(session.tree)
     passes(drafter, 20)
-    assert left < session.num_live == 5
+    assert left < len(session.tree) == 5
 
 
 def test_a_poor_drafter_of_drawn_nodes_backs_off() -> None:
@@ -308,15 +306,16 @@ def test_a_message_holds_nodes_in_the_order_in_which_they_grew() -> None:
     session = make_drafter(strategy="probabilistic").sessions[7]
     distribution = DraftDistribution(np.arange(4, dtype=np.int32), np.full(4, 100, np.uint16))
 
-    def grow(parent: DraftNode | None, ids: list[int]) -> None:
-        tokens = np.arange(len(ids), dtype=np.int32)
-        session.grow(parent, [Children(tokens, np.full(len(ids), -0.1, np.float32), distribution)], [ids])
+    def grow(parent: int, *ids: int) -> None:
+        children = Children(np.arange(len(ids), dtype=np.int32), np.full(len(ids), -0.1, np.float32), distribution)
+        (chain,) = chains_of([(session, parent)], [[children]], [Expansion(7, 0, ids)], len(ids))
+        session.grow(chain)
 
-    grow(None, [0, 1])
-    first, second = session.roots.values()
-    grow(first, [2])
-    grow(first.children[0], [3])
-    grow(second, [4])
+    grow(ROOT, 0, 1)
+    first, second = session.tree.below(ROOT)
+    grow(first, 2)
+    grow(session.tree.below(first)[0], 3)
+    grow(second, 4)
     assert session.draft()
     (draft,) = drafts_of([session])
     assert draft.parent_ids.tolist() == [-1, -1, 0, 2, 1]
@@ -348,13 +347,13 @@ def test_one_verdict_of_a_step_that_cannot_be_taken_harms_no_other(monkeypatch: 
     drafter.handle(
         Assign(session_id=8, epoch=1, lane=0, prompt_len=2, params=SamplingParams(), token_ids=np.array([1, 2]))
     )
-    learn = type(drafter.sessions[7]).learn
+    commit = DraftSession.commit
 
-    def failing(self: DraftSession, message: Verdict) -> None:
-        assert message.session_id != 8, "planted"
-        learn(self, message)
+    def failing(self: DraftSession, tokens: list[int]) -> list[int]:
+        assert self.session_id != 8, "planted"
+        return commit(self, tokens)
 
-    monkeypatch.setattr(DraftSession, "learn", failing)
+    monkeypatch.setattr(DraftSession, "commit", failing)
     step = Verdicts(
         session_ids=np.array([8, 7]), epochs=np.array([1, 1]), base_lens=np.array([2, 3]), num_tokens=np.array([1, 1]),
         num_nodes=np.zeros(2), num_seen=np.zeros(2), waited_us=np.zeros(2), token_ids=np.array([1, 5]),
