@@ -140,7 +140,7 @@ def broker_of_clients(config: Config) -> Iterator[Check]:
     workers = _workers_of(address, config.client.keys)
     if workers is None:
         found = f"commands use the one at {address} (SPECQ_BROKER or [client] names it), which does not reply"
-        yield Check("broker", NOTE, found, "start one there, or name another; one with keys needs --keys")
+        yield Check("broker", NOTE, found, "start or name another; one with keys needs `keys` in [client] of --config")
         return
     yield Check("broker", OK, f"commands use the one at {address}, with {_counted(workers)}", "specq status shows it")
     yield from who_drafts(workers)
