@@ -227,7 +227,8 @@ def _choices(f: Field[Any]) -> str:
 
 def _commands(command: click.Command, name: str) -> Iterator[str]:
     """Yield the help text of a command and of its subcommands."""
-    context = click.Context(command, info_name=name, max_content_width=110, terminal_width=110)
+    settings = {**command.context_settings, "info_name": name, "max_content_width": 110, "terminal_width": 110}
+    context = click.Context(command, **settings)
     if isinstance(command, click.Group):
         found = [(one, command.get_command(context, one)) for one in command.list_commands(context)]
         if name != "specq":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -39,7 +39,8 @@ PROMPTS_EACH = 4  # prompts per data set for a running deployment
 @click.option(
     "--broker",
     metavar="ADDRESS",
-    help="Check a running deployment instead: compare its texts and speed with and without drafts.",
+    help="Check a running deployment instead: compare its texts and speed with and without drafts. Say who drafts for "
+    "whom.",
 )
 @click.option("--quick", is_flag=True, help="Run only the checks, without measurements and predictions.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -83,10 +84,13 @@ def doctor(
 def _ask_service(ctx: click.Context, config: ClientConfig, *, as_json: bool) -> None:
     """Check a running deployment, and exit."""
     from specq import Client
-    from specq.doctor import examine_service
+    from specq.doctor import examine_service, who_drafts
 
     with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys) as client:
         found = examine_service(client, PROMPTS_EACH, lambda line: click.echo(line, err=True))
-    for part in [json.dumps(found.to_dict(), indent=2)] if as_json else found.lines():
+        drafting = who_drafts(client.status()["workers"])
+    said = found.to_dict() | {"drafting": [asdict(check) for check in drafting]}
+    told = [f"{check.name}: {check.status}: {check.found}" for check in drafting]
+    for part in [json.dumps(said, indent=2)] if as_json else [*found.lines(), *told]:
         click.echo(part)
     ctx.exit(0 if found.is_sound else 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from specq.cli.groups import LazyGroup
+from specq.runtime import wait_asleep
 
 METHODS = {
     "block": "specq.cli.train_methods:block",
@@ -27,3 +28,4 @@ SUMMARIES = {
 @click.group(cls=LazyGroup, table=METHODS, summaries=SUMMARIES)
 def train() -> None:
     """Train a draft model or heads for a target, or both target and draft."""
+    wait_asleep()  # before a method imports torch

@@ -236,7 +236,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     "--out", type=OutFolder(), default="pair", help="Directory where the stage `export` writes target/ and draft/."
 )
 @click.option("--results", type=OutFile(makes_directory=True), default=None, help="Second file for the report.")
-@click.option("--device", default="", help="torch device.  [default: a GPU if present]")
+@click.option("--device", default="", show_default=False, help="torch device.  [default: a GPU if present]")
 @click.option("--compile/--no-compile", "compiled", default=False, help="Use torch.compile.")
 @click.option("--seed", type=SEED, default=17, help="Seed of all random numbers.")
 @click.option("--limit", type=COUNT, default=None, help="Maximum number of records to read per shard.  [default: all]")

@@ -135,7 +135,7 @@ def _rollout_options() -> list[Option]:
             show_default=False,
             help="Also train on this .npz file. Repeatable.",
         ),
-        click.option("--device", default="", help="torch device.  [default: a GPU if present]"),
+        click.option("--device", default="", show_default=False, help="torch device.  [default: a GPU if present]"),
         click.option("--seed", type=SEED, default=17, help="Seed of all random numbers."),
         click.option(
             "--limit", type=COUNT, default=None, help="Maximum number of records to read per shard.  [default: all]"

@@ -18,6 +18,7 @@ Rule: a prediction is never called a measurement. If the machine is busy, no way
 """
 
 from specq.doctor.examination import Examination, Question, examine, lines
+from specq.doctor.installation import who_drafts
 from specq.doctor.serving import examine_service
 
-__all__ = ["Examination", "Question", "examine", "examine_service", "lines"]
+__all__ = ["Examination", "Question", "examine", "examine_service", "lines", "who_drafts"]

@@ -11,7 +11,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from specq.client import Client
-from specq.config import Config, cache_dir, connect_address, state_dir
+from specq.config import ClientConfig, Config, cache_dir, connect_address, state_dir
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
 from specq.models import PREFERRED, known_models
 from specq.processes.up import keys_of_broker
@@ -35,6 +35,7 @@ def look(config: Config) -> Iterator[Check]:
     yield accelerator(gpus(), has_cuda=has_cuda(versions))
     yield from (writable(name, path) for name, path in (("cache", cache_dir()), ("state", state_dir())))
     yield from broker_port(config)
+    yield from broker_of_clients(config)
     yield http_port(config.serve.bind, is_taken=_is_taken(config.serve.bind))
     yield models_here()
 
@@ -122,20 +123,42 @@ def broker_port(config: Config) -> Iterator[Check]:
     if not _is_taken(bind):
         yield Check("broker", OK, f"{bind} is free")
         return
-    workers = _workers_of(config)
+    workers = _workers_of(connect_address(bind), keys_of_broker(config.broker))
     if workers is None:
         advice = "stop it, or give the broker another address: specq up --broker tcp://127.0.0.1:PORT"
         yield Check("broker", WRONG, f"{bind} is in use, and no broker with these keys replies there", advice)
         return
-    found = f"one is already at {bind}, with {len(workers)} worker{'s' * (len(workers) != 1)}"
-    yield Check("broker", OK, found, "specq status shows it")
-    yield from (draft_worker(worker) for worker in workers if worker["role"] == "draft")
+    yield Check("broker", OK, f"one is already at {bind}, with {_counted(workers)}", "specq status shows it")
+    yield from who_drafts(workers)
+
+
+def broker_of_clients(config: Config) -> Iterator[Check]:
+    """Say which broker commands use here, if one was named (SPECQ_BROKER, [client]), and who drafts there for whom."""
+    address = config.client.broker
+    if address in (ClientConfig().broker, connect_address(config.broker.bind)):
+        return
+    workers = _workers_of(address, config.client.keys)
+    if workers is None:
+        found = f"commands use the one at {address} (SPECQ_BROKER or [client] names it), which does not reply"
+        yield Check("broker", NOTE, found, "start or name another; one with keys needs `keys` in [client] of --config")
+        return
+    yield Check("broker", OK, f"commands use the one at {address}, with {_counted(workers)}", "specq status shows it")
+    yield from who_drafts(workers)
+
+
+def who_drafts(workers: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """Say of each draft worker of a report for whom it drafts."""
+    return [draft_worker(worker) for worker in workers if worker["role"] == "draft"]
+
+
+def _counted(workers: Sequence[Mapping[str, Any]]) -> str:
+    return f"{len(workers)} worker{'s' * (len(workers) != 1)}"
 
 
 def draft_worker(worker: Mapping[str, Any]) -> Check:
     """Say for whom a draft worker drafts, and how many of its tokens were accepted a second since it registered."""
     accepted, jobs = worker.get("metrics", {}).get("accepted_for", {}), worker.get("drafts_for", {})
-    seconds = max(worker["registered_s_ago"], 1.0)
+    seconds = max(worker.get("registered_s_ago", 0.0), 1.0)
     told = [
         f"{verifier}: {jobs.get(verifier, 0)} jobs, {accepted.get(verifier, 0) / seconds:.1f} accepted tokens/s"
         for verifier in sorted({**accepted, **jobs})
@@ -146,12 +169,10 @@ def draft_worker(worker: Mapping[str, Any]) -> Check:
     return Check("drafting", NOTE, f"{worker['name']} drafts for nobody", reason)
 
 
-def _workers_of(config: Config) -> Sequence[Mapping[str, Any]] | None:
+def _workers_of(address: str, keys: str) -> Sequence[Mapping[str, Any]] | None:
     """Return the workers of the running broker; None if no broker answers."""
     try:
-        with Client(
-            connect_address(config.broker.bind), timeout_s=ANSWER_S, keys=keys_of_broker(config.broker)
-        ) as client:
+        with Client(address, timeout_s=ANSWER_S, keys=keys) as client:
             workers: Sequence[Mapping[str, Any]] = client.status()["workers"]
             return workers
     except (JobError, ConfigError):

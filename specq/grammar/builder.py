@@ -44,6 +44,7 @@ class GrammarBuilder:
         limits: GrammarLimits | None = None,
     ) -> None:
         self.on_ready: Callable[[], None] | None = None  # called from a thread when a job is finished
+        self.end_ids = end_ids
         self._tokenizer_of = (tokenizer_files, vocab_size, end_ids)
         self._limits = limits or GrammarLimits()
         self._tokenizer: GrammarTokenizer | None = None

@@ -88,7 +88,7 @@ def workers(snapshot: Snapshot, view: View) -> ViewSection:
             number(worker["steps_s"]),
             number(worker["drafts_s"] if worker["role"] == "draft" else None),
             *(number(worker["sent_bytes_s"]), number(worker["received_bytes_s"])),
-            short(worker["free_slots"]),
+            short(worker["free_slots"]) if worker["role"] == "target" else UNKNOWN,  # draft workers do not report it
             f"{worker['heard_s_ago']:.1f}s",
         )
         for worker in snapshot.workers

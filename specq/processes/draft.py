@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import zmq
 from specq.config import DraftConfig, own_options
 from specq.drafting import DRAFTERS, SAME, Drafter, DrafterSpec, as_drafter, bridge
 from specq.drafting.worker import DraftWorker
-from specq.engines import tokenizer_files
+from specq.engines import read_info, tokenizer_files
 from specq.grammar import GrammarBuilder, limits_of
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import Assign, ConfigError, Draft, ModelInfo, ProtocolError, Release, SamplingParams
@@ -146,8 +147,9 @@ def _grammar_builder(drafter: Drafter, named: str) -> GrammarBuilder | None:
     """Return what builds the grammars of jobs; None if it drafts without, or cannot follow grammars here."""
     if not drafter.takes_masks:
         return None
-    files, info = tokenizer_files(tokenizer_of(named, "draft")), drafter.info
-    builder = GrammarBuilder(files, info.vocab_size, info.eos_ids, limits_of(PASS_S, GRAMMAR_BYTES))
+    source, info = tokenizer_of(named, "draft"), drafter.info
+    ends = info.eos_ids or read_info(Path(source)).eos_ids  # a draft model that has its target's tokenizer names none
+    builder = GrammarBuilder(tokenizer_files(source), info.vocab_size, ends, limits_of(PASS_S, GRAMMAR_BYTES))
     if reason := builder.prepare():
         log.info("grammars_not_served", reason=reason)
         builder.close()

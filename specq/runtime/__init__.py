@@ -29,7 +29,7 @@ from specq.runtime.log import Readiness, Tell, teller, traced
 from specq.runtime.option_types import Number, OutFile, OutFolder, cannot_write, writing
 from specq.runtime.table import EXTRAS, Table, how_to_install, resolve
 from specq.runtime.tracing import Tracer
-from specq.runtime.usage import apply_cpu, available_cores, available_memory, give_way, reap, usual_threads
+from specq.runtime.usage import apply_cpu, available_cores, available_memory, give_way, reap, usual_threads, wait_asleep
 from specq.runtime.whole_files import whole_file
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "teller",
     "traced",
     "usual_threads",
+    "wait_asleep",
     "whole_file",
     "writing",
 ]

@@ -2,9 +2,9 @@
 
 It also reaps processes that this one has started. The measurements read /proc, so they work only on Linux.
 
-Rules: call `apply_cpu` before torch is imported, because its thread pools read the environment only once. Call
-`give_way` when the process is ready. A process that lowers its priority while it loads may wait for minutes on a busy
-machine.
+Rules: call `apply_cpu` and `wait_asleep` before torch is imported, because its thread pools read the environment only
+once. Call `give_way` when the process is ready. A process that lowers its priority while it loads may wait for minutes
+on a busy machine.
 """
 
 from __future__ import annotations
@@ -82,6 +82,15 @@ def apply_cpu(cores: tuple[int, ...] = (), threads: int = 0) -> int:
     if num_threads:
         os.environ.update(dict.fromkeys(_THREAD_SETTINGS, str(num_threads)))
     return num_threads
+
+
+def wait_asleep() -> None:
+    """Let threads that wait for each other sleep, unless the environment says otherwise.
+
+    By default they compute while they wait. On a machine with other work, many small products then take several times
+    as long.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def give_way(nice: int) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specq.config import BrokerConfig, Config
+from specq.config import BrokerConfig, ClientConfig, Config
 from specq.doctor import installation, neighbours, pair
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.examination import quiet
@@ -33,6 +33,7 @@ from specq.testing.checkpoints_gguf import MADE, write_gguf
 from specq.testing.checkpoints_heads import make_heads, make_published
 from specq.testing.checkpoints_mtp import QWEN, add_mtp
 from tests.devices import HAS_CUDA
+from tests.each import each
 
 TINY = Path(resolve_model("tiny", "target"))
 HIDDEN, VOCAB = 256, 4096  # of tiny's target
@@ -98,7 +99,7 @@ def test_a_port_that_somebody_else_has_is_wrong(free_address, monkeypatch):
     for is_taken, status in ((False, OK), (True, NOTE)):
         assert installation.http_port("tcp://127.0.0.1:8000", is_taken=is_taken).status == status
     monkeypatch.setattr(installation, "_is_taken", lambda _bind: True)
-    monkeypatch.setattr(installation, "_workers_of", lambda _config: [{"role": "target", "name": "t"}])
+    monkeypatch.setattr(installation, "_workers_of", lambda *_: [{"role": "target", "name": "t"}])
     (check,) = installation.broker_port(Config())
     assert check.found.endswith("with 1 worker")
 
@@ -113,21 +114,38 @@ def test_a_broker_that_is_there_is_well(free_address, spawn):
     assert "0 workers" in check.found
 
 
-def test_who_drafts_for_whom_is_said(monkeypatch):
-    """By the jobs of now, and by what was accepted since a draft worker registered; one that drafts for nobody is
-    noted."""
+@each("which", ["here", "named"])
+def test_who_drafts_for_whom_is_said(which, monkeypatch):
+    """Of the broker at the address of `specq up`, and of one that commands were told to use. By the jobs of now, and by
+    what was accepted since a draft worker registered; one that drafts for nobody is noted."""
     busy = {
         "role": "draft", "name": "d1", "registered_s_ago": 20.0, "drafts_for": {"t2": 3},
         "metrics": {"accepted_for": {"t1": 500, "t2": 10}},
     }  # fmt: skip
     idle = {"role": "draft", "name": "d2", "registered_s_ago": 0.0, "metrics": {}}
     monkeypatch.setattr(installation, "_is_taken", lambda _bind: True)
-    monkeypatch.setattr(installation, "_workers_of", lambda _config: [{"role": "target"}, busy, idle])
-    broker, first, second = installation.broker_port(Config())
+    asked = []
+    monkeypatch.setattr(
+        installation, "_workers_of", lambda address, _keys: asked.append(address) or [{"role": "target"}, busy, idle]
+    )
+    named = replace(Config(), client=ClientConfig(broker="tcp://127.0.0.1:6000"))
+    if which == "named":
+        broker, first, second = installation.broker_of_clients(named)
+        assert asked == ["tcp://127.0.0.1:6000"]
+    else:
+        assert not [*installation.broker_of_clients(Config())]
+        broker, first, second = installation.broker_port(named)
+        assert asked == ["tcp://127.0.0.1:5750"]
     assert "with 3 workers" in broker.found
     assert "t1: 0 jobs, 25.0 accepted tokens/s; t2: 3 jobs, 0.5 accepted tokens/s" in first.found
     assert (first.status, second.status) == (OK, NOTE)
     assert "d2 drafts for nobody" in second.found
+
+
+def test_a_named_broker_that_does_not_reply_is_noted(free_address):
+    (check,) = installation.broker_of_clients(replace(Config(), client=ClientConfig(broker=free_address)))
+    assert check.status == NOTE
+    assert free_address in check.found
 
 
 def test_a_machine_that_is_busy_is_noted():

@@ -11,7 +11,7 @@ from specq.doctor import examine_service
 from specq.doctor.serving import MAX_TOKENS, ServedRates
 from specq.protocol import Submit
 from specq.samples import shipped_messages
-from specq.testing.fake_broker import FakeBroker
+from specq.testing.fake_broker import REPORT, FakeBroker
 
 
 class Deployment:
@@ -63,10 +63,16 @@ def test_a_ratio_is_of_two_turns():
 def test_the_command_asks_the_broker_that_is_named(monkeypatch):
     short = [("gsm8k/1", [{"role": "user", "content": "2 + 2?"}])]
     monkeypatch.setattr("specq.doctor.serving.shipped_messages", lambda _: short)
+    drafts = {"role": "draft", "name": "d", "registered_s_ago": 10.0, "drafts_for": {"v": 2}, "metrics": {}}
+    monkeypatch.setitem(REPORT, "workers", [*REPORT["workers"], drafts])
     with FakeBroker() as broker:
         outcome = CliRunner().invoke(main, ["doctor", "--broker", broker.address, "--json"])
+        told = CliRunner().invoke(main, ["doctor", "--broker", broker.address]).stdout
         heard = [message for message in broker.heard if isinstance(message, Submit)]
     assert outcome.exit_code == 0, outcome.output
-    assert json.loads(outcome.stdout)["differing"] == {}
+    found = json.loads(outcome.stdout)
+    assert found["differing"] == {}
+    assert [check["status"] for check in found["drafting"]] == ["ok"]
+    assert told.splitlines()[-1].startswith("drafting: ok: d drafts for v: 2 jobs")
     assert {message.params.max_tokens for message in heard} == {1, MAX_TOKENS}
     assert {message.speculation.mode for message in heard} == {"plain", "async"}

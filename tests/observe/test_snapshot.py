@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specq.observe.report import Snapshot, unused_sources
-from specq.observe.sections import NOT_USED, SECTIONS, View, drafters, plain, sections, sessions, short
+from specq.observe.sections import NOT_USED, SECTIONS, View, drafters, plain, sections, sessions, short, workers
 from specq.protocol import COLOCATED, REMOTE, SUFFIX
 from specq.verifier.control.choices import Choice, DraftDecision
 from tests.each import each
@@ -52,6 +52,13 @@ def test_it_shows_who_drafts_for_whom():
         (("d", "v", 2, "200", "100"), ("d", "w", 0, "8", "4.0"), ("d", "x", 1, "0", "0.0")),
     ]
     assert "who drafts for whom" in plain(Snapshot(then, first), View())
+
+
+def test_only_verifiers_have_free_kv():
+    """A draft worker does not report it, so it is not 0."""
+    shown = workers(Snapshot(report(10.0, (worker(), worker("d", "draft", free_slots=0)))), View())
+    at = shown.header.index("FREE KV")
+    assert [row[at] for row in shown.rows] == ["65.5k", "-"]
 
 
 def test_bytes_of_one_report_are_since_the_worker_registered():

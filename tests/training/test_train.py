@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from click.testing import CliRunner
@@ -21,6 +25,31 @@ def test_each_method_has_help(name):
 
     assert result.exit_code == 0
     assert SUMMARIES[name] in CliRunner().invoke(main, ["train", "--help"]).stdout
+
+
+ASKED = """
+import sys
+from click.testing import CliRunner
+from specq.cli import main
+from specq.cli import train_stages
+import os
+
+def stage(*_):
+    print(os.environ.get("OMP_WAIT_POLICY"), "torch" in sys.modules)
+    raise SystemExit(0)
+
+train_stages.checked = stage
+print(CliRunner().invoke(main, ["train", "block", "--target", "tiny", "evaluate"]).output)
+"""
+
+
+@each(("given", "taken"), [("", "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_that_wait_sleep_before_torch_is_imported(given, taken):
+    """Else they compute while they wait: beside other work, training then takes several times as long."""
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = kept | ({"OMP_WAIT_POLICY": given} if given else {})
+    said = subprocess.run([sys.executable, "-c", ASKED], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == [taken, "False"]
 
 
 @each("name", PAIR_STAGES)

@@ -21,9 +21,9 @@ MOST_MASKED = 64  # sessions with a grammar, which bounds the memory of matchers
 class DraftGrammars:
     """The masks of sessions, by id, and the sessions whose grammar is being built."""
 
-    def __init__(self, builder: GrammarBuilder | None, end_ids: tuple[int, ...]) -> None:
-        """Take a builder (None: no session has masks), and the draft model's end tokens."""
-        self._builder, self._end_ids = builder, end_ids
+    def __init__(self, builder: GrammarBuilder | None) -> None:
+        """Take a builder; None: no session has masks."""
+        self._builder = builder
         self._waiting: dict[int, tuple[DraftSession, int]] = {}  # and the length of its prompt
         self.masks: dict[int, DraftMasks] = {}
 
@@ -49,7 +49,7 @@ class DraftGrammars:
             if matcher is None:
                 log.info("grammar_not_followed", reason=reason)
                 continue
-            ends = session.params.stop_token_ids + (() if session.params.ignore_eos else self._end_ids)
+            ends = session.params.stop_token_ids + (() if session.params.ignore_eos else self._builder.end_ids)
             masks = DraftMasks(SessionGrammar(matcher, self._builder.tokenizer().inner, ends))
             masks.commit(session.token_ids[prompt_len:])
             self.masks[session_id] = masks

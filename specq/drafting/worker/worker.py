@@ -90,7 +90,7 @@ class DraftWorker:
         self.chain = chain if self.drafter.has_chains else 1
         self._reads_states = bool(self.drafter.activations.layers)
         self.sessions: dict[int, DraftSession] = {}
-        self.grammars = DraftGrammars(grammar_builder, self.drafter.info.eos_ids)
+        self.grammars = DraftGrammars(grammar_builder)
         if self.grammars.are_followed:
             self.drafter.masks = self.grammars.masks
         self.acceptance_stats: dict[str, AcceptanceStats] = {}  # by strategy: drawn nodes are accepted less often

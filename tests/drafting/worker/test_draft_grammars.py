@@ -257,6 +257,17 @@ def test_a_started_worker_masks_with_a_draft_model(proposer: str) -> None:
         worker.grammars.close()
 
 
+def test_a_draft_model_with_its_targets_tokenizer_masks_with_that_models_ends() -> None:
+    """The bundled draft model of `smollm2` has no tokenizer of its own, so it names no end tokens."""
+    worker = build_worker(DraftConfig(model="smollm2", device="cpu", kv_slots=4096))
+    try:
+        assert worker.drafter.info.eos_ids == ()
+        assert worker.grammars.are_followed
+        assert set(GRAMMAR_CAPABILITIES) <= set(worker.hello("d").capabilities)
+    finally:
+        worker.grammars.close()
+
+
 def test_without_llguidance_it_drafts_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GrammarBuilder, "prepare", lambda self: "llguidance is not installed")
     worker = build_worker(DraftConfig(model="tiny", device="cpu", kv_slots=4096))
