@@ -4,7 +4,8 @@
   of the key that the socket has seen (`specq.broker.gate`).
 - `from_back(identity, frames)` handles the verifier of that identity. The broker has connected a DEALER to it. A
   verifier that dials out sends the same messages to the front.
-  `deliver()` sends clients the results of several of its messages.
+- `from_back_lazily` does the same, and yields each effect as soon as it is known. Then `deliver()` sends clients the
+  results of several messages.
 - `tick()` checks liveness and deadlines, and sends again to slow readers.
 - `journaled(sequence)` notes what the journal holds. `found` and `listed` take the journal's answers.
 

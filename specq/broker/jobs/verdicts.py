@@ -2,10 +2,11 @@
 
 Verdicts are the broker's most frequent messages. The verdicts of a step arrive as one message of arrays. Their drafters
 receive them before the broker commits them, so they draft meanwhile. Rule: before that, a verdict must be sure to fit
-its transcript. For a verdict
-that arrives alone, only the header is checked as a whole (`decode_scalars`). The broker then reads four of its arrays.
-That takes 60% of the time of a whole `decode`. The four arrays are checked as strictly as there. The drafters read the
-rest.
+its transcript.
+
+For a verdict that arrives alone, only the header is checked as a whole (`decode_scalars`). The broker then reads four
+of its arrays. That takes 60% of the time of a whole `decode`. The four arrays are checked as strictly as there. The
+drafters read the rest.
 
 Drafters usually receive verdicts at once and unchanged. But a busy verifier verifies hardly any draft. A drafter that
 then receives each verdict only takes processor time and bandwidth from it. In that case the broker holds verdicts back

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,11 +14,10 @@ from specq.drafting.trees.grown_trees import SHAPES
 from specq.drafting.trees.interface import TreeRequest
 from specq.protocol import ModelInfo, SamplingParams
 from specq.testing.checkpoints_block import block_shape_of, make_block
-from specq.testing.growth import lines_of
 from specq.verifier import Verifier
 from specq.verifier.sources import Followed
 from tests.drafting.eagle3.test_unread_texts import DEVICES, plain, serve, tiny
-from tests.drafting.eagle3.unread import CURVE, noted
+from tests.drafting.eagle3.unread import CURVE, is_read_as_on_device, noted
 from tests.engines.test_overlap import make_engine
 from tests.replaying import StandIn
 
@@ -62,6 +60,7 @@ def test_trees_are_on_the_device_as_they_are_read(tiny: Path, tmp_path: Path, *,
     engine = make_engine(tiny, "cpu", overlaps=False)
     head = make_head(tiny, tmp_path, engine.info, "cpu", is_recorded=is_recorded)
     assert head.runs_beside_host == is_recorded
+    assert head.limit_vocab <= engine.info.vocab_size
     states = torch.randn(40, head.drafter.network.fc.in_features)
     head.observe(states, [Followed(i, 1, [5 + i, 6, 7], [i, 10 + i, 20 + i]) for i in range(3)])
     sizes = SHAPES[-1][: head.num_places]
@@ -69,12 +68,4 @@ def test_trees_are_on_the_device_as_they_are_read(tiny: Path, tmp_path: Path, *,
     sized = TreeRequest(range(3), sampled, len(sizes), None, -9.0, sizes)
     cut = sized._replace(params=[SamplingParams(temperature=0.8, top_k=3), *sampled[1:]])
     for request, is_there in ((sized, is_recorded), (sized._replace(level_sizes=()), False), (cut, False)):
-        (growing,) = head.start([request])
-        nodes = growing.on_device()
-        assert (nodes is not None) == is_there
-        if nodes is not None:
-            grown = growing.collect()
-            assert nodes.token_ids.tolist() == grown.token_ids.tolist()
-            assert nodes.token_ids.max() < head.limit_vocab <= engine.info.vocab_size
-            deep = np.broadcast_to(np.arange(len(sizes))[:, None, None] <= grown.depths, nodes.lines.shape)
-            assert np.array_equal(nodes.lines.numpy()[deep], lines_of(grown.parents, grown.depths)[deep])
+        assert is_read_as_on_device(head, request) == is_there

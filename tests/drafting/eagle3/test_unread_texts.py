@@ -34,7 +34,16 @@ from specq.verifier.sources import Followed
 from specq.verifier.sources.interface import Budget, DraftSource
 from specq.verifier.sources.unread import UnreadLayout
 from tests.devices import NEEDS_CUDA
-from tests.drafting.eagle3.unread import COUNTS, CURVE, DEPTH, SESSIONS, Beside, grown_around, noted
+from tests.drafting.eagle3.unread import (
+    COUNTS,
+    CURVE,
+    DEPTH,
+    SESSIONS,
+    Beside,
+    grown_around,
+    is_read_as_on_device,
+    noted,
+)
 from tests.drafting.medusa.test_medusa import num_accepted
 from tests.engines.test_overlap import make_engine
 from tests.replaying import StandIn
@@ -283,6 +292,7 @@ def test_a_heads_trees_are_on_the_device_as_they_are_read(tiny: Path, tmp_path: 
     )
     head = Eagle(load_eagle(str(heads), str(tiny), engine.info, "cpu"), StandIn() if is_recorded else None)
     assert head.runs_beside_host == is_recorded
+    assert head.limit_vocab <= engine.info.vocab_size
     values = torch.randn(40, head.network.fc.in_features)
     head.observe(values, [Followed(i, 1, [5 + i, 6, 7], [i, 10 + i, 20 + i]) for i in range(5)])
     asked = list(range(5)), [SamplingParams(temperature=0.8 * (i % 2), seed=i) for i in range(5)]
@@ -299,12 +309,4 @@ def test_a_heads_trees_are_on_the_device_as_they_are_read(tiny: Path, tmp_path: 
         ),
     )
     for request, is_there in ((sized, is_recorded), (tree, False), (cut, False)):
-        (growing,) = head.start([request])
-        nodes = growing.on_device()
-        assert (nodes is not None) == is_there
-        if nodes is not None:
-            grown = growing.collect()
-            assert nodes.token_ids.tolist() == grown.token_ids.tolist()
-            assert nodes.token_ids.max() < head.limit_vocab <= engine.info.vocab_size
-            deep = np.broadcast_to(np.arange(3)[:, None, None] <= grown.depths, nodes.lines.shape)
-            assert np.array_equal(nodes.lines.numpy()[deep], lines_of(grown.parents, grown.depths)[deep])
+        assert is_read_as_on_device(head, request) == is_there

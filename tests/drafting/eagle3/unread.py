@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from specq.drafting.eagle3.levels import BEAM
-from specq.drafting.eagle3.source import EagleSource
-from specq.drafting.trees.interface import Grown
+from specq.drafting.trees.interface import Grown, TreeHead, TreeRequest
+from specq.drafting.trees.source import TreeSource
+from specq.testing.growth import lines_of
 from specq.testing.toy_drafters import ToyTrees
 from specq.verifier import StepCurve
 from specq.verifier.sources.unread import UnreadLayout
@@ -32,7 +33,22 @@ class Beside(ToyTrees):
     runs_beside_host = True
 
 
-def noted(source: EagleSource) -> list[int]:
+def is_read_as_on_device(head: TreeHead, request: TreeRequest) -> bool:
+    """Return whether the device has the trees of a request. If so, check that the host reads the same nodes."""
+    (growing,) = head.start([request])
+    nodes = growing.on_device()
+    if nodes is None:
+        return False
+    grown = growing.collect()
+    assert nodes.token_ids.tolist() == grown.token_ids.tolist()
+    assert nodes.token_ids.max() < head.limit_vocab
+    levels = np.arange(len(nodes.lines))[:, None, None]
+    deep = np.broadcast_to(levels <= grown.depths, nodes.lines.shape)
+    assert np.array_equal(nodes.lines.numpy()[deep], lines_of(grown.parents, grown.depths)[deep])
+    return True
+
+
+def noted(source: TreeSource) -> list[int]:
     """Let a source note the nodes that it hangs unread, of each round that has some."""
     found, of_unread = list[int](), source._batch_of_unread
 
