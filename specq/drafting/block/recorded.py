@@ -91,11 +91,14 @@ class RecordedBlocks:
     @torch.no_grad()
     def grow(self, texts: Int64Array, sampling: Sequence[Sampling], level_sizes: Sequence[int]) -> Pending[Grown]:
         """Begin the trees of `likeliest_on_device` behind texts; the other arguments are as for `rank`."""
-        sizes, found = possible_sizes(level_sizes, self._count), list[RecordedPart]()
-        for own in batches_of(texts[2]):
-            nodes = self._run(texts[:, own], [sampling[i] for i in own.tolist()], sizes)[:, : len(own)]
-            found.append(RecordedPart(own, fetch(nodes[:PLANES]), nodes))
-        return growing(found, np.arange(len(sizes)).repeat(sizes))
+        sizes = possible_sizes(level_sizes, self._count)
+
+        def part(own: IntpArray) -> RecordedPart:
+            nodes = self._run(texts[:, own], [sampling[i] for i in own.tolist()], sizes)
+            wait = fetch(nodes[:PLANES])
+            return RecordedPart(own, lambda: wait()[:, : len(own)], nodes[:, : len(own)])
+
+        return growing([part(own) for own in batches_of(texts[2])], np.arange(len(sizes)).repeat(sizes))
 
     def _run(self, texts: Int64Array, sampling: Sequence[Sampling], sizes: tuple[int, ...]) -> torch.Tensor:
         """Begin a pass behind texts. Return the nodes of trees of these level sizes.
@@ -159,4 +162,4 @@ class RecordedBlocks:
             for room in usual_rooms():
                 texts = np.repeat([[0], [0], [room], [NOBODY]], size, 1)
                 for sizes in ((), *(sizes_for(size) if sizes_for is not None else ())):
-                    self._run(texts, [greedy] * size, possible_sizes(sizes, self._count))
+                    fetch(self._run(texts, [greedy] * size, possible_sizes(sizes, self._count)))()
