@@ -41,7 +41,7 @@ settings.load_profile("specq")
 Broker.validates = True  # of each broker in a test's own process
 
 _FAILED = pytest.StashKey[bool]()
-_PATIENCE_S = 10
+_PATIENCE_S = 60.0
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 

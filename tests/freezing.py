@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -16,4 +17,5 @@ def freeze_between_writes(process: subprocess.Popen[bytes], file: Path) -> None:
     with closing(sqlite3.connect(file, timeout=BUSY_S, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # a signal that was sent has not stopped it yet
         other.execute("ROLLBACK")

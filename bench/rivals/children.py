@@ -40,7 +40,7 @@ def _read(pid: int) -> dict[str, float]:
 
 
 Complete = Callable[..., dict[str, Any]]
-PATIENCE_S = 10.0  # for a process to end by itself
+PATIENCE_S = 60.0  # for a process to end by itself
 SHOWN = 1500  # characters of a failed process's output
 
 

@@ -10,7 +10,7 @@ import orjson
 from specq.batches import BatchRunner, BatchStore, LineAnswer, LineRetryError, NewBatch, StoreLimits
 
 URL = "/v1/completions"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LIMITS = StoreLimits(num_bytes=1 << 20, owner_bytes=1 << 19, file_bytes=1 << 18, keep_s=1000)
 REPORT = {"models": ["tiny"], "loads": {}}
 

@@ -33,7 +33,7 @@ from specq.testing.toy import toy_text
 from specq.transport.keys import curve_to_broker, make_keys
 from specq.transport.sockets import bind_router, connect_dealer, drain, try_send
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 PROGRAM = (*PYTHON, "bench.delay_proxy")
 DATA = random.Random(0).randbytes(400_000)
 
@@ -109,9 +109,10 @@ def test_bandwidth_spaces_bytes_out():
         began = time.monotonic()
         writer.write(bytes(50_000))
         far_writer.write(b"x")
+        received = asyncio.create_task(far_reader.readexactly(50_000))
         await reader.readexactly(1)
-        assert time.monotonic() - began < 0.3
-        await far_reader.readexactly(50_000)
+        assert not received.done()
+        await received
         assert time.monotonic() - began >= 0.4
 
     staged(scenario)

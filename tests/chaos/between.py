@@ -38,7 +38,7 @@ class Between(Peer):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stopped.set()
-        self._thread.join(10)
+        self._thread.join(60)
         super().__exit__(kind, error, at)
 
     def _relay(self) -> None:

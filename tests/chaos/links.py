@@ -39,9 +39,9 @@ class Links:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     async def _end(self) -> None:
@@ -65,7 +65,7 @@ class Links:
             relay.add_done_callback(self._relays.discard)
 
         listening = asyncio.start_server(accept, "127.0.0.1", 0)
-        server = asyncio.run_coroutine_threadsafe(listening, self._loop).result(10)
+        server = asyncio.run_coroutine_threadsafe(listening, self._loop).result(60)
         self._servers.append(server)
         found: int = server.sockets[0].getsockname()[1]
         return found

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from specq.client.aio import AsyncJob
 
 CHAT = [{"role": "user", "content": "Hi"}]
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 def run_async(scenario):

@@ -81,7 +81,7 @@ def test_a_connection_that_the_core_forgot_is_closed(broker, other, monkeypatch)
     try:
         done = threading.Event()
         opened.call(lambda core, now: (core.brokers.learn(other.address), opened._try_open(other.address), done.set()))
-        assert done.wait(10)
+        assert done.wait(60)
         closed = threading.Event()
 
         def forget(core, now):
@@ -92,7 +92,7 @@ def test_a_connection_that_the_core_forgot_is_closed(broker, other, monkeypatch)
             closed.set()
 
         opened.call(forget)
-        assert closed.wait(10)
+        assert closed.wait(60)
     finally:
         opened.close()
 

@@ -137,7 +137,7 @@ def test_a_single_completion_that_fails_raises(client, broker):
 
     broker.reply = refuse
     with pytest.raises(JobError, match="it broke"):
-        client.submit("a").result(10)
+        client.submit("a").result(60)
     with pytest.raises(JobError, match="it broke"):
         list(client.stream("a"))
     assert [result.error for result in client.submit("a", n=2).results(10)] == ["it broke"] * 2

@@ -88,7 +88,7 @@ def test_closing_fails_those_who_wait(client, broker):
     broker.wait_for(Submit)
     client.close()
     with pytest.raises(JobError, match="closed"):
-        job.result(5)
+        job.result(60)
     with pytest.raises(JobError, match="closed"):
         client.generate("a")
 
@@ -103,7 +103,7 @@ def test_leaving_stops_no_job(connect, broker):
     closed.close()
     assert {message.job_id for message in broker.wait_for(Cancel)} == {jobs[1].id}
     with pytest.raises(JobError, match="closed"):
-        jobs[0].result(5)
+        jobs[0].result(60)
 
 
 def test_a_forgotten_client_closes(broker, tmp_path):

@@ -12,7 +12,7 @@ from specq.client.core import ClientCore
 from specq.client.link import GIVE_WAY_S, STARVED_S, Link
 from specq.protocol import JobError
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 NUM_THREADS, NUM_CALLS = 8, 50
 
 

@@ -107,7 +107,7 @@ class SlowClient:
             self.running += 1
             self.most = max(self.most, self.running)
         if arguments["id"] == 1:
-            assert self.all_done.wait(10)
+            assert self.all_done.wait(60)
         with self.lock:
             self.running -= 1
             self.missing -= arguments["id"] != 1

@@ -96,7 +96,7 @@ def test_a_broker_is_waited_for(tmp_path, free_address, spawn):
     while f"waiting for a broker at {free_address}" not in process.output.read_text():
         assert process.poll() is None
     with FakeBroker(endpoint=free_address):
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert json.loads(out.read_text())["text"] == ANSWER
 
 

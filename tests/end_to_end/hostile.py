@@ -59,7 +59,7 @@ class Hostile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stop.set()
-        self._thread.join(5)
+        self._thread.join(60)
 
     # --- the worker's part ------------------------------------------------------------------------------------------
 

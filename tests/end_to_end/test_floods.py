@@ -93,7 +93,7 @@ class Flood:
 
     def __exit__(self, *_: object) -> None:
         self.stopped.set()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _serve(self) -> None:
         with (

@@ -66,7 +66,7 @@ class House:
 
     def status(self, path: str) -> int:
         try:
-            return httpx2.get(self.url + path, trust_env=False, timeout=10).status_code
+            return httpx2.get(self.url + path, trust_env=False, timeout=60).status_code
         except httpx2.TransportError:
             return 0
 

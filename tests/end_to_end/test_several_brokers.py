@@ -42,7 +42,7 @@ def running(loop: BrokerLoop | VerifierLoop | DrafterLoop) -> Iterator[None]:
         yield
     finally:
         stopped.set()
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive()
 
 

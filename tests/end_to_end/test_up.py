@@ -85,7 +85,7 @@ def test_an_invalid_model_is_reported_before_any_process_starts(command, said, f
     """One line, as of `specq worker`: no process has been started that could say more."""
     (tmp_path / "own.toml").write_text(f'[broker]\nbind = "{free_address}"\n')
     process = spawn(*command, "--config", str(tmp_path / "own.toml"))
-    assert process.wait(30) == 2
+    assert process.wait(60) == 2
     (line,) = process.output.read_text().splitlines()
     assert line.startswith(f"specq: {said}")
 
@@ -233,7 +233,7 @@ def test_sigterm_stops_all(spawn, free_address):
 
     process.send_signal(signal.SIGTERM)
 
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert "stopped" in process.output.read_text()
 
 

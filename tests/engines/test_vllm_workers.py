@@ -186,6 +186,6 @@ def test_a_step_whose_masks_come_later_lets_its_worker_read_on() -> None:
     with ThreadPoolExecutor(1) as pool:
         launched = pool.submit(worker.specq_launch, SimpleNamespace(feeds=False, is_judged_late=True), 1)
         try:
-            assert launched.result(10) is answer
+            assert launched.result(60) is answer
         finally:
             answer.drop()

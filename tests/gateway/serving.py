@@ -16,7 +16,7 @@ from specq.config import ServeConfig, free_address
 from specq.gateway.connection import limited_protocol  # noqa: F401 - its home is tested through the server
 from specq.processes.gateway import listen, make_server
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LIMITS = {"header_seconds": 0.4, "body_seconds": 0.4, "idle_seconds": 1.0, "body_kb": 64, "header_kb": 8}
 PATH = "/v1/completions"
 BODY_BYTES = b'{"prompt": "a"}'

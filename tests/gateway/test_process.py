@@ -42,7 +42,7 @@ def test_it_serves_and_ends(serve):
     process.send_signal(signal.SIGTERM)
 
     assert answered.status_code == 200
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert f"address={url}" in process.output.read_text()
 
 
@@ -57,7 +57,7 @@ def test_what_runs_is_stopped_after_a_while(serve, broker):
     ):
         next(stream.iter_text())
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     broker.wait_for(Cancel)
 
 
@@ -65,7 +65,7 @@ def test_an_address_that_is_taken(spawn, serve):
     _, url = serve
     second = spawn("serve", "--bind", url.replace("http", "tcp"))
 
-    assert second.wait(30) == 2
+    assert second.wait(60) == 2
     assert "another server may use it" in second.output.read_text()
 
 
@@ -74,7 +74,7 @@ def test_up_starts_no_process_when_its_http_address_is_taken(spawn, free_address
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         taken = f"tcp://127.0.0.1:{stranger.getsockname()[1]}"
         up = spawn("up", "--serve", "--bind", taken, "--model", "tiny", "--broker", free_address)
-        status = up.wait(30)
+        status = up.wait(60)
 
     said = up.output.read_text()
     assert status == 2

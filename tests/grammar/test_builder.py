@@ -29,7 +29,7 @@ from tests.grammar.hostile import HOSTILE
 
 FILES = load_tokenizer_files(resolve_model("tiny", "target"))
 MODEL = (FILES, 4096, (0,))
-PATIENCE_S = 30
+PATIENCE_S = 60
 LIMITS = GrammarLimits(trial_s=PATIENCE_S, mask_s=0.1)  # a busy machine's
 OBJECT, NUMBER = grammar_text({"json_object": True}), grammar_text({"regex": "[0-9]{1,9}"})
 

@@ -81,7 +81,7 @@ class HeldExecutor:
         self._call(self._inner.unsafe_compute_mask_ptr_with_draft_token, *args)
 
     def _call(self, call: Callable[..., None], *args: Any) -> None:
-        assert self.may_go.wait(20)
+        assert self.may_go.wait(60)
         call(*args)
         self.order.append("masks")
 
@@ -97,7 +97,7 @@ def test_masks_that_began_in_another_thread_are_those_of_this_thread(text, monke
     with ThreadPoolExecutor(1) as pool:
         forced = pool.submit(lambda: held.order.append(grammar.forced()))
         held.may_go.set()
-        forced.result(20)
+        forced.result(60)
     assert held.order == ["masks", grammar_of("abc").forced()]
     assert np.array_equal(StepMasks({1: grammar}).of(step).words, expected)
     assert held.order == ["masks", grammar_of("abc").forced()]  # the row behind the text was not computed again
@@ -159,11 +159,11 @@ def test_masks_whose_thread_is_busy_are_computed_by_the_one_that_needs_them(monk
 
     def work():
         is_busy.set()
-        assert may_end.wait(20)
+        assert may_end.wait(60)
 
     busy = mask_rows._Call(work)
     busy.begin(waits=True)
-    assert is_busy.wait(20)
+    assert is_busy.wait(60)
     called = list[str]()
     compute = mask_rows._compute
     monkeypatch.setattr(

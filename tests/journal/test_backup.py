@@ -53,7 +53,7 @@ def test_a_file(tmp_path: Path):
     begin(journal)
 
     _, *arguments = command("python3 -c ", JOURNAL=str(tmp_path / "journal"), COPY=str(tmp_path / "copy"))
-    subprocess.run([sys.executable, *arguments], check=True, timeout=30)
+    subprocess.run([sys.executable, *arguments], check=True, timeout=100)
 
     journal.write([added(2, 1, [9, 9])])  # not in the copy
     journal.close()
@@ -73,9 +73,9 @@ def test_a_database(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     begin(journal)
 
     place, dump = "postgresql://specq@db.example.org/specq", {"specq.dump": str(tmp_path / "dump")}
-    subprocess.run(command("pg_dump ", **dump, **{place: source.address}), check=True, timeout=30)
+    subprocess.run(command("pg_dump ", **dump, **{place: source.address}), check=True, timeout=100)
 
     journal.write([added(2, 1, [9, 9])])
     journal.close()
-    subprocess.run(command("pg_restore ", **dump, **{place: target.address}), check=True, timeout=30)
+    subprocess.run(command("pg_restore ", **dump, **{place: target.address}), check=True, timeout=100)
     check(target.address)

@@ -201,7 +201,7 @@ def test_a_request_that_a_server_carries_out_late_has_no_effect(
         started = time.monotonic()
         with pytest.raises(JournalBusyError, match="does not answer"):
             journal.write([JobBound(1, "late"), JobDropped(2)])
-        assert time.monotonic() - started < 3.0
+        assert time.monotonic() - started < 30.0
         monkeypatch.undo()
         assert journal.write([JobBound(1, "early"), JobDropped(2)]) == frozenset()
         assert journal.write([taken(2)]) == frozenset()
@@ -240,12 +240,12 @@ def test_a_group_that_the_standby_does_not_have_is_not_written(
         writer = threading.Thread(target=attempt)
         writer.start()
         database.run(f"SELECT {fault}({wait_for_standby(database)})")
-        writer.join(20)
+        writer.join(60)
         assert len(raised) == 1
         started = time.monotonic()
         with pytest.raises(JournalBusyError):
             journal.write([added(1, 0, [1])])
-        assert time.monotonic() - started < 10.0
+        assert time.monotonic() - started < 30.0
     finally:
         cluster.standby.control("start", "--wait")
     assert write(journal, [added(1, 0, [1])]) < 1000
@@ -297,7 +297,7 @@ def test_a_failover_to_the_standby_loses_nothing(tmp_path: Path, open_it: Open) 
         journal.close()
     finally:
         process.stdin.close()
-        process.wait(30)
+        process.wait(60)
         process.stdout.close()
 
 

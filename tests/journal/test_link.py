@@ -24,7 +24,7 @@ from specq.testing.fake_journal import added, ended, taken
 from tests.each import each
 from tests.journal.stubs import IdleJournal
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_a_group_waits_for_a_taker_and_sees_what_it_did(open_it: Open, database:
         writer.start()
         wait_until(lambda: database.run("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'") != [])
         other.execute("COMMIT")
-    writer.join(10)
+    writer.join(60)
     assert results == [{1}]
     assert texts(second) == {1: [], 2: [2]}
 
@@ -162,7 +162,7 @@ def test_two_brokers_take_an_id_at_the_same_time(open_it: Open, database: Databa
         writer.start()
         wait_until(lambda: database.run("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'") != [])
         other.execute("COMMIT")
-    writer.join(10)
+    writer.join(60)
     assert refused == [{1}]
     assert database.holders() == {2: journal._number}
 
@@ -319,7 +319,7 @@ def test_two_brokers_keep_to_the_limit(open_it: Open, database: Database) -> Non
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     left = [job_id for (job_id,) in database.run("SELECT job_id FROM specq.results ORDER BY 1")]
     assert left == list(range(21, 41))
     assert database.run("SELECT count(*) FROM specq.jobs") == [(20,)]

@@ -103,7 +103,7 @@ class Pods:
         env = manifests.environment(OVERLAY, container, POD_NAME=pod, INDEX=index, THREADS="1")
         env["JOURNAL"] = f"postgresql://{USER}@127.0.0.1:{self.database.server.port}/{self.database.name}"
         for init in spec.get("initContainers", []):
-            subprocess.run(self._run(pod, workload, init["command"], {}), check=True, timeout=10)
+            subprocess.run(self._run(pod, workload, init["command"], {}), check=True, timeout=60)
         _, *arguments = self._run(pod, workload, container["command"] + container["args"], env)
         own = {name: self._here(pod, workload, value) for name, value in env.items()}
         usual = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "SPECQ_STATE") if name in os.environ}
@@ -116,7 +116,7 @@ class Pods:
         probe: dict[str, Any] = manifests.main_container(self.found[workload])[f"{kind}Probe"]
         if "exec" in probe:
             command = self._run(pod, workload, probe["exec"]["command"], {})
-            return subprocess.run(command, check=False, capture_output=True, timeout=10).returncode == 0
+            return subprocess.run(command, check=False, capture_output=True, timeout=60).returncode == 0
         try:
             answer = self.get(probe["httpGet"]["path"], timeout=probe["timeoutSeconds"])
         except httpx2.TransportError:

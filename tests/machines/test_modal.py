@@ -97,7 +97,7 @@ def test_the_verifier_serves_a_broker_elsewhere(spawn: Spawn, tmp_path: Path):
         client.wait_until_ready(timeout_s=UP_S)
         assert client.generate("a day", max_tokens=8, temperature=0).token_ids
         process.send_signal(signal.SIGINT)  # as Modal does before it takes a container away
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         wait_until(lambda: not client.status()["models"])
 
 

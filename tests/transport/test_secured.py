@@ -26,7 +26,7 @@ from specq.transport.broker_link import BrokerLink
 from specq.transport.keys import Curve, curve_to_broker, make_keys, own_keys, read_grants
 from specq.transport.sockets import connect_dealer
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SHORT_S = 0.15  # for what must not happen
 FAILURES = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 FAILURES |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED

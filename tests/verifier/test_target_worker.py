@@ -71,12 +71,12 @@ def test_a_grammar_that_is_built_ends_the_wait_for_messages(monkeypatch: pytest.
     verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.001, 0.002]), incarnation=1, grammar_builder=builder)
     loop = VerifierLoop(TargetConfig(broker=free_address(), bind="tcp://127.0.0.1:*"), verifier, "toy")
     try:
-        monkeypatch.setattr(loop.links.heartbeat, "remaining_ms", lambda: 5_000)
+        monkeypatch.setattr(loop.links.heartbeat, "remaining_ms", lambda: 120_000)
         assert builder.on_ready is not None
         builder.on_ready()
         began = time.monotonic()
         loop.turn()
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 60
         assert dict(loop.poller.poll(0)) == {}
     finally:
         loop.close()
