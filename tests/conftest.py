@@ -15,6 +15,7 @@ import structlog
 from hypothesis import settings
 
 from specq.broker import Broker
+from specq.client.base import BaseClient
 from specq.config import cache_dir
 from specq.config.values import free_address
 from specq.runtime.usage import available_cores, reap
@@ -39,6 +40,10 @@ settings.register_profile("random", deadline=None, max_examples=1000)
 settings.load_profile("specq")
 
 Broker.validates = True  # of each broker in a test's own process
+
+# Whether a broker answers within 10 s, a client's default, says how busy the machine is.
+assert BaseClient.__init__.__kwdefaults__
+BaseClient.__init__.__kwdefaults__["timeout_s"] = 60.0
 
 _FAILED = pytest.StashKey[bool]()
 _PATIENCE_S = 60.0

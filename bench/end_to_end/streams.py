@@ -5,8 +5,8 @@ The definitions are those of `vllm bench serve`:
     first_token_ms   median time from the request to the arrival of the first token
     itl_ms, itl_p99_ms   inter-token latency, median and 99th percentile: the time between two arrivals of tokens of
                      one completion. Tokens that arrive together (of one verdict, or one step of vLLM) are one arrival
-    tpot_ms          median over completions of the time from the first arrival to the last one, for each token after
-                     the first
+    tpot_ms, tpot_p90_ms   median and 90th percentile over completions of the time from the first arrival to the last
+                     one, for each token after the first; the slowest tenth take longer than the latter
 
 In addition, `busy_tokens_per_second` is the rate until the last job of a run was requested, while the full number of
 jobs runs. After that the run thins out. It thins out more if the jobs' times differ, as they do with drafts.
@@ -113,12 +113,13 @@ def latencies(streams: Sequence[Stream]) -> dict[str, float]:
     noted = [stream for stream in streams if stream.arrivals]
     gaps = sorted(later - earlier for stream in noted for earlier, later in pairwise(stream.arrivals))
     longer = [stream for stream in noted if len(stream.token_ids) > 1]
-    each = [(one.arrivals[-1] - one.arrivals[0]) / (len(one.token_ids) - 1) for one in longer]
+    each = sorted((one.arrivals[-1] - one.arrivals[0]) / (len(one.token_ids) - 1) for one in longer)
     return {
         **_median("first_token_ms", (stream.arrivals[0] - stream.started for stream in noted)),
         **_median("itl_ms", gaps),
         **({"itl_p99_ms": round(gaps[-1 - len(gaps) // 100] * 1e3, 2)} if gaps else {}),
         **_median("tpot_ms", each),
+        **({"tpot_p90_ms": round(each[-1 - len(each) // 10] * 1e3, 2)} if each else {}),
     }
 
 

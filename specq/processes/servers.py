@@ -53,7 +53,7 @@ class Servers:
         with ExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
             self._group = stack.enter_context(Group(self._members(folder), self.keys, self._stdout))
-            self.client = stack.enter_context(Client(self.address, timeout_s=10.0, keys=self.keys))
+            self.client = stack.enter_context(Client(self.address, timeout_s=60.0, keys=self.keys))
             self._stack = stack.pop_all()
         return self
 

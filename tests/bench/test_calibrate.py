@@ -158,7 +158,7 @@ def test_a_stretch_is_the_time_beside_a_neighbour_to_that_alone(monkeypatch, bes
 @pytest.mark.slow
 def test_a_real_neighbour_computes_and_is_gone_afterwards():
     """Its times are some of a real model's; it is stopped, let go on, and reaped."""
-    found = neighbours.stretch(lambda: [1.0], "pass", "tiny", here()[-1:], repeats=2)
+    found = neighbours.stretch(lambda: [1.0], "step", "tiny", here()[-1:], repeats=2)
     assert found == 1.0
     assert neighbours_left() == []
 
@@ -250,7 +250,7 @@ def test_the_whole_calibration_ends_with_ratios(tmp_path):
     options = ["--rtt", "5", "--mode", "plain", "--mode", "async", "--num-prompts", "2", "--output-len", "24"]
     options += ["--model", "tiny", "--draft-model", "tiny"]
     done = subprocess.run(
-        [sys.executable, "-m", "specq", "bench", "calibrate", *options, "--repeats", "2", "--out", str(out)],
+        [sys.executable, "-m", "specq", "bench", "calibrate", *options, "--repeats", "1", "--out", str(out)],
         cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False,
         timeout=540,
     )  # fmt: skip

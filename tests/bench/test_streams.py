@@ -85,7 +85,7 @@ def test_latencies_are_of_arrivals_not_of_tokens():
     first token."""
     streams = [Stream([1, 2, 3, 4], 1.0, [1.5, 1.75]), Stream([1, 2], 2.0, [2.25, 2.75]), Stream([7])]
     expected = {"first_token_ms": 375.0, "itl_ms": 375.0, "itl_p99_ms": 500.0, "tpot_ms": pytest.approx(291.67)}
-    assert latencies(streams) == expected
+    assert latencies(streams) == {**expected, "tpot_p90_ms": 500.0}
     assert latencies([Stream([7])]) == {}
 
 
@@ -93,6 +93,12 @@ def test_the_99th_percentile_leaves_out_one_of_a_hundred_gaps():
     arrivals = [float(i) for i in range(100)]
     late = Stream([1] * 101, 0.0, [*arrivals, 150.0])
     assert latencies([late])["itl_p99_ms"] == 1000.0
+
+
+def test_the_slowest_tenth_take_longer_than_the_90th_percentile():
+    """Of ten completions, one."""
+    ten = [Stream([1, 1], 0.0, [1.0, 1.0 + seconds]) for seconds in (9.0, *range(1, 9), 30.0)]
+    assert latencies(ten)["tpot_p90_ms"] == 9000.0
 
 
 def test_a_repetitions_rate_is_all_tokens_over_all_seconds():

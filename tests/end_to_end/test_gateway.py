@@ -25,7 +25,7 @@ BODY = {
     "stream": True,
 }
 PATH = "/v1/chat/completions"
-NUM_MANY, MANY_TOKENS = 50, 300
+NUM_MANY, MANY_TOKENS = 50, 150
 RETRY_S = 0.05  # as clients wait before they ask again
 
 

@@ -48,7 +48,7 @@ def test_heads_learn(tmp_path):
     """What comes two places later; with matrices of their own, too."""
     for option in ("shared-output", "own-output"):
         (tmp_path / option).mkdir()
-        said = learn(run, tmp_path / option, "--seconds=6", f"--{option}", "heads", step_s=0.1)
+        said = learn(run, tmp_path / option, "--seconds=2", f"--{option}", "heads", step_s=0.1)
         assert losses(said, "head")[0] < 3
         form = medusa_form.heads_shape(tmp_path / option / "out")
         assert (form.medusa_num_heads, form.hidden_size) == (2, 256)

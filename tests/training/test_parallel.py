@@ -74,7 +74,7 @@ def test_a_run_that_was_cut_off_goes_on(places):
 @pytest.mark.slow
 def test_it_learns_places(tmp_path):
     """What comes at each place."""
-    assert max(losses(learn(run, tmp_path, "--seconds=6", "draft", step_s=0.1), "place")) < 4
+    assert max(losses(learn(run, tmp_path, "--seconds=2", "draft", step_s=0.1), "place")) < 4
 
 
 # --- its parts ----------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def test_so_are_many_more_with_another_source(kind):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("entropies", "num_rounds"), [(range(100, 180), 1), (range(500, 510), 2)], ids=["one", "two"])
+@pytest.mark.parametrize(("entropies", "num_rounds"), [(range(100, 140), 1), (range(500, 505), 2)], ids=["one", "two"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_so_are_many_more_and_two_rounds(kind, entropies, num_rounds):
     for entropy in entropies:
