@@ -22,7 +22,7 @@ from specq.testing.waiting import wait_until
 from tests.each import each
 from tests.gateway.serving import BODY_BYTES, JSON, LIMITS, PATH, connected, raw, read_all, request, running
 
-LONGEST_S = 10.0  # that a small request may take beside any attack; the machine may be busy
+LONGEST_S = 3.0  # that a small request may take beside any attack; the machine may be busy
 ERROR = {"message", "type", "param", "code"}
 
 

@@ -31,7 +31,7 @@ def test_slow_headers_end_the_connection(gateway, sent):
         started = time.monotonic()
         read_all(slow)
 
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 9
 
 
 def test_a_slow_body_is_not_waited_for(gateway):

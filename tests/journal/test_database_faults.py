@@ -201,7 +201,7 @@ def test_a_request_that_a_server_carries_out_late_has_no_effect(
         started = time.monotonic()
         with pytest.raises(JournalBusyError, match="does not answer"):
             journal.write([JobBound(1, "late"), JobDropped(2)])
-        assert time.monotonic() - started < 30.0
+        assert time.monotonic() - started < 7.0
         monkeypatch.undo()
         assert journal.write([JobBound(1, "early"), JobDropped(2)]) == frozenset()
         assert journal.write([taken(2)]) == frozenset()
@@ -245,7 +245,7 @@ def test_a_group_that_the_standby_does_not_have_is_not_written(
         started = time.monotonic()
         with pytest.raises(JournalBusyError):
             journal.write([added(1, 0, [1])])
-        assert time.monotonic() - started < 30.0
+        assert time.monotonic() - started < 10.0
     finally:
         cluster.standby.control("start", "--wait")
     assert write(journal, [added(1, 0, [1])]) < 1000
